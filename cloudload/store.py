@@ -1,0 +1,410 @@
+"""Objects in S3, GCS, any fsspec file system, or a local folder, behind six verbs.
+
+    read_object  open_object  download_object  write_object  upload_file  list_objects
+
+A location is a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path. Clients are built lazily, once
+per process and scheme, so a forked worker never inherits a connection. Passing troubles are retried with growing, jittered
+pauses until `Retry.deadline_s`; what will not pass (403, 404, a bad secret) fails at once and says what it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from cloudload.errors import StoreError
+
+T = TypeVar("T")
+Sink = Callable[[bytes], Any]
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How long to try: seconds for one request, seconds in all, and the first pause between attempts."""
+
+    timeout_s: float = 20.0
+    deadline_s: float = 120.0
+    pause_s: float = 0.2
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of a listing: its location and its size in bytes."""
+
+    url: str
+    bytes: int
+
+
+class Backend(Protocol):
+    """What a kind of store must do; every method takes whole locations and raises its client's own errors."""
+
+    def open(self, url: str, retry: Retry) -> BinaryIO: ...
+    def upload(self, path: Path, url: str, retry: Retry) -> None: ...
+    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]: ...
+    def is_missing(self, error: BaseException) -> bool: ...
+    def is_passing(self, error: BaseException) -> bool: ...
+
+
+# ---------------------------------------------------------------- locations
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a location: `s3`, `gs`, … or `file` for a path."""
+    head, separator, _ = url.partition("://")
+    return head.lower() if separator else "file"
+
+
+def is_local(url: str) -> bool:
+    """Whether a location is a path of this machine."""
+    return scheme_of(url) == "file"
+
+
+def local_path(url: str) -> Path:
+    """The path of a local location."""
+    return Path(url.removeprefix("file://")).expanduser()
+
+
+def join_url(base: str, name: str) -> str:
+    """The location of `name` below `base`."""
+    return f"{base.rstrip('/')}/{name}" if name else base
+
+
+# ---------------------------------------------------------------- verbs
+
+
+def read_object(url: str, retry: Retry | None = None) -> bytes:
+    """The whole object."""
+    buffer = io.BytesIO()
+    download_object(url, buffer, retry)
+    return buffer.getvalue()
+
+
+def download_object(url: str, target: BinaryIO, retry: Retry | None = None) -> int:
+    """Write the object to the seekable `target` from its start; returns the bytes written. A retry starts over."""
+    retry = retry or Retry()
+    start = target.tell()
+    deadline = time.monotonic() + retry.deadline_s
+
+    def attempt() -> int:
+        target.seek(start)
+        target.truncate()
+        with contextlib.closing(_backend(url).open(url, retry)) as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"not finished after {retry.deadline_s:.0f} s")
+                target.write(chunk)
+        return target.tell() - start
+
+    return _retrying("read", url, retry, attempt)
+
+
+def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
+    """A stream over the object; only opening it is retried."""
+    retry = retry or Retry()
+    return _retrying("open", url, retry, lambda: _backend(url).open(url, retry))
+
+
+def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
+    """Store the file's bytes as an object; a reader sees all of it or nothing."""
+    retry = retry or Retry()
+    _retrying("write", url, retry, lambda: _backend(url).upload(path, url, retry))
+
+
+def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
+    """Store `data` as an object; a reader sees all of it or nothing."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        upload_file(Path(file.name), url, retry)
+
+
+def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
+    """Every object below a folder or prefix (or the one object that it names), sorted by location."""
+    retry = retry or Retry()
+    found = _retrying("list", url, retry, lambda: list(_backend(url).list(url, retry)))
+    return sorted(found, key=lambda item: item.url)
+
+
+def object_exists(url: str, retry: Retry | None = None) -> bool:
+    """Whether the object can be opened; an error other than its absence is raised."""
+    try:
+        open_object(url, retry).close()
+    except StoreError as error:
+        if error.__cause__ is not None and _backend(url).is_missing(error.__cause__):
+            return False
+        raise
+    return True
+
+
+def _retrying(verb: str, url: str, retry: Retry, attempt: Callable[[], T]) -> T:
+    start, attempts, pause_s = time.monotonic(), 0, retry.pause_s
+    while True:
+        attempts += 1
+        try:
+            return attempt()
+        except Exception as error:
+            elapsed_s = time.monotonic() - start
+            passing = _backend(url).is_passing(error)
+            pause_s = min(pause_s * 2, 10.0) * random.uniform(0.5, 1.0)
+            if not passing or elapsed_s + pause_s > retry.deadline_s:
+                times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+                raise StoreError(
+                    f"cannot {verb} {url} ({times}, {elapsed_s:.1f} s): {_explain(error)}. {_advice(url, error, passing)}"
+                ) from error
+        time.sleep(pause_s)
+
+
+def _explain(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
+
+
+def _advice(url: str, error: BaseException, passing: bool) -> str:
+    if _backend(url).is_missing(error):
+        return "Check the location: there is no such object or bucket"
+    if passing:
+        return "The store did not answer in time; check that it can be reached, or raise the deadline"
+    return "Check the credentials and the permissions of this account"
+
+
+# ---------------------------------------------------------------- backends
+
+_backends: dict[tuple[int, str], Backend] = {}
+
+
+def _backend(url: str) -> Backend:
+    scheme = scheme_of(url)
+    key = (os.getpid(), scheme)
+    if key not in _backends:
+        kinds: dict[str, Callable[[], Backend]] = {"file": _LocalStore, "s3": _S3Store, "gs": _GCSStore}
+        _backends[key] = kinds.get(scheme, _FsspecStore)()
+    return _backends[key]
+
+
+class _LocalStore:
+    def open(self, url: str, retry: Retry) -> BinaryIO:
+        return local_path(url).open("rb")
+
+    def upload(self, path: Path, url: str, retry: Retry) -> None:
+        import shutil
+
+        target = local_path(url)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            shutil.copyfile(path, temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+        root = local_path(url)
+        if root.is_file():
+            yield StoredObject(url, root.stat().st_size)
+        elif not root.is_dir():
+            raise FileNotFoundError(f"no such file or folder: {root}")
+        for folder, _, names in os.walk(root):
+            for name in names:
+                path = Path(folder, name)
+                if path.is_file():
+                    yield StoredObject(str(path), path.stat().st_size)
+
+    def is_missing(self, error: BaseException) -> bool:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+
+    def is_passing(self, error: BaseException) -> bool:
+        return False
+
+
+def _split(url: str) -> tuple[str, str]:
+    parts = urlsplit(url, allow_fragments=False)
+    return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
+
+
+class _ShortRead(OSError):
+    """A body ended before the length that its header promised."""
+
+
+class _Counted(io.RawIOBase):
+    """A body that fails when it ends early, whatever its client says."""
+
+    def __init__(self, body: Any, expected: int | None) -> None:
+        self._body, self._left = body, expected
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._body.read(len(buffer))
+        if self._left is not None:
+            if not data and self._left:
+                raise _ShortRead(f"the body ended {self._left} bytes early")
+            self._left -= len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._body.close()
+        super().close()
+
+
+class _S3Store:
+    """boto3, with its own credential chain, profiles and endpoints; anonymous where there are no credentials."""
+
+    def __init__(self) -> None:
+        self._clients: dict[float, Any] = {}
+
+    def _client(self, retry: Retry) -> Any:
+        if retry.timeout_s not in self._clients:
+            import boto3
+            from botocore import UNSIGNED
+            from botocore.config import Config
+
+            session = boto3.Session()
+            self._clients[retry.timeout_s] = session.client(
+                "s3",
+                endpoint_url=os.environ.get("S3_ENDPOINT_URL"),
+                config=Config(
+                    connect_timeout=min(retry.timeout_s, 10.0),
+                    read_timeout=retry.timeout_s,
+                    retries={"total_max_attempts": 1},
+                    max_pool_connections=32,
+                    signature_version=UNSIGNED if session.get_credentials() is None else None,
+                ),
+            )
+        return self._clients[retry.timeout_s]
+
+    def open(self, url: str, retry: Retry) -> BinaryIO:
+        bucket, key = _split(url)
+        answer = self._client(retry).get_object(Bucket=bucket, Key=key)
+        return io.BufferedReader(_Counted(answer["Body"], answer.get("ContentLength")), _CHUNK_BYTES)
+
+    def upload(self, path: Path, url: str, retry: Retry) -> None:
+        bucket, key = _split(url)
+        self._client(retry).upload_file(str(path), bucket, key)
+
+    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+        bucket, prefix = _split(url)
+        pages = self._client(retry).get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        for page in pages:
+            for item in page.get("Contents", []):
+                if _is_below(item["Key"], prefix):
+                    yield StoredObject(f"s3://{bucket}/{item['Key']}", item["Size"])
+
+    def is_missing(self, error: BaseException) -> bool:
+        return _s3_code(error) in {"NoSuchKey", "NoSuchBucket", "404", "NotFound"}
+
+    def is_passing(self, error: BaseException) -> bool:
+        from botocore import exceptions
+
+        if isinstance(error, exceptions.ClientError):
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            return status >= 500 or status == 429 or _s3_code(error) in {"SlowDown", "RequestTimeout", "Throttling"}
+        gone = (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.ParamValidationError)
+        return not isinstance(error, gone) and _is_network_error(error)
+
+
+def _s3_code(error: BaseException) -> str:
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+class _GCSStore:
+    """google-cloud-storage, with application default credentials; anonymous where there are none."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+
+    def _bucket(self, name: str) -> Any:
+        if self._client is None:
+            from google.auth.exceptions import DefaultCredentialsError
+            from google.cloud import storage
+
+            try:
+                self._client = storage.Client()
+            except (DefaultCredentialsError, OSError):
+                self._client = storage.Client.create_anonymous_client()
+        return self._client.bucket(name)
+
+    def open(self, url: str, retry: Retry) -> BinaryIO:
+        bucket, key = _split(url)
+        blob = self._bucket(bucket).get_blob(key, timeout=retry.timeout_s, retry=None)
+        if blob is None:
+            raise FileNotFoundError(f"no object {key} in bucket {bucket}")
+        # raw_download keeps a stored gzip encoding from being undone under our size checks
+        body = blob.open("rb", chunk_size=8 << 20, raw_download=True, timeout=retry.timeout_s, retry=None)
+        return io.BufferedReader(_Counted(body, blob.size), _CHUNK_BYTES)
+
+    def upload(self, path: Path, url: str, retry: Retry) -> None:
+        bucket, key = _split(url)
+        self._bucket(bucket).blob(key).upload_from_filename(str(path), timeout=retry.deadline_s, retry=None)
+
+    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+        bucket, prefix = _split(url)
+        for blob in self._bucket(bucket).list_blobs(prefix=prefix, timeout=retry.timeout_s, retry=None):
+            if _is_below(blob.name, prefix):
+                yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size)
+
+    def is_missing(self, error: BaseException) -> bool:
+        return isinstance(error, FileNotFoundError) or getattr(error, "code", None) == 404
+
+    def is_passing(self, error: BaseException) -> bool:
+        code = getattr(error, "code", None)
+        status = code if isinstance(code, int) else getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status >= 500 or status in (408, 429)
+        return not isinstance(error, FileNotFoundError) and _is_network_error(error)
+
+
+class _FsspecStore:
+    """Any other scheme, through fsspec and whatever package serves that scheme."""
+
+    def _filesystem(self, url: str) -> Any:
+        try:
+            import fsspec
+
+            return fsspec.core.url_to_fs(url)[0]
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"no way to read {scheme_of(url)}:// ({error}). Install fsspec and the package named there") from None
+
+    def open(self, url: str, retry: Retry) -> BinaryIO:
+        opened: BinaryIO = self._filesystem(url).open(url, "rb")
+        return opened
+
+    def upload(self, path: Path, url: str, retry: Retry) -> None:
+        self._filesystem(url).put_file(str(path), url)
+
+    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+        filesystem = self._filesystem(url)
+        for name, info in filesystem.find(url, detail=True).items():
+            yield StoredObject(filesystem.unstrip_protocol(name), int(info.get("size") or 0))
+
+    def is_missing(self, error: BaseException) -> bool:
+        return isinstance(error, FileNotFoundError)
+
+    def is_passing(self, error: BaseException) -> bool:
+        return not isinstance(error, FileNotFoundError | PermissionError | StoreError) and _is_network_error(error)
+
+
+def _is_below(key: str, prefix: str) -> bool:
+    """A folder's own contents, or the very object: `a/b` is not below `a/bc`."""
+    return not key.endswith("/") and (not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/"))
+
+
+def _is_network_error(error: BaseException) -> bool:
+    """Resets, timeouts, refused connections and short bodies, from whichever client."""
+    if isinstance(error, TimeoutError | ConnectionError | _ShortRead):
+        return True
+    return type(error).__module__.partition(".")[0] in {"botocore", "urllib3", "requests", "http", "aiohttp", "google"}
