@@ -97,12 +97,13 @@ def download_object(url: str, target: BinaryIO, retry: Retry | None = None) -> i
 
     def attempt() -> int:
         target.seek(start)
-        target.truncate()
         with contextlib.closing(_backend(url).open(url, retry)) as source:
             while chunk := source.read(_CHUNK_BYTES):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"not finished after {retry.deadline_s:.0f} s")
                 target.write(chunk)
+        # only now: until here the target keeps the bytes that it has reserved
+        target.truncate()
         return target.tell() - start
 
     return _retrying("read", url, retry, attempt)

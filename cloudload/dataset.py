@@ -1,0 +1,93 @@
+"""A dataset: the index of one MDS dataset, and of several read as one corpus."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cloudload.config import Stream
+from cloudload.errors import DatasetError
+from cloudload.mds import INDEX_NAME, ShardInfo, parse_index
+from cloudload.store import Retry, join_url, read_object
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One MDS dataset as its index tells of it."""
+
+    url: str
+    shards: tuple[ShardInfo, ...]
+    index_hash: str
+    """SHA-256 of `index.json`: a republished dataset is another dataset."""
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.url!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Datasets read as one: samples and shards are numbered through all of them, in order."""
+
+    datasets: tuple[Dataset, ...]
+
+    @cached_property
+    def shard_sizes(self) -> Ints:
+        """Samples of each shard: int64 [shards]."""
+        return np.array([shard.samples for dataset in self.datasets for shard in dataset.shards], np.int64)
+
+    @cached_property
+    def shard_starts(self) -> Ints:
+        """First sample of each shard, and the number of samples: int64 [shards + 1]."""
+        return np.concatenate([[0], np.cumsum(self.shard_sizes)]).astype(np.int64)
+
+    @cached_property
+    def stream_starts(self) -> Ints:
+        """First sample of each dataset, and the number of samples: int64 [datasets + 1]."""
+        sizes = [sum(shard.samples for shard in dataset.shards) for dataset in self.datasets]
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @cached_property
+    def shard_owners(self) -> list[tuple[int, int]]:
+        """(dataset, shard within it) of each shard."""
+        return [(d, s) for d, dataset in enumerate(self.datasets) for s in range(len(dataset.shards))]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all datasets."""
+        return int(self.shard_starts[-1])
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all raw shards."""
+        return sum(shard.raw.bytes for dataset in self.datasets for shard in dataset.shards)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for the same shards in the same order, wherever they lie and however they are compressed."""
+        digest = hashlib.sha256()
+        for dataset in self.datasets:
+            digest.update(b"dataset\n")
+            for shard in dataset.shards:
+                columns = [(column.name, column.encoding) for column in shard.columns]
+                digest.update(f"{shard.samples} {shard.raw.bytes} {sorted(shard.raw.hashes.items())} {columns}\n".encode())
+        return digest.hexdigest()[:32]
+
+
+def open_corpus(streams: Sequence[Stream], retry: Retry) -> Corpus:
+    """Read the index of each stream. Raises `StoreError` or `DatasetError`, and where there is no sample at all."""
+    corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
+    if not corpus.num_samples:
+        raise DatasetError(f"no samples in {', '.join(dataset.url for dataset in corpus.datasets)}. Convert a corpus first")
+    return corpus
+
+
+def _open_dataset(stream: Stream, retry: Retry) -> Dataset:
+    data = read_object(join_url(stream.url, INDEX_NAME), retry)
+    return Dataset(stream.url, parse_index(data, stream.url), hashlib.sha256(data).hexdigest())

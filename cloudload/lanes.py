@@ -1,0 +1,162 @@
+"""Integers only: which lane reads what, and which rank and worker serve which lane.
+
+    canonical order, 11 documents       0 1 2 3 4 5 6 7 8 9 10
+    4 lanes                             lane 0: 0 4 8 · lane 1: 1 5 9 · lane 2: 2 6 10 · lane 3: 3 7     then the next epoch
+    row stream                          row g is row g // 4 of lane g % 4
+    2 ranks                             rank 0: lanes 0 2 · rank 1: lanes 1 3
+
+A lane counts its documents by **ordinal** through all epochs. Nothing here but `World` knows of ranks, and nothing that it says
+changes what a row holds.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cloudload.config import RowsConfig, divisors
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+# 2^8·3·5 divides by every world size that is common up to 3,840 ranks
+_LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60, 30, 12, 6, 4, 2, 1)
+_DOCUMENTS_PER_LANE = 256
+_MOST_CANONICAL_NODES = 64
+_SHARDS_PER_NODE = 4
+_SHARDS_PER_WINDOW = 4
+
+
+def resolve(config: RowsConfig, num_samples: int, num_shards: int) -> RowsConfig:
+    """`config` with every None filled in from the data and the config alone, never from the world.
+
+    Lanes: the most of 3840, 1920, 960, … that leave 256 documents a lane. Canonical nodes: the most of 64, 32, … that divide the
+    lanes and leave 4 shards a node. Shuffle block: 4 shards of documents.
+    """
+    nodes = config.num_canonical_nodes
+    if nodes is not None and nodes > num_samples:
+        raise ValueError(f"num_canonical_nodes {nodes} is more than the {num_samples} documents. Use {num_samples} or fewer")
+    lanes = config.num_lanes or _default_lanes(num_samples, nodes or 1)
+    nodes = nodes or _default_canonical_nodes(lanes, num_samples, num_shards)
+    window = config.shuffle_block_size or max(1, _SHARDS_PER_WINDOW * num_samples // num_shards)
+    return replace(config, num_lanes=lanes, num_canonical_nodes=nodes, shuffle_block_size=window)
+
+
+def _default_lanes(num_samples: int, nodes: int) -> int:
+    fitting = [lanes for lanes in _LANE_LADDER if lanes * _DOCUMENTS_PER_LANE <= num_samples and lanes % nodes == 0]
+    if fitting:
+        return fitting[0]
+    # small data: still 12 lanes, so that the usual small worlds work, where the nodes allow it
+    return 12 if 12 % nodes == 0 else nodes
+
+
+def _default_canonical_nodes(lanes: int, num_samples: int, num_shards: int) -> int:
+    nodes = _MOST_CANONICAL_NODES
+    while nodes > 1 and (lanes % nodes or nodes * _SHARDS_PER_NODE > num_shards or nodes > num_samples):
+        nodes //= 2
+    return nodes
+
+
+# ---------------------------------------------------------------- lanes and documents
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How the positions of all epochs fall to lanes."""
+
+    num_lanes: int
+    num_samples: int
+    epochs: int | None
+
+    @property
+    def stride(self) -> int:
+        """Positions from one epoch's start to the next's. Rounded up to whole lanes, so that a lane keeps to its canonical node;
+        not for fewer documents than lanes, where some lanes would never have a document."""
+        if self.num_samples < self.num_lanes:
+            return self.num_samples
+        return -(-self.num_samples // self.num_lanes) * self.num_lanes
+
+    def place(self, lane: int, ordinal: int) -> tuple[int, int]:
+        """(epoch, position) of a lane's document; a position of `num_samples` or more is a hole at the epoch's end."""
+        return divmod(ordinal * self.num_lanes + lane, self.stride)
+
+    def end(self, lane: int) -> int | None:
+        """The ordinal at which a lane has read all epochs; None where epochs are endless."""
+        if self.epochs is None:
+            return None
+        return max(0, -(-(self.epochs * self.stride - lane) // self.num_lanes))
+
+    def documents_per_epoch(self) -> int:
+        """The most documents that one lane reads in an epoch."""
+        return -(-self.num_samples // self.num_lanes)
+
+
+# ---------------------------------------------------------------- ranks and workers
+
+
+@dataclass(frozen=True)
+class World:
+    """The data-parallel ranks of a run, and this process's place among them."""
+
+    rank: int
+    size: int
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"data-parallel rank {self.rank} is not in a world of {self.size}")
+
+    @property
+    def index(self) -> int:
+        """The virtual index: neighbours stand on different nodes, so that each node keeps to its own canonical nodes."""
+        if self.size % self.ranks_per_node:
+            return self.rank
+        node, local_rank = divmod(self.rank, self.ranks_per_node)
+        return local_rank * (self.size // self.ranks_per_node) + node
+
+    def lanes(self, num_lanes: int) -> range:
+        """The lanes of this rank, ascending."""
+        return range(self.index, num_lanes, self.size)
+
+
+def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> World:
+    """The world as told; else torch.distributed's; else `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`; else one rank."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+    else:
+        rank, size = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+    ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
+    if dp_rank is None or dp_world_size is None:
+        return World(rank, size, ranks_per_node)
+    num_nodes = max(1, size // ranks_per_node)
+    return World(dp_rank, dp_world_size, max(1, dp_world_size // num_nodes))
+
+
+def _environment_number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if text and not text.isdecimal():
+        raise ValueError(f"the environment variable {name} is {text!r}; it must be a whole number")
+    return int(text) if text else default
+
+
+def check_world(num_lanes: int, world_size: int) -> None:
+    """Raises `ValueError` where the ranks cannot share the lanes evenly."""
+    if num_lanes % world_size:
+        raise ValueError(
+            f"cannot share {num_lanes} lanes over {world_size} ranks: {num_lanes % world_size} would be left over. "
+            f"Use a world size from {divisors(num_lanes)}, or start a new run with another num_lanes"
+        )
+
+
+def rank_rows(start: int, stop: int, index: int, world_size: int) -> range:
+    """The rows of `start ≤ row < stop` that the rank of virtual index `index` computes; `world_size` divides the lanes."""
+    return range(start + (index - start) % world_size, stop, world_size)
+
+
+def worker_of_rows(rows: range, num_lanes: int, world_size: int, num_workers: int) -> Ints:
+    """Which worker of its rank computes each row: a rank's lanes go round its workers."""
+    return (np.asarray(rows, np.int64) % num_lanes) // world_size % num_workers

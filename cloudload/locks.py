@@ -1,0 +1,55 @@
+"""A lock that the kernel frees when its holder dies: `flock` on a file that is there only while it is held."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock named by `path`, among the threads and processes of this node; waits for it."""
+    descriptor = _acquire(path, wait=True)
+    assert descriptor is not None
+    try:
+        yield
+    finally:
+        _release(path, descriptor)
+
+
+@contextlib.contextmanager
+def locked_if_free(path: Path) -> Iterator[bool]:
+    """As `locked`, but yields False at once where somebody else holds the lock."""
+    descriptor = _acquire(path, wait=False)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            _release(path, descriptor)
+
+
+def _acquire(path: Path, *, wait: bool) -> int | None:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # the last holder may have deleted the file between our open and our lock
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)
+
+
+def _release(path: Path, descriptor: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    os.close(descriptor)

@@ -1,0 +1,164 @@
+"""Text to token ids, and an identity by which to know a tokenizer again.
+
+A document becomes `[bos] + ids of the text + [eos]`. Strings such as `<|endoftext|>` inside a document stay text: they never
+become the control token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cloudload.config import AUTO
+from cloudload.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """A tokenizer as plain data, ready for another process."""
+
+    json: str
+    """The text of its tokenizer.json, without truncation and padding."""
+    bos_id: int | None
+    """Put before each document."""
+    eos_id: int | None
+    """Put after each document."""
+    vocab_size: int
+    """Ids are below this."""
+
+    def __repr__(self) -> str:
+        return f"TokenizerSpec({self.fingerprint[:12]}, bos_id={self.bos_id}, eos_id={self.eos_id}, vocab_size={self.vocab_size})"
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that give the same documents the same ids."""
+        return hashlib.sha256(f"{self.bos_id} {self.eos_id} {self.json}".encode()).hexdigest()[:32]
+
+
+def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) -> TokenizerSpec:
+    """The tokenizer of a name, a folder, a tokenizer.json, or a `PreTrainedTokenizerFast`.
+
+    `auto` puts bos where the tokenizer's own template puts it, and eos after each document where the tokenizer names one.
+    Raises `TokenizerError` for a slow tokenizer, one that is not there, or one that does not say what ends a document.
+    """
+    backend, names = _find(source)
+    backend.no_truncation()
+    backend.no_padding()
+    text = json.dumps(json.loads(backend.to_str()), sort_keys=True, ensure_ascii=False)
+    return TokenizerSpec(
+        json=text,
+        bos_id=_bos_id(backend, bos, names.get("bos_token")),
+        eos_id=_eos_id(backend, eos, names.get("eos_token"), source),
+        vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+    )
+
+
+def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
+    """A tokenizers.Tokenizer of our own, and the names of its special tokens."""
+    from tokenizers import Tokenizer
+
+    if isinstance(source, Tokenizer):
+        return Tokenizer.from_str(source.to_str()), {}
+    if not isinstance(source, str | os.PathLike):
+        return _from_transformers(source)
+    path = Path(source).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file():
+        try:
+            return Tokenizer.from_file(str(file)), _special_names(file.parent)
+        except Exception as error:
+            raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from error
+    try:
+        from transformers import AutoTokenizer
+
+        return _from_transformers(AutoTokenizer.from_pretrained(str(source), use_fast=True))
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TokenizerError(
+            f"no tokenizer {str(source)!r}: {reason}. Give a name on the hub, a folder, or a tokenizer.json"
+        ) from error
+
+
+def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
+    from tokenizers import Tokenizer
+
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast form (AutoTokenizer with use_fast=True), "
+            "or convert it with transformers.convert_slow_tokenizer and pass the tokenizer.json"
+        )
+    names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token")}
+    return Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), {k: str(v) for k, v in names.items() if v}
+
+
+def _special_names(folder: Path) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+        if file.is_file():
+            for name in ("bos_token", "eos_token"):
+                token = json.loads(file.read_text("utf-8")).get(name)
+                token = token.get("content") if isinstance(token, dict) else token
+                if token:
+                    names[name] = token
+    return names
+
+
+def _token_id(backend: Tokenizer, token: str, field: str) -> int:
+    number = backend.token_to_id(token)
+    if number is None:
+        raise TokenizerError(f"{field}={token!r} is not a token of this tokenizer. Give one of its tokens, or None")
+    return int(number)
+
+
+def _bos_id(backend: Tokenizer, bos: str | None, own: str | None) -> int | None:
+    if bos != AUTO:
+        return None if bos is None else _token_id(backend, bos, "bos")
+    with_template = backend.encode("a", add_special_tokens=True)
+    leading = with_template.special_tokens_mask[:1] == [1]
+    if not leading or (own is not None and with_template.tokens[0] != own):
+        return None
+    return int(with_template.ids[0])
+
+
+def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -> int | None:
+    if eos != AUTO:
+        return None if eos is None else _token_id(backend, eos, "eos")
+    if own is not None:
+        return _token_id(backend, own, "eos_token")
+    with_template = backend.encode("a", add_special_tokens=True)
+    if with_template.special_tokens_mask[-1:] == [1]:
+        return int(with_template.ids[-1])
+    where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
+    raise TokenizerError(
+        f"{where} does not say which token ends a document. Give eos='<token>', eos=None to join documents without one, "
+        "or a folder that has a tokenizer_config.json with an eos_token"
+    )
+
+
+class DocumentTokenizer:
+    """Turns documents into ids, many at a time; one per process."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_str(spec.json)
+        self._tokenizer.encode_special_tokens = True
+        self._head = [] if spec.bos_id is None else [spec.bos_id]
+        self._tail = [] if spec.eos_id is None else [spec.eos_id]
+
+    def encode(self, documents: Sequence[str]) -> list[Tokens]:
+        """The ids of each document: int32 [tokens], bos and eos included."""
+        encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+        return [np.array(self._head + encoding.ids + self._tail, np.int32) for encoding in encodings]
