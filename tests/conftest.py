@@ -1,0 +1,127 @@
+"""Fixtures that every test may ask for: object stores that answer on loopback, and a small tokenizer.
+
+store_url         a fresh, empty location: a local folder, then S3, then GCS; `local_url`, `s3_url` and `gcs_url` are one each
+s3_server         SeaweedFS, and `gcs_server` fake-gcs-server; the environment points at them for the rest of the session
+s3_proxy          a fault proxy before S3; the environment points at it for the test; likewise `gcs_proxy`
+tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+for _folder in (ROOT, ROOT / "scripts", ROOT / "tests"):
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
+
+from fault_proxy import FaultProxy, start_fault_proxy  # noqa: E402 - needs the path set above
+from servers import GCSServer, S3Server, start_gcs, start_s3  # noqa: E402
+
+BUCKET = "cloudload"
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A running S3 server with one bucket; `os.environ` points at it, so subprocesses find it, too."""
+    with start_s3(BUCKET) as server, _environment(server.environment()):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[GCSServer]:
+    """A running GCS server with one bucket; `os.environ` points at it, so subprocesses find it, too."""
+    with start_gcs(BUCKET) as server, _environment(server.environment()):
+        yield server
+
+
+@pytest.fixture
+def local_url(tmp_path: Path) -> str:
+    """An empty folder that exists not yet."""
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def s3_url(request: pytest.FixtureRequest) -> str:
+    """An empty place in the S3 server's bucket."""
+    request.getfixturevalue("s3_server")
+    return f"s3://{BUCKET}/{_fresh_name(request)}"
+
+
+@pytest.fixture
+def gcs_url(request: pytest.FixtureRequest) -> str:
+    """An empty place in the GCS server's bucket."""
+    request.getfixturevalue("gcs_server")
+    return f"gs://{BUCKET}/{_fresh_name(request)}"
+
+
+@pytest.fixture(params=["local", "s3", "gcs"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """An empty place, in each kind of store in turn."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def s3_proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
+    """A proxy before the S3 server, which this test's clients and subprocesses go through."""
+    with start_fault_proxy(s3_server.endpoint) as proxy, new_clients(s3_server.environment(proxy.endpoint)):
+        yield proxy
+
+
+@pytest.fixture
+def gcs_proxy(gcs_server: GCSServer) -> Iterator[FaultProxy]:
+    """A proxy before the GCS server, which this test's clients and subprocesses go through."""
+    with start_fault_proxy(gcs_server.endpoint) as proxy, new_clients(gcs_server.environment(proxy.endpoint)):
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `tokenizer.json` and `tokenizer_config.json`: 400 tokens; id 0 is `<|endoftext|>`, 1 is `<|pad|>`."""
+    from train_tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
+
+    texts = ["the quick brown fox jumps over the lazy dog", "one two three, one two four", "Grüße an die Füchse", "狐 🦊 狐 🦊"]
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>")), folder)
+    return folder
+
+
+@contextlib.contextmanager
+def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within this block, cloudload's clients are made from an environment with these variables."""
+    from cloudload import store
+
+    with _environment(variables):
+        store._backends.clear()
+        try:
+            yield
+        finally:
+            store._backends.clear()
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, and put them back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _fresh_name(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.originalname or request.node.name}-{next(_numbers)}"

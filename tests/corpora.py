@@ -1,0 +1,91 @@
+"""Tiny corpora: random documents, and MDS datasets of them, written in milliseconds anywhere.
+
+write_mds(store_url, ["aaa", "bb"])                                    # one shard with a column `text`
+write_mds(path, random_documents(0, 100), shard_bytes=1_000)           # several shards
+write_mds(path, ["aaa"], extra={"source": ("str", ["a book"])})        # more columns
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from cloudload.mds import (
+    INDEX_NAME,
+    Column,
+    ShardFormat,
+    compress,
+    compression_extension,
+    encode_sample,
+    encode_shard,
+    hash_bytes,
+)
+from cloudload.store import join_url, write_object
+
+_WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "one", "two", "three", "Grüße", "Füchse", "狐", "🦊"]
+
+
+def random_documents(seed: int, count: int, *, max_words: int = 30) -> list[str]:
+    """Documents of 1 to `max_words` words, all distinct: each starts with its number."""
+    words = random.Random(seed)
+    return [" ".join([f"{number}:", *words.choices(_WORDS, k=words.randint(1, max_words))]) for number in range(count)]
+
+
+def write_mds(
+    folder: str | PathLike[str],
+    documents: Iterable[str],
+    *,
+    shard_bytes: int = 1 << 20,
+    compression: str | None = None,
+    hashes: Sequence[str] = ("xxh64",),
+    column: str = "text",
+    extra: Mapping[str, tuple[str, Sequence[Any]]] | None = None,
+) -> str:
+    """Write `documents` as an MDS dataset, index last; returns its location.
+
+    `shard_bytes` is what a shard holds at most, unless one document alone is more. `extra` maps further columns to their
+    encoding and values, one for each document.
+    """
+    texts, extra = list(documents), dict(extra or {})
+    columns = [Column.of(column, "str"), *(Column.of(name, encoding) for name, (encoding, _) in extra.items())]
+    columns.sort(key=lambda each: each.name)
+    form = ShardFormat(tuple(columns), compression, tuple(hashes), shard_bytes)
+    samples = [
+        encode_sample(columns, {column: text} | {name: values[number] for name, (_, values) in extra.items()})
+        for number, text in enumerate(texts)
+    ]
+    shards = [_write_shard(str(folder), form, number, part) for number, part in enumerate(cut_into_shards(form, samples))]
+    write_object(join_url(str(folder), INDEX_NAME), json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode())
+    return str(folder)
+
+
+def cut_into_shards(form: ShardFormat, samples: Iterable[bytes]) -> list[list[bytes]]:
+    """Consecutive samples, as many to a shard as fit."""
+    shards: list[list[bytes]] = []
+    size = form.shard_bytes + 1
+    for sample in samples:
+        size += 4 + len(sample)
+        if size > form.shard_bytes:
+            shards.append([])
+            size = form.empty_bytes() + 4 + len(sample)
+        shards[-1].append(sample)
+    return shards
+
+
+def _write_shard(folder: str, form: ShardFormat, number: int, samples: Sequence[bytes]) -> dict[str, Any]:
+    raw = encode_shard(form, samples)
+    name, zipped = f"shard.{number:05}.mds", None
+    entry = {**form.config(), "samples": len(samples), "raw_data": _describe(name, raw, form.hashes), "zip_data": None}
+    if form.compression is not None:
+        name += f".{compression_extension(form.compression)}"
+        zipped = compress(form.compression, raw)
+        entry["zip_data"] = _describe(name, zipped, form.hashes)
+    write_object(join_url(folder, name), raw if zipped is None else zipped)
+    return entry
+
+
+def _describe(name: str, data: bytes, hashes: Sequence[str]) -> dict[str, Any]:
+    return {"basename": name, "bytes": len(data), "hashes": {algorithm: hash_bytes(algorithm, data) for algorithm in hashes}}
