@@ -11,6 +11,7 @@ changes what a row holds.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,8 +23,8 @@ from cloudload.config import RowsConfig, divisors
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 # 2^8·3·5 divides by every world size that is common up to 3,840 ranks
-_LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60, 30, 12, 6, 4, 2, 1)
-_DOCUMENTS_PER_LANE = 256
+_LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60)
+_FEWEST_LANES = 12
 _MOST_CANONICAL_NODES = 64
 _SHARDS_PER_NODE = 4
 _SHARDS_PER_WINDOW = 4
@@ -32,8 +33,8 @@ _SHARDS_PER_WINDOW = 4
 def resolve(config: RowsConfig, num_samples: int, num_shards: int) -> RowsConfig:
     """`config` with every None filled in from the data and the config alone, never from the world.
 
-    Lanes: the most of 3840, 1920, 960, … that leave 256 documents a lane. Canonical nodes: the most of 64, 32, … that divide the
-    lanes and leave 4 shards a node. Shuffle block: 4 shards of documents.
+    Lanes: the most of 3840, 1920, … 60 that leave a lane `lanes / 4` documents (16 at least, 256 at most); 12 for less data.
+    Canonical nodes: the most of 64, 32, … that divide the lanes and leave 4 shards a node. Shuffle block: 4 shards of documents.
     """
     nodes = config.num_canonical_nodes
     if nodes is not None and nodes > num_samples:
@@ -45,11 +46,10 @@ def resolve(config: RowsConfig, num_samples: int, num_shards: int) -> RowsConfig
 
 
 def _default_lanes(num_samples: int, nodes: int) -> int:
-    fitting = [lanes for lanes in _LANE_LADDER if lanes * _DOCUMENTS_PER_LANE <= num_samples and lanes % nodes == 0]
-    if fitting:
-        return fitting[0]
-    # small data: still 12 lanes, so that the usual small worlds work, where the nodes allow it
-    return 12 if 12 % nodes == 0 else nodes
+    for lanes in _LANE_LADDER:
+        if lanes % nodes == 0 and lanes * min(256, max(16, lanes // 4)) <= num_samples:
+            return lanes
+    return math.lcm(_FEWEST_LANES, nodes)
 
 
 def _default_canonical_nodes(lanes: int, num_samples: int, num_shards: int) -> int:

@@ -1,6 +1,6 @@
-"""Objects in S3, GCS, any fsspec file system, or a local folder, behind six verbs.
+"""Objects in S3, GCS, any fsspec file system, or a local folder, behind seven verbs.
 
-    read_object  open_object  download_object  write_object  upload_file  list_objects
+    read_object  open_object  download_object  write_object  upload_file  delete_object  list_objects
 
 A location is a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path. Clients are built lazily, once
 per process and scheme, so a forked worker never inherits a connection. Passing troubles are retried with growing, jittered
@@ -50,6 +50,7 @@ class Backend(Protocol):
 
     def open(self, url: str, retry: Retry) -> BinaryIO: ...
     def upload(self, path: Path, url: str, retry: Retry) -> None: ...
+    def delete(self, url: str, retry: Retry) -> None: ...
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]: ...
     def is_missing(self, error: BaseException) -> bool: ...
     def is_passing(self, error: BaseException) -> bool: ...
@@ -131,6 +132,20 @@ def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
         upload_file(Path(file.name), url, retry)
 
 
+def delete_object(url: str, retry: Retry | None = None) -> None:
+    """Remove the object; one that is not there is removed already."""
+    retry = retry or Retry()
+
+    def attempt() -> None:
+        try:
+            _backend(url).delete(url, retry)
+        except Exception as error:
+            if not _backend(url).is_missing(error):
+                raise
+
+    _retrying("delete", url, retry, attempt)
+
+
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     """Every object below a folder or prefix (or the one object that it names), sorted by location."""
     retry = retry or Retry()
@@ -209,6 +224,9 @@ class _LocalStore:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def delete(self, url: str, retry: Retry) -> None:
+        local_path(url).unlink()
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         root = local_path(url)
@@ -296,6 +314,10 @@ class _S3Store:
         bucket, key = _split(url)
         self._client(retry).upload_file(str(path), bucket, key)
 
+    def delete(self, url: str, retry: Retry) -> None:
+        bucket, key = _split(url)
+        self._client(retry).delete_object(Bucket=bucket, Key=key)
+
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         bucket, prefix = _split(url)
         pages = self._client(retry).get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -352,6 +374,10 @@ class _GCSStore:
         bucket, key = _split(url)
         self._bucket(bucket).blob(key).upload_from_filename(str(path), timeout=retry.deadline_s, retry=None)
 
+    def delete(self, url: str, retry: Retry) -> None:
+        bucket, key = _split(url)
+        self._bucket(bucket).blob(key).delete(timeout=retry.timeout_s, retry=None)
+
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         bucket, prefix = _split(url)
         for blob in self._bucket(bucket).list_blobs(prefix=prefix, timeout=retry.timeout_s, retry=None):
@@ -386,6 +412,9 @@ class _FsspecStore:
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         self._filesystem(url).put_file(str(path), url)
+
+    def delete(self, url: str, retry: Retry) -> None:
+        self._filesystem(url).rm_file(url)
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         filesystem = self._filesystem(url)

@@ -231,13 +231,12 @@ class _WorkerLanes:
             stop = stop if end is None else min(stop, end)
             # never into an epoch whose order would have to be built for this alone
             last_epoch = self._plan.lanes.place(number, max(0, lane.next_ordinal - 1))[0]
-            for ordinal in range(max(lane.next_ordinal, lane.looked_ahead), stop):
-                if self._plan.lanes.place(number, ordinal)[0] > last_epoch:
-                    break
-                found = self._find(number, ordinal)
+            lane.looked_ahead = max(lane.looked_ahead, lane.next_ordinal)
+            while lane.looked_ahead < stop and self._plan.lanes.place(number, lane.looked_ahead)[0] <= last_epoch:
+                found = self._find(number, lane.looked_ahead)
                 if found is not None:
-                    ahead.append((ordinal - lane.next_ordinal, found[1]))
-            lane.looked_ahead = max(lane.looked_ahead, stop)
+                    ahead.append((lane.looked_ahead - lane.next_ordinal, found[1]))
+                lane.looked_ahead += 1
         ahead.sort()
         self._reader.prefetch(np.concatenate([needed, np.array([sample for _, sample in ahead], np.int64)]))
 

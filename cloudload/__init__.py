@@ -1,0 +1,39 @@
+"""Pretrain straight from object storage: raw text in MDS shards, tokenized and packed on the fly, resumable to the token."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+try:
+    __version__ = version("cloudload")
+except PackageNotFoundError:
+    __version__ = "0.0.0"
+
+if TYPE_CHECKING:
+    from cloudload.batch import Batch as Batch
+    from cloudload.config import Stream as Stream
+    from cloudload.convert import convert_to_mds as convert_to_mds
+    from cloudload.errors import CloudloadError as CloudloadError
+    from cloudload.loader import CloudLoader as CloudLoader
+    from cloudload.state import merge_state_dicts as merge_state_dicts
+    from cloudload.store import Retry as Retry
+
+# imported when first used, so that `cloudload --help` and the converter never wait for torch
+_HOMES = {
+    "Batch": "batch",
+    "CloudLoader": "loader",
+    "CloudloadError": "errors",
+    "Retry": "store",
+    "Stream": "config",
+    "convert_to_mds": "convert",
+    "merge_state_dicts": "state",
+}
+__all__ = ["Batch", "CloudLoader", "CloudloadError", "Retry", "Stream", "convert_to_mds", "merge_state_dicts"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cloudload' has no attribute {name!r}")
+    return getattr(import_module(f"cloudload.{_HOMES[name]}"), name)

@@ -1,0 +1,56 @@
+"""How many bytes of shards a node has in use at a time, so that a cache that is too small is refused before it thrashes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.dataset import Corpus
+from cloudload.errors import CacheError
+from cloudload.lanes import Ints, World
+from cloudload.store import is_local
+
+
+def check_cache_limit(
+    limit_bytes: int | None, corpus: Corpus, order: Ints, num_nodes: int, world: World, downloads_at_once: int
+) -> None:
+    """Raises `CacheError`, with the number that would do, where `limit_bytes` is below the working set of this node.
+
+    The lanes of a node go through their canonical nodes in step: a shard is in use from the first to the last step at which one of
+    its documents stands in `order` (sample ids of an epoch), plus the shards that are being fetched ahead.
+    """
+    if limit_bytes is None:
+        return
+    sizes = _cached_bytes(corpus)
+    needed = _peak_bytes(corpus, order, sizes, num_nodes, world) + int(downloads_at_once * sizes.max(initial=0))
+    if limit_bytes < needed:
+        raise CacheError(
+            f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node uses at a time. "
+            f"Raise it to {needed:,} or more, or make shuffle_block_size or num_canonical_nodes smaller"
+        )
+
+
+def _cached_bytes(corpus: Corpus) -> Ints:
+    """The bytes that each shard takes in the cache: none where it is mapped in place."""
+    return np.array(
+        [
+            0 if is_local(dataset.url) and shard.zipped is None else shard.raw.bytes
+            for dataset in corpus.datasets
+            for shard in dataset.shards
+        ],
+        np.int64,
+    )
+
+
+def _peak_bytes(corpus: Corpus, order: Ints, sizes: Ints, num_nodes: int, world: World) -> int:
+    positions = np.arange(len(order))
+    num_hosts = max(1, world.size // world.ranks_per_node)
+    if num_hosts > 1 and num_nodes % num_hosts == 0:
+        positions = positions[positions % num_nodes % num_hosts == world.rank // world.ranks_per_node]
+    shards = np.searchsorted(corpus.shard_starts, order[positions], side="right") - 1
+    steps = positions // num_nodes
+    used, first = np.unique(shards, return_index=True)
+    last = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
+    in_use = np.zeros(int(steps[-1]) + 2, np.int64) if len(steps) else np.zeros(1, np.int64)
+    np.add.at(in_use, steps[first], sizes[used])
+    np.add.at(in_use, steps[last] + 1, -sizes[used])
+    return int(np.cumsum(in_use).max())
