@@ -5,8 +5,8 @@
     blocks   8 MB of whole lines | a batch of rows | a group of files
     records  one a line, row or file: its fields, or what is wrong with it
 
-A block depends on the data and `block_bytes` alone, never on who reads it, when, or how much the store returned at once: a block
-of lines ends at the first line end at or after `block_bytes`. `Start` says where a block begins, so a reader can begin there again.
+A block depends on the data and `block_bytes` alone, never on who reads it, when, or how much the store returned at once: lines
+end a block at the first line end at or after `block_bytes`. `Start` says where a block begins; a reader can begin there, too.
 Blocks are made by one process, in order; their records are taken apart anywhere, by any number.
 """
 
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """Where a block begins in its unit: its ordinal, the byte (uncompressed), the line or row, and the stored bytes read by then."""
+    """Where a block begins in its unit: its ordinal, uncompressed byte, line or row, and the stored bytes read before it."""
 
     block: int = 0
     offset: int = 0
@@ -70,12 +70,12 @@ class Block(Protocol):
 
 
 class Unit(Protocol):
-    """A part of the input that can be read on its own; `name` and `bytes` tell it from another."""
+    """A part of the input that can be read on its own; its name and size (bytes, or rows) tell it from another."""
 
     @property
     def name(self) -> str: ...
     @property
-    def bytes(self) -> int | None: ...
+    def size(self) -> int | None: ...
     @property
     def files(self) -> tuple[SourceFile, ...]: ...
     def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[Block]: ...
@@ -129,7 +129,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> Unit:
     if not all(hasattr(value, "__iter__") and not isinstance(value, str | bytes) for value in datasets.values()):
         raise ValueError("a dict is no input; for rows in memory give an iterator over them: iter([{...}, ...])")
     chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
-    if chosen not in datasets:
+    if chosen is None or chosen not in datasets:
         raise ValueError(f"the dataset has no split {chosen!r}; set split to one of {sorted(datasets)}")
     return RowsUnit(chosen, datasets[chosen])
 
@@ -160,13 +160,19 @@ def _find_files(location: str) -> list[tuple[str, str, int]]:
     pattern = re.compile(_glob_pattern(location)) if is_glob else None
     files = []
     for item in list_objects(root):
-        name = item.url.removeprefix(root).lstrip("/") or PurePosixPath(item.url).name
+        name = _name_below(item.url, root)
         if _is_hidden(name) or (pattern and not pattern.fullmatch(item.url)):
             continue
         files.append((item.url, name, item.bytes))
     if not files:
         raise ConvertError(f"no files in {location}; check the location (hidden files are passed over)")
     return files
+
+
+def _name_below(url: str, root: str) -> str:
+    if url == root:
+        return PurePosixPath(url).name
+    return PurePosixPath(url).relative_to(root).as_posix() if is_local(url) else url.removeprefix(root).lstrip("/")
 
 
 def _folder_before_wildcard(location: str) -> str:
@@ -258,7 +264,7 @@ class LinesUnit:
         return self.file.name
 
     @property
-    def bytes(self) -> int | None:
+    def size(self) -> int | None:
         return self.file.bytes
 
     @property
@@ -297,14 +303,14 @@ class LinesBlock:
     def records(self, text_key: str) -> Iterator[Record]:
         where, name = shown(self.file), self.file.name
         parse = _parse_json if self.file.format == "jsonl" else _parse_line
-        number = self.start.line
-        for number, line in enumerate(_split_lines(self._text()), number):
+        for number, line in enumerate(_split_lines(self._text()), self.start.line):
             if self.file.format == "jsonl" and not line.strip():
                 continue
             fields, problem = parse(line, text_key)
             yield Record(f"{where}:{number}", f"{name}:{number}", fields, problem)
         if self.damage:
-            yield Record(f"{where}:{number + 1}", name, None, self.damage)
+            number = self.start.line + self.data.count(b"\n")
+            yield Record(f"{where}:{number}", f"{name}:{number}", None, self.damage)
 
     def _text(self) -> bytes:
         return self.data.removeprefix(_BYTE_ORDER_MARK) if self.start.block == 0 else self.data
@@ -326,7 +332,7 @@ def _parse_line(line: bytes, text_key: str) -> tuple[Mapping[str, Any] | None, s
         return None, _not_utf8(error)
 
 
-def _parse_json(line: bytes, text_key: str) -> tuple[Mapping[str, Any] | None, str | None]:
+def _parse_json(line: bytes, _: str) -> tuple[Mapping[str, Any] | None, str | None]:
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -343,7 +349,7 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 
 
 def _whole_lines(chunks: Iterator[bytes], block_bytes: int) -> Iterator[tuple[bytes, str | None]]:
-    """Cut at the first line end at or after `block_bytes`, however the chunks fall; a damaged file's last piece of a line is dropped."""
+    """Cut at the first line end at or after `block_bytes`, however the chunks fall; what damage leaves of a line is dropped."""
     pending, searched, damage = bytearray(), block_bytes - 1, None
     try:
         for chunk in chunks:
@@ -473,7 +479,7 @@ class TextUnit:
         return self.group[0].name
 
     @property
-    def bytes(self) -> int | None:
+    def size(self) -> int | None:
         return sum_bytes(self.group)
 
     @property
@@ -519,7 +525,7 @@ class ParquetUnit:
         return self.file.name
 
     @property
-    def bytes(self) -> int | None:
+    def size(self) -> int | None:
         return self.file.bytes
 
     @property
@@ -543,7 +549,7 @@ class ParquetUnit:
 
     def _batches(self, parquet: Any, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[Block]:
         """Batches of rows that follow from the file's metadata alone."""
-        rows, size, total = parquet.metadata.num_rows, self.file.bytes or 0, 0
+        rows, size = parquet.metadata.num_rows, self.file.bytes or 0
         columns = [name for name in parquet.schema_arrow.names if name in fields]
         groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         row_bytes = max(1, sum(group.total_byte_size for group in groups) // max(1, rows))
@@ -557,7 +563,7 @@ class ParquetUnit:
                 stored, end = size * (row - 1) // rows, size * (row - 1 + batch.num_rows) // rows
                 if row >= start.line:
                     yield ParquetBlock(self.file, Start(ordinal, 0, row, stored), end - stored, batch.num_rows, _pack(batch))
-                ordinal, row, total = ordinal + 1, row + batch.num_rows, end
+                ordinal, row = ordinal + 1, row + batch.num_rows
 
 
 def _local_copy(file: SourceFile, folder: Path) -> Path:
@@ -619,7 +625,7 @@ class RowsUnit:
     rows: Any
 
     @property
-    def bytes(self) -> int | None:
+    def size(self) -> int | None:
         try:
             return len(self.rows)
         except TypeError:

@@ -25,7 +25,7 @@ from cloudload.errors import StoreError
 T = TypeVar("T")
 Sink = Callable[[bytes], Any]
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16  # small, so that a body that trickles meets the deadline
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,8 @@ class _S3Store:
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = _split(url)
-        self._client(retry).upload_file(str(path), bucket, key)
+        with path.open("rb") as file:  # boto3's upload_file hides the error's class and code
+            self._client(retry).upload_fileobj(file, bucket, key)
 
     def delete(self, url: str, retry: Retry) -> None:
         bucket, key = _split(url)
@@ -335,8 +336,10 @@ class _S3Store:
         if isinstance(error, exceptions.ClientError):
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             return status >= 500 or status == 429 or _s3_code(error) in {"SlowDown", "RequestTimeout", "Throttling"}
-        gone = (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.ParamValidationError)
-        return not isinstance(error, gone) and _is_network_error(error)
+        if isinstance(error, exceptions.BotoCoreError):  # most of them are about arguments, profiles and credentials
+            passing = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
+            return isinstance(error, (*passing, exceptions.FlexibleChecksumError, exceptions.CredentialRetrievalError))
+        return _is_network_error(error)
 
 
 def _s3_code(error: BaseException) -> str:
@@ -356,19 +359,27 @@ class _GCSStore:
             from google.cloud import storage
 
             try:
-                self._client = storage.Client()
-            except (DefaultCredentialsError, OSError):
+                self._client = storage.Client(project=None)
+            except DefaultCredentialsError:
+                if "GOOGLE_APPLICATION_CREDENTIALS" in os.environ:
+                    raise
                 self._client = storage.Client.create_anonymous_client()
         return self._client.bucket(name)
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         bucket, key = _split(url)
-        blob = self._bucket(bucket).get_blob(key, timeout=retry.timeout_s, retry=None)
-        if blob is None:
-            raise FileNotFoundError(f"no object {key} in bucket {bucket}")
-        # raw_download keeps a stored gzip encoding from being undone under our size checks
-        body = blob.open("rb", chunk_size=8 << 20, raw_download=True, timeout=retry.timeout_s, retry=None)
-        return io.BufferedReader(_Counted(body, blob.size), _CHUNK_BYTES)
+        blob = self._bucket(bucket).blob(key)
+        # one plain request: the library's own stream asks for ranges, and says nothing before it has a whole one
+        location = f"{self._client._connection.API_BASE_URL}/download/storage/v1{blob.path}?alt=media"
+        # taken as it is stored: undoing a gzip encoding would change its size under our checks
+        stored = {"Accept-Encoding": "gzip"}
+        answer = self._client._http.get(location, headers=stored, stream=True, timeout=retry.timeout_s)
+        if answer.status_code != 200:
+            from google.api_core.exceptions import from_http_response
+
+            raise from_http_response(answer)
+        size = answer.headers.get("Content-Length")
+        return io.BufferedReader(_Counted(answer.raw, None if size is None else int(size)), _CHUNK_BYTES)
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = _split(url)
@@ -385,14 +396,18 @@ class _GCSStore:
                 yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size)
 
     def is_missing(self, error: BaseException) -> bool:
-        return isinstance(error, FileNotFoundError) or getattr(error, "code", None) == 404
+        return getattr(error, "code", None) == 404
 
     def is_passing(self, error: BaseException) -> bool:
         code = getattr(error, "code", None)
         status = code if isinstance(code, int) else getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(status, int):
             return status >= 500 or status in (408, 429)
-        return not isinstance(error, FileNotFoundError) and _is_network_error(error)
+        from google.auth.exceptions import GoogleAuthError, TransportError
+
+        if isinstance(error, GoogleAuthError):
+            return isinstance(error, TransportError) or bool(getattr(error, "retryable", False))
+        return _is_network_error(error)
 
 
 class _FsspecStore:
@@ -404,7 +419,9 @@ class _FsspecStore:
 
             return fsspec.core.url_to_fs(url)[0]
         except (ImportError, ValueError) as error:
-            raise StoreError(f"no way to read {scheme_of(url)}:// ({error}). Install fsspec and the package named there") from None
+            raise StoreError(
+                f"no way to read {scheme_of(url)}:// ({error}). Install fsspec and the package named there"
+            ) from None
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         opened: BinaryIO = self._filesystem(url).open(url, "rb")
