@@ -17,7 +17,8 @@ then `times` times; the first fault that applies wins. What the actions do:
     corrupt   flip the bits of the byte at `at` of the body
     throttle  pass on `bytes_per_s` bytes of the body a second
 
-The request is passed on with its Host header untouched, so that signatures made for the proxy hold at the server.
+The request is passed on with its Host header untouched, so that signatures made for the proxy hold at the server; the
+server's address in a JSON answer becomes the proxy's, so that the links of GCS lead through the proxy, too.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ class _Server:
             try:
                 server_writer.write(_closing(head))
                 sending = asyncio.ensure_future(_pass_on(reader, server_writer))
-                await _return_answer(fault, entry, server_reader, writer)
+                own = writer.get_extra_info("sockname")[1]
+                links = (f"{self.host}:{self.port}".encode(), f"{self.host}:{own}".encode())
+                await _return_answer(fault, entry, links, server_reader, writer)
                 sending.cancel()
             finally:
                 server_writer.close()
@@ -173,14 +176,20 @@ class _Server:
 
 
 async def _return_answer(
-    fault: dict[str, Any], entry: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    fault: dict[str, Any],
+    entry: dict[str, Any],
+    links: tuple[bytes, bytes],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     while (head := await reader.readuntil(b"\r\n\r\n")).startswith((b"HTTP/1.1 100", b"HTTP/1.0 100")):
         writer.write(head)
     entry["status"] = int(head.split(b" ", 2)[1])
     writer.write(_closing(head))
     at, sent, action = fault.get("at", 0), 0, fault.get("action")
+    rewritten = b"application/json" in head and len(links[0]) == len(links[1])
     while chunk := await reader.read(_CHUNK_BYTES):
+        chunk = chunk.replace(*links) if rewritten else chunk
         here = sent <= at < sent + len(chunk)
         if here and action in ("truncate", "stall"):
             writer.write(chunk[: at - sent])
