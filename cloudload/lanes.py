@@ -41,7 +41,7 @@ def resolve(config: RowsConfig, num_samples: int, num_shards: int) -> RowsConfig
         raise ValueError(f"num_canonical_nodes {nodes} is more than the {num_samples} documents. Use {num_samples} or fewer")
     lanes = config.num_lanes or _default_lanes(num_samples, nodes or 1)
     nodes = nodes or _default_canonical_nodes(lanes, num_samples, num_shards)
-    window = config.shuffle_block_size or max(1, _SHARDS_PER_WINDOW * num_samples // num_shards)
+    window = config.shuffle_block_size or max(2, _SHARDS_PER_WINDOW * num_samples // num_shards)
     return replace(config, num_lanes=lanes, num_canonical_nodes=nodes, shuffle_block_size=window)
 
 

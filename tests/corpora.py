@@ -39,6 +39,7 @@ def write_mds(
     documents: Iterable[str],
     *,
     shard_bytes: int = 1 << 20,
+    shard_samples: Sequence[int] | None = None,
     compression: str | None = None,
     hashes: Sequence[str] = ("xxh64",),
     column: str = "text",
@@ -46,7 +47,7 @@ def write_mds(
 ) -> str:
     """Write `documents` as an MDS dataset, index last; returns its location.
 
-    `shard_bytes` is what a shard holds at most, unless one document alone is more. `extra` maps further columns to their
+    `shard_bytes` is what a shard holds at most, unless one document alone is more; `shard_samples` says instead how many each holds. `extra` maps further columns to their
     encoding and values, one for each document.
     """
     texts, extra = list(documents), dict(extra or {})
@@ -57,7 +58,8 @@ def write_mds(
         encode_sample(columns, {column: text} | {name: values[number] for name, (_, values) in extra.items()})
         for number, text in enumerate(texts)
     ]
-    shards = [_write_shard(str(folder), form, number, part) for number, part in enumerate(cut_into_shards(form, samples))]
+    parts = cut_into_shards(form, samples) if shard_samples is None else _cut_by_number(samples, shard_samples)
+    shards = [_write_shard(str(folder), form, number, part) for number, part in enumerate(parts)]
     write_object(join_url(str(folder), INDEX_NAME), json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode())
     return str(folder)
 
@@ -73,6 +75,11 @@ def cut_into_shards(form: ShardFormat, samples: Iterable[bytes]) -> list[list[by
             size = form.empty_bytes() + 4 + len(sample)
         shards[-1].append(sample)
     return shards
+
+
+def _cut_by_number(samples: Sequence[bytes], numbers: Sequence[int]) -> list[Sequence[bytes]]:
+    starts = [sum(numbers[:place]) for place in range(len(numbers))]
+    return [samples[start : start + number] for start, number in zip(starts, numbers, strict=True)]
 
 
 def _write_shard(folder: str, form: ShardFormat, number: int, samples: Sequence[bytes]) -> dict[str, Any]:

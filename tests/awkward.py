@@ -1,0 +1,98 @@
+"""Awkward corpora and worlds for hypothesis to search."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from corpora import write_mds
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from cloudload.testing import Leg
+
+EOS = "<eos>"
+EOS_ID = 256
+
+
+@functools.cache
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, and `<eos>`: what a document gives can be said by hand."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.add_special_tokens([EOS])
+    return tokenizer
+
+
+@functools.cache
+def tokenize(text: str) -> tuple[int, ...]:
+    """The ids of a document by the Hugging Face tokenizer alone, and the end of text."""
+    tokenizer = byte_tokenizer()
+    tokenizer.encode_special_tokens = True
+    return (*tokenizer.encode(text, add_special_tokens=False).ids, EOS_ID)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A corpus, a config, and worlds that are allowed to read it."""
+
+    shards: tuple[tuple[str, ...], ...]
+    seq_len: int
+    num_lanes: int
+    num_canonical_nodes: int
+    shuffle: bool
+    shuffle_algo: str
+    shuffle_block_size: int
+    seed: int
+    epochs: int | None
+    legs: tuple[Leg, ...]
+
+    @property
+    def documents(self) -> list[str]:
+        return [text for shard in self.shards for text in shard]
+
+
+@st.composite
+def cases(draw: st.DrawFn, epochs: Sequence[int | None] = (None, 1, 2), most_legs: int = 4) -> Case:
+    """A case whose legs end in the middle of things: epochs, documents, windows of exchanges, rounds of lanes."""
+    texts = st.text(alphabet="ab<eos>é\0", max_size=draw(st.sampled_from([3, 12, 40])))
+    shards = draw(st.lists(st.lists(texts, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5))
+    num_samples = sum(map(len, shards))
+    num_lanes = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]))
+    worlds = [ranks for ranks in (1, 2, 3, 4, 6, 8, 12) if num_lanes % ranks == 0]
+    nodes = [nodes for nodes in (1, 2, 3, 4, 6, 8) if num_lanes % nodes == 0 and nodes <= num_samples]
+    leg_count = draw(st.integers(1, most_legs))
+    how_many_epochs = draw(st.sampled_from(list(epochs)))
+    legs = []
+    for _ in range(leg_count):
+        ranks = draw(st.sampled_from(worlds))
+        legs.append(
+            Leg(
+                ranks=ranks,
+                workers=draw(st.integers(0, 5)),
+                batch_size=draw(st.integers(1, 5)),
+                batches=draw(st.integers(1, 5)),
+                ranks_per_node=draw(st.sampled_from([d for d in (1, 2, 3, 4) if math.gcd(d, ranks) == d])),
+                exchange_every=draw(st.integers(1, 4)),
+            )
+        )
+    return Case(
+        shards=tuple(shards),
+        seq_len=draw(st.integers(1, 17)),
+        num_lanes=num_lanes,
+        num_canonical_nodes=draw(st.sampled_from(nodes)),
+        shuffle=draw(st.booleans()),
+        shuffle_algo=draw(st.sampled_from(["py1e", "py1br", "py1s", "py2s", "naive"])),
+        shuffle_block_size=draw(st.integers(2, 20)),
+        seed=draw(st.integers(0, 1000)),
+        epochs=how_many_epochs,
+        legs=tuple(legs),
+    )
+
+
+def write_case(folder: str, case: Case) -> str:
+    """The case's corpus as an MDS dataset with just its shards."""
+    return write_mds(folder, case.documents, shard_samples=[len(shard) for shard in case.shards])

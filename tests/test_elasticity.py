@@ -1,0 +1,144 @@
+"""The sequence of global batches does not depend on the world, nor on where a run was stopped and resumed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from awkward import EOS, Case, byte_tokenizer, cases, tokenize, write_case
+from corpora import random_documents, write_mds
+from hypothesis import HealthCheck, example, given, settings
+
+from cloudload import CloudLoader
+from cloudload.errors import DatasetError
+from cloudload.testing import Leg, MakeLoader, check_resume, check_worlds, real_tokens, run_leg
+
+EXHAUSTIVE = settings(max_examples=2_000, deadline=None, suppress_health_check=list(HealthCheck))
+THOROUGH = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def loaders_of(case: Case, folder: str, cache: Path, **changes: object) -> MakeLoader:
+    settings = {
+        "seq_len": case.seq_len,
+        "num_lanes": case.num_lanes,
+        "num_canonical_nodes": case.num_canonical_nodes,
+        "shuffle": case.shuffle,
+        "shuffle_algo": case.shuffle_algo,
+        "shuffle_block_size": case.shuffle_block_size,
+        "seed": case.seed,
+        "epochs": case.epochs,
+    }
+    settings.update(changes)
+
+    def make_loader(**rank: object) -> CloudLoader:
+        return CloudLoader(folder, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **settings, **rank)
+
+    return make_loader
+
+
+@EXHAUSTIVE
+@given(case=cases())
+def test_any_chain_of_worlds_reads_one_stream(scratch: Path, case: Case) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        write_case(f"{folder}/corpus", case)
+        check_worlds(loaders_of(case, f"{folder}/corpus", Path(folder, "cache")), case.legs)
+
+
+@THOROUGH
+@given(case=cases(epochs=[1, 2], most_legs=3))
+def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(scratch: Path, case: Case) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        write_case(f"{folder}/corpus", case)
+        legs = [*case.legs[:-1], replace(case.legs[-1], batches=None)]
+        rows = check_worlds(loaders_of(case, f"{folder}/corpus", Path(folder, "cache")), legs)
+
+    expected = Counter((epoch, sample) for epoch in range(case.epochs or 0) for sample in range(len(case.documents)))
+    tokens: dict[tuple[int, int], list[int]] = {}
+    for row in rows:
+        ids = iter(row.input_ids)
+        for _, epoch, sample, start, stop in row.spans:
+            found = tokens.setdefault((epoch, sample), [])
+            assert len(found) == start, "a document's tokens come in order, without gaps"
+            found += [next(ids) for _ in range(stop - start)]
+    assert {document: tuple(ids) for document, ids in tokens.items()} == {
+        (epoch, sample): tokenize(case.documents[sample]) for epoch, sample in expected
+    }
+    assert len(real_tokens(rows)) == sum(map(len, tokens.values())), "every real token is in a span"
+
+
+@THOROUGH
+@given(case=cases(most_legs=1))
+def test_saved_after_every_batch_the_remainder_is_the_same(scratch: Path, case: Case) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        write_case(f"{folder}/corpus", case)
+        leg = case.legs[0]
+        check_resume(
+            loaders_of(case, f"{folder}/corpus", Path(folder, "cache")), global_batch=leg.ranks * leg.batch_size, num_batches=4
+        )
+
+
+@THOROUGH
+@given(case=cases(epochs=[1]))
+@example(case=Case((("a" * 40,),), 5, 2, 1, False, "py1e", 2, 0, 1, (Leg(batches=1), Leg(batches=2))))
+def test_another_seq_len_on_resume_loses_and_repeats_no_token(scratch: Path, case: Case) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        write_case(f"{folder}/corpus", case)
+        rows, state = [], None
+        seq_lens = [case.seq_len, 3, 11, 1]
+        for number, leg in enumerate([*(replace(leg, exchange_every=1) for leg in case.legs), Leg(batches=None)]):
+            loaders = loaders_of(case, f"{folder}/corpus", Path(folder, "cache"), seq_len=seq_lens[number % 4])
+            more, states = run_leg(loaders, leg, state)
+            rows += more
+            state = states[-1]
+    tokens: dict[int, list[int]] = {}
+    for row in rows:
+        ids = iter(row.input_ids)
+        for _, _, sample, start, stop in row.spans:
+            assert len(tokens.setdefault(sample, [])) == start
+            tokens[sample] += [next(ids) for _ in range(stop - start)]
+    assert [tuple(tokens[sample]) for sample in range(len(case.documents))] == [tokenize(text) for text in case.documents]
+
+
+@pytest.mark.parametrize("num_documents", [1, 2, 5, 11, 12, 13])
+@pytest.mark.parametrize("epochs", [None, 1, 3])
+def test_fewer_documents_than_lanes_or_ranks_still_reach_every_rank(tmp_path: Path, num_documents: int, epochs: int | None) -> None:
+    folder = write_mds(tmp_path / "corpus", random_documents(1, num_documents))
+
+    def make_loader(**rank: object) -> CloudLoader:
+        return CloudLoader(
+            folder, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=EOS, seq_len=8, num_lanes=12, epochs=epochs, **rank
+        )
+
+    last = None if epochs else 9
+    check_worlds(make_loader, [Leg(batches=2), Leg(12, batches=2), Leg(6, batch_size=3, batches=1), Leg(4, workers=2, batches=last)])
+
+
+def test_a_document_of_hundreds_of_rows_is_resumed_in_its_middle(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "corpus", ["x" * 5_000, "y", "z" * 3])
+
+    def make_loader(**rank: object) -> CloudLoader:
+        return CloudLoader(
+            folder, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=EOS, seq_len=16, num_lanes=2, epochs=1, **rank
+        )
+
+    rows = check_worlds(make_loader, [Leg(batches=301), Leg(2, batches=77), Leg(1, batch_size=3, batches=None)])
+    assert len(real_tokens(rows)) == 5_001 + 2 + 4
+
+
+def test_a_corpus_without_a_token_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "corpus", [""] * 7)
+    loader = CloudLoader(
+        folder, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=None, seq_len=8, batch_size=1, num_workers=0
+    )
+    with pytest.raises(DatasetError, match="gave no token"):
+        next(iter(loader))

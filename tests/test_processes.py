@@ -1,0 +1,285 @@
+"""Real worker processes and real ranks, killed and resumed, read the stream that one process reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from awkward import EOS, byte_tokenizer
+from corpora import random_documents, write_mds
+
+from cloudload import CloudLoader
+from cloudload.errors import DatasetError, RanksDisagreeError, WorkerError
+from cloudload.testing import Leg, Row, run_leg
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAINER = Path(__file__).with_name("trainer.py")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    folder: str
+    cache: Path
+
+    def make_loader(self, **settings: Any) -> CloudLoader:
+        defaults: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "num_lanes": 12, "local": self.cache}
+        return CloudLoader(self.folder, **{**defaults, **settings})
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    return Corpus(write_mds(folder / "mds", random_documents(3, 400), shard_bytes=4_000, compression="zstd"), folder / "cache")
+
+
+def rows_of(batches: list[Any]) -> list[list[int]]:
+    return [row for batch in batches for row in batch["input_ids"].tolist()]
+
+
+def expected_rows(corpus: Corpus, number: int, **settings: Any) -> list[Row]:
+    """What one rank reads in this process, one row at a time."""
+
+    def make_loader(**rank: Any) -> CloudLoader:
+        return corpus.make_loader(**settings, **rank)
+
+    return run_leg(make_loader, Leg(batches=number))[0]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_worker_processes_read_what_this_process_reads(corpus: Corpus, num_workers: int, start_method: str) -> None:
+    with corpus.make_loader(batch_size=5, num_workers=num_workers, start_method=start_method) as loader:
+        batches = [batch for batch, _ in zip(loader, range(6), strict=False)]
+    assert rows_of(batches) == [list(row.input_ids) for row in expected_rows(corpus, 30)]
+
+
+def test_a_loader_goes_on_where_it_was_left_with_any_workers_and_batch_size(corpus: Corpus) -> None:
+    rows: list[list[int]] = []
+    state = None
+    for batch_size, num_workers, batches in [(4, 2, 3), (1, 0, 2), (7, 5, 1), (3, 1, 4)]:
+        with corpus.make_loader(batch_size=batch_size, num_workers=num_workers) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            for _ in range(2):  # a second loop over the same loader goes on, too
+                rows += rows_of([batch for _, batch in zip(range(batches), loader, strict=False)])
+            state = json.loads(json.dumps(loader.state_dict()))
+    assert rows == [list(row.input_ids) for row in expected_rows(corpus, len(rows))]
+
+
+def test_finite_epochs_end_with_worker_processes_and_stay_ended(corpus: Corpus) -> None:
+    with corpus.make_loader(batch_size=5, num_workers=2, epochs=1) as loader:
+        rows = rows_of(list(loader))
+        assert list(loader) == []
+        state = loader.state_dict()
+    with corpus.make_loader(batch_size=3, num_workers=0, epochs=1) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+    assert rows[:-5] == [list(row.input_ids) for row in expected_rows(corpus, len(rows), epochs=1)][: len(rows) - 5]
+
+
+def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Corpus) -> None:
+    with corpus.make_loader(batch_size=2, num_workers=2, prefetch_batches=2) as loader:
+        batches = iter(loader)
+        taken = [next(batches), next(batches)]
+        workers = children_of(os.getpid())
+        assert len(workers) >= 2
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match="Resume from the last state"):
+            while True:
+                taken.append(next(batches))
+        assert time.monotonic() - start < 30
+        state = loader.state_dict()
+        taken += [batch for _, batch in zip(range(4), loader, strict=False)]
+    with corpus.make_loader(batch_size=2, num_workers=0) as again:
+        again.load_state_dict(state)
+        assert state["rows"] == 2 * (len(taken) - 4)
+        assert rows_of([next(iter(again))]) == rows_of(taken[-4:-3])
+    assert rows_of(taken) == [list(row.input_ids) for row in expected_rows(corpus, 2 * len(taken))]
+
+
+def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(corpus: Corpus, tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "mds", ["abc"] * 20)
+    with corpus.make_loader(batch_size=2, num_workers=2) as loader:
+        broken = CloudLoader(
+            folder, tokenizer=byte_tokenizer(), eos=EOS, seq_len=8, batch_size=2, num_workers=2, text_key="no such", local=tmp_path
+        )
+        with broken, pytest.raises(DatasetError, match="has no column 'no such'; its columns are: text"):
+            next(iter(broken))
+        assert rows_of([next(iter(loader))])
+
+
+def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> None:
+    before = children_of(os.getpid())
+    loader = corpus.make_loader(batch_size=2, num_workers=2)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(StopIteration):
+        next(first)
+    loader.close()
+    deadline = time.monotonic() + 10
+    while children_of(os.getpid()) - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children_of(os.getpid()) <= before
+    assert not list(corpus.cache.rglob("*.part"))
+    assert not list(corpus.cache.rglob("*.lock"))
+
+
+# ---------------------------------------------------------------- real ranks
+
+
+@dataclass(frozen=True)
+class Run:
+    """One stretch under torchrun: the ranks, and whether it is killed without warning after its batches."""
+
+    ranks: int
+    batch_size: int
+    workers: int
+    batches: int
+    killed: bool = False
+    exchange_every: int = 1
+    nodes: int = 1
+
+
+CHAINS = {
+    "one rank, then two": [Run(1, 6, 1, 4), Run(2, 3, 1, 4)],
+    "two ranks killed, then one": [Run(2, 3, 1, 5, killed=True), Run(1, 6, 2, 4)],
+    "two ranks killed, then four": [Run(2, 2, 2, 4, killed=True), Run(4, 1, 1, 6)],
+    "four ranks killed, then two, then one": [Run(4, 1, 0, 3, killed=True), Run(2, 4, 1, 3, killed=True), Run(1, 5, 3, 3)],
+    "three ranks, then four": [Run(3, 2, 1, 3), Run(4, 3, 0, 3)],
+    "four ranks on two nodes, then two on two": [Run(4, 2, 1, 3, nodes=2), Run(2, 2, 1, 3, nodes=2)],
+    "an exchange every third batch, killed between": [Run(2, 2, 1, 5, killed=True, exchange_every=3), Run(4, 1, 1, 5)],
+    "exchanges every third, then every second batch": [Run(2, 2, 1, 4, exchange_every=3), Run(3, 2, 0, 5, exchange_every=2)],
+    "workers 3, 0, 2": [Run(2, 2, 3, 3), Run(2, 2, 0, 3, killed=True), Run(2, 2, 2, 3)],
+    "one rank killed twice": [Run(1, 4, 2, 3, killed=True), Run(1, 4, 1, 3, killed=True), Run(1, 4, 0, 3)],
+    "more lanes than rows in the chain": [Run(4, 1, 1, 1, killed=True), Run(2, 1, 1, 2), Run(1, 1, 1, 3)],
+    "six ranks, then one": [Run(6, 1, 0, 4, killed=True), Run(1, 12, 1, 2)],
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
+def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(corpus: Corpus, tmp_path: Path, chain: list[Run]) -> None:
+    found: dict[int, list[int]] = {}
+    for number, run in enumerate(chain):
+        consumed = launch(corpus, tmp_path, number, run)
+        start = json.loads((tmp_path / "start.json").read_text())
+        # what was consumed after the last state is read again, and must be the same again
+        for row, ids in consumed.items():
+            assert found.setdefault(row, ids) == ids, f"row {row} of run {number} differs from what was read before"
+        assert min(consumed) == start, "a run begins where the last state stands"
+    assert sorted(found) == list(range(len(found)))
+    expected = expected_rows(corpus, len(found))
+    assert [found[row] for row in range(len(found))] == [list(row.input_ids) for row in expected]
+
+
+def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_path: Path) -> None:
+    for ranks, workers in [(1, 0), (4, 1), (3, 2)]:
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        consumed = launch(corpus, folder, 0, Run(ranks, 12 // ranks, workers, 10_000), epochs=1)
+        steps = {len(file.read_text().splitlines()) for file in folder.glob("run-0-rank-*.jsonl")}
+        assert len(steps) == 1, "every rank takes the same number of steps"
+        if ranks == 1:
+            expected = consumed
+        assert consumed == expected
+
+
+def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path: Path) -> None:
+    launch(corpus, tmp_path, 0, Run(4, 2, 1, 3), save_on=2)
+    state = json.loads((tmp_path / "state.json").read_text())
+    with corpus.make_loader(batch_size=8, num_workers=0) as loader:
+        loader.load_state_dict(state)
+        rows = rows_of([next(iter(loader))])
+    assert rows == [list(row.input_ids) for row in expected_rows(corpus, 32)[24:]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("batch_size", "batch_size: [2, 3]"), ("seed", "seed: [17, 18]"), ("state", "rows: [0, ")],
+)
+def test_ranks_that_would_not_read_one_stream_are_an_error(corpus: Corpus, tmp_path: Path, fault: str, message: str) -> None:
+    if fault == "state":
+        launch(corpus, tmp_path, 0, Run(2, 2, 0, 2))
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        launch(corpus, tmp_path, 1, Run(2, 2, 0, 2), differ_in=fault)
+    assert "the ranks would not read one stream of rows" in failure.value.stderr
+    assert message in failure.value.stderr
+
+
+def test_ranks_that_cannot_communicate_save_their_parts_and_merge_them(corpus: Corpus) -> None:
+    from cloudload import merge_state_dicts
+
+    loaders = [corpus.make_loader(batch_size=2, num_workers=1, dp_rank=rank, dp_world_size=3) for rank in range(3)]
+    taken = [[next(batches) for _ in range(2)] for batches in map(iter, loaders)]
+    with pytest.raises(RanksDisagreeError, match="local_state_dict"):
+        loaders[0].state_dict()
+    parts = [torch_round_trip(loader.local_state_dict()) for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    rows = {
+        batch.first_row + place * batch.row_step: ids
+        for batches in taken
+        for batch in batches
+        for place, ids in enumerate(batch["input_ids"].tolist())
+    }
+    with corpus.make_loader(batch_size=6, num_workers=0) as loader:
+        loader.load_state_dict(merge_state_dicts(parts))
+        more = rows_of([next(iter(loader))])
+    assert [rows[row] for row in sorted(rows)] + more == [list(row.input_ids) for row in expected_rows(corpus, 18)]
+
+
+def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
+    import io
+
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
+    return loaded
+
+
+def children_of(pid: int) -> set[int]:
+    listing = subprocess.run(["ps", "-o", "pid=,stat=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
+    lines = [line.split(None, 2) for line in listing.splitlines()]
+    return {int(pid) for pid, stat, args in lines if "Z" not in stat and "ps -o" not in args and "resource_tracker" not in args}
+
+
+def launch(corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any) -> dict[int, list[int]]:
+    """Run the trainer under torchrun; returns the rows that were consumed, by their number in the run."""
+    options = {"folder": corpus.folder, "cache": str(corpus.cache), "out": str(folder), "run": number, **vars(run), **settings}
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={run.ranks // run.nodes}"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    if run.nodes == 1:
+        agents = [start([*command, "--standalone"], options, environment)]
+    else:
+        from servers import free_ports
+
+        (port,) = free_ports(1)
+        place = [f"--nnodes={run.nodes}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        agents = [start([*command, *place, f"--node-rank={node}"], options, environment) for node in range(run.nodes)]
+    for agent in agents:
+        _, errors = agent.communicate(timeout=120)
+        if agent.returncode and not run.killed:
+            raise subprocess.CalledProcessError(agent.returncode, command, stderr=errors)
+    files = list(folder.glob(f"run-{number}-rank-*.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert len(files) == run.ranks, f"a rank consumed nothing: {errors}"
+    return {int(row): ids for line in lines for row, ids in line.items()}
+
+
+def start(command: list[str], options: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command, str(TRAINER), json.dumps(options)], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )

@@ -1,0 +1,61 @@
+"""A training job without a model: takes batches under torchrun, notes what it consumed, saves, and may be killed without warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from awkward import EOS, byte_tokenizer
+
+from cloudload import CloudLoader
+
+
+def train(options: dict[str, Any]) -> None:
+    dist.init_process_group("gloo")
+    rank, out = dist.get_rank(), Path(options["out"])
+    differing = options.get("differ_in") if rank else None
+    loader = CloudLoader(
+        options["folder"],
+        local=options["cache"],
+        tokenizer=byte_tokenizer(),
+        eos=EOS,
+        seq_len=32,
+        num_lanes=12,
+        seed=18 if differing == "seed" else 17,
+        epochs=options.get("epochs"),
+        batch_size=options["batch_size"] + (differing == "batch_size"),
+        num_workers=options["workers"],
+        exchange_every=options["exchange_every"],
+    )
+    state_file = out / "state.json"
+    if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
+        loader.load_state_dict(json.loads(state_file.read_text()))
+    if rank == 0:
+        (out / "start.json").write_text(json.dumps(loader.rows))
+    log = (out / f"run-{options['run']}-rank-{rank}.jsonl").open("a")
+    for step, batch in enumerate(loader, 1):
+        rows = {batch.first_row + place * batch.row_step: ids for place, ids in enumerate(batch["input_ids"].tolist())}
+        log.write(json.dumps(rows) + "\n")
+        log.flush()
+        is_last = step == options["batches"]
+        # a killed run is killed one batch past its last state
+        if (not options["killed"] or not is_last) and rank == options.get("save_on", 0):
+            temporary = state_file.with_suffix(".tmp")
+            temporary.write_text(json.dumps(loader.state_dict()))
+            temporary.replace(state_file)
+        dist.barrier()
+        if is_last:
+            if options["killed"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            break
+    loader.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[1]))
