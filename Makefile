@@ -1,0 +1,31 @@
+# `make` or `make help` says what there is. Needs Python 3.10, 3.11 or 3.12 as `python3` (or PYTHON=python3.11 make ...).
+
+PYTHON ?= python3
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long test-wheel clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+
+demo: .venv/.installed-demo  ## stream from an S3 server on this machine, kill the run, resume it on another world size
+	.venv/bin/python scripts/demo.py
+
+test: .venv/.installed-dev  ## lint, types, and every test that takes less than minutes
+	scripts/check
+	scripts/test -m "not long"
+
+test-long: .venv/.installed-dev  ## the tests that take minutes, too
+	scripts/test
+
+test-wheel: .venv/.installed-dev  ## build the wheel, install it without extras into a clean environment, and run that
+	scripts/test-wheel
+
+clean:  ## remove the environment and everything built
+	rm -rf .venv dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# dev includes demo; what is installed is installed again when pyproject.toml changes
+.venv/.installed-%: pyproject.toml scripts/install
+	@PYTHON="$(PYTHON)" scripts/install $*
+	@touch $@
