@@ -276,15 +276,15 @@ def _convert(
     resumed = len(done.entries)
     if resumed:
         logger.info("going on after %d shards", resumed)
-    if done.position is not None:
-        blocks = _Peekable(_blocks(units, done.position, recipe))
+    if (position := done.position) is not None:
+        blocks = _Peekable(_blocks(units, position, recipe))
         if done.columns is None:
             done = replace(done, columns=_infer_columns(recipe, blocks))
             journal.begin(done.columns or ())
         plan = Plan(recipe, recipe.shard_format(done.columns or ()), journal.location)
-        with _Progress(units, done.position.counts.input_bytes, progress) as bar, _executor(plan, processes) as pool:
+        with _Progress(units, position.counts.input_bytes, progress) as bar, _executor(plan, processes) as pool:
             samples = _in_order(pool, _encode_block, blocks, 2 * processes)
-            cutter = _Cutter(plan.form, resumed, done.position)
+            cutter = _Cutter(plan.form, resumed, position)
             jobs = cutter.cut(_checked(samples, skip_bad, bar))
             stored = [entry for _, entry in _in_order(pool, _store_shard, jobs, processes // 2 + 1)]
         done = replace(done, entries=done.entries + stored, counts=cutter.counts)
@@ -628,7 +628,7 @@ class _Journal:
 
     def _is_stored(self, entry: Mapping[str, Any], names: Mapping[str, int]) -> bool:
         stored = entry["zip_data"] or entry["raw_data"]
-        return names.get(stored["basename"]) == stored["bytes"]
+        return bool(names.get(stored["basename"]) == stored["bytes"])
 
     @staticmethod
     def _note_name(number: int) -> str:
@@ -643,7 +643,9 @@ class _Journal:
         """Store the report, then the index, then remove the journal."""
         names = self._list()
         if lost := [entry["raw_data"]["basename"] for entry in entries if not self._is_stored(entry, names)]:
-            raise ConvertError(f"{self.location} lost {lost[0]} while it was written (in all {len(lost)} shards). Run again to go on")
+            raise ConvertError(
+                f"{self.location} lost {lost[0]} while it was written (in all {len(lost)} shards). Run again to go on"
+            )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
         index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)
         stored = {"claim": self.claim, "report": asdict(report)}
