@@ -113,13 +113,13 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             step_s = time.perf_counter() - started
             if rank == 0:
                 print(f"step {step}  loss {mean_loss:.3f}  {step_s:.3f} s, of which {wait_s:.3f} s for the batch", flush=True)
-                if step % args.save_every == 0 or step == args.steps:
-                    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-                    save_checkpoint(args.checkpoints, step=step, **states)
             if args.record:
                 line = {"step": step, "loss": mean_loss.item(), "step_s": step_s, "wait_s": wait_s, "rows": describe_rows(batch)}
                 with (args.record / f"rank-{rank}.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
+            if rank == 0 and (step % args.save_every == 0 or step == args.steps):
+                states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+                save_checkpoint(args.checkpoints, step=step, **states)
 
 
 def main() -> None:
