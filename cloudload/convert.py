@@ -620,10 +620,9 @@ class _Journal:
             for number, note in enumerate(map(json.loads, threads.map(self._read, notes))):
                 if notes[number] != self._note_name(number) or not self._is_stored(note["shard"], names):
                     break
+                done.entries.append(note["shard"])
                 following = Position.from_json(note["next"]) if note["next"] else None
-                done = replace(
-                    done, entries=[*done.entries, note["shard"]], position=following, counts=Counts.from_json(note["counts"])
-                )
+                done = replace(done, position=following, counts=Counts.from_json(note["counts"]))
         return done
 
     def _is_stored(self, entry: Mapping[str, Any], names: Mapping[str, int]) -> bool:
