@@ -4,9 +4,10 @@
                             shard.00000.mds.lock      there while one process fetches it
                             shard.00000.mds.<x>.part  its reserved bytes until then
 
-A folder belongs to one dataset as published: its name has the hash of URL and index. Whoever needs a shard takes its lock, reserves
-its bytes (evicting the least recently used shards), fetches, checks, and renames. The kernel frees the lock of a killed process;
-the next one to look sweeps up what it left. A raw shard of a local dataset is mapped where it lies and never touched.
+A folder belongs to one dataset as published: its name has the hash of URL and index. Whoever needs a shard takes its lock,
+reserves its bytes (evicting the least recently used shards), fetches, checks, and renames. The kernel frees the lock of a
+killed process; the next one to look sweeps up what it left. A raw shard of a local dataset is mapped where it lies and never
+touched.
 """
 
 from __future__ import annotations
@@ -171,8 +172,8 @@ class ShardCache:
             used -= stat.st_size
         if used + size > limit:
             raise CacheError(
-                f"cache_limit {limit:,} is too small for {self._root}: {used:,} bytes are being fetched and {size:,} more are needed. "
-                f"Raise it to {used + size:,} or more"
+                f"cache_limit {limit:,} is too small for {self._root}: {used:,} bytes are being fetched "
+                f"and {size:,} more are needed. Raise it to {used + size:,} or more"
             )
 
 

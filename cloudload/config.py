@@ -75,7 +75,9 @@ class RowsConfig:
             if (value := getattr(self, name)) is not None:
                 _check_positive(name, value)
         if self.shuffle_block_size == 1:
-            raise ValueError("shuffle_block_size is 1; StreamingDataset's shuffles need at least 2. To keep the order, use shuffle=False")
+            raise ValueError(
+                "shuffle_block_size is 1; StreamingDataset's shuffles need at least 2. To keep the order, use shuffle=False"
+            )
         _check_choice("packing", self.packing, PACKINGS)
         _check_choice("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGORITHMS)
         if self.num_lanes and self.num_canonical_nodes and self.num_lanes % self.num_canonical_nodes:

@@ -46,7 +46,9 @@ class DocumentReader:
             column = shard.column_index(self._text_key)
             encoding = shard.info.columns[column].encoding
             if encoding not in ("str", "bytes"):
-                raise DatasetError(f"{shard.path}: column {self._text_key!r} is {encoding}, not text. Set text_key to a str column")
+                raise DatasetError(
+                    f"{shard.path}: column {self._text_key!r} is {encoding}, not text. Set text_key to a str column"
+                )
             self._columns[number] = column
         return self._columns[number]
 

@@ -3,9 +3,9 @@
     rank 0    batch t arrives ──► start ─────────────► finish ──► batch t is handed out
     rank 1      batch t arrives ──► start ───────────► finish ──► batch t is handed out
 
-A rank's message for a window of batches is its own cursors after each of its rows, its row count, and whether it had run dry. All ranks
-gather all messages, asynchronously, over a CPU process group of the loader's own. What follows from a message is the same on
-every rank: the cursor table, and whether the data has ended.
+A rank's message for a window of batches is its own cursors after each of its rows, its row count, and whether it had run dry.
+All ranks gather all messages, asynchronously, over a CPU process group of the loader's own. What follows from the messages is
+the same on every rank: the cursor table, and whether the data has ended.
 """
 
 from __future__ import annotations

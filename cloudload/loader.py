@@ -1,8 +1,8 @@
 """The loader: joins the workers' blocks into batches, keeps the cursor table, saves and resumes.
 
-    workers ─► arrive: join blocks, start the exchange ─► hand out: finish the exchange, move the position, yield the batch
-                                                                                       │
-                                                          state_dict(): the position as of the last batch handed out
+workers ─► arrive: join blocks, start the exchange ─► hand out: finish the exchange, move the position, yield the batch
+                                                                                   │
+                                                      state_dict(): the position as of the last batch handed out
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cloudload.batch import Batch, join_blocks
@@ -51,8 +50,8 @@ _HISTORY = 4
 class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text; exact to the token across restarts and world sizes.
 
-    Iterating goes on from where the loader stands: after the last batch handed out, or where `load_state_dict` put it. A loader has one
-    live iterator; a new one ends the old. After the last batch of `epochs` there is nothing left to iterate.
+    Iterating goes on from where the loader stands: after the last batch handed out, or where `load_state_dict` put it. A loader
+    has one live iterator; a new one ends the old. After the last batch of `epochs` there is nothing left to iterate.
 
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of them, read as one corpus.
@@ -61,8 +60,8 @@ class CloudLoader:
         batch_size: rows per rank and step. The global batch is `batch_size` times the number of data-parallel ranks.
         retry: how long the object store is tried (`cloudload.Retry`).
 
-    The other arguments are the fields of `RowsConfig` (which tokens, in which order: held fixed by a state) and `DeliveryConfig` (how they
-    arrive: free to change at every resume) in `cloudload.config`.
+    The other arguments are the fields of `RowsConfig` (which tokens, in which order: held fixed by a state) and of
+    `DeliveryConfig` (how they arrive: free to change at every resume) in `cloudload.config`.
 
     Raises:
         ValueError: arguments that do not fit together; says what would.
@@ -163,7 +162,8 @@ class CloudLoader:
 
     def _plan(self) -> Plan:
         config, world = self._identity.config, self._find_world()
-        assert config.num_canonical_nodes and config.shuffle_block_size
+        assert config.num_canonical_nodes
+        assert config.shuffle_block_size
         check_world(self.num_lanes, world.size)
         order = OrderConfig(
             config.shuffle, config.shuffle_algo, config.shuffle_block_size, config.num_canonical_nodes, config.seed
@@ -200,9 +200,9 @@ class CloudLoader:
             self._delivery.cache_limit_bytes(),
             self._corpus,
             order,
-            plan.order.num_canonical_nodes,
-            world,
-            plan.num_workers * world.ranks_per_node * self._delivery.download_threads,
+            num_nodes=plan.order.num_canonical_nodes,
+            world=world,
+            downloads_at_once=plan.num_workers * world.ranks_per_node * self._delivery.download_threads,
         )
 
     def _connect(self) -> Exchange:
@@ -480,7 +480,8 @@ def _next_block(blocks: Iterator[Any]) -> Any:
 
 
 def _unpack(packed: Sequence[Any]) -> Block:
-    return Block(*(item.numpy() if isinstance(item, torch.Tensor) else item for item in packed))
+    tokens, lengths, cursors, spans, was_dry = packed
+    return Block(tokens.numpy(), lengths.numpy(), cursors.numpy(), spans.numpy(), was_dry)
 
 
 class _BlockDataset(IterableDataset[Any]):

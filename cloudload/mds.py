@@ -220,7 +220,9 @@ class Shard:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
-                raise DatasetError(f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. Delete it to fetch it again")
+                raise DatasetError(
+                    f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. Delete it to fetch it again"
+                )
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self._offsets = self._read_offsets()
         self._variable = [column.bytes is None for column in info.columns]

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-Tokens = np.ndarray[Any, np.dtype[np.int32]]
+from cloudload.tokenizer import Tokens
 
 SPAN_FIELDS = ("row", "stream", "epoch", "sample", "start", "stop")
 
@@ -59,8 +56,8 @@ class ConcatLane:
             self._offset = 0
 
     def cut_row(self, row: Tokens) -> list[tuple[int, int, int, int, int]]:
-        """Fill `row` (int32 [seq_len]) from its start as far as there are tokens; returns its spans (stream, epoch, sample, start,
-        stop) and moves the cursor."""
+        """Fill `row` (int32 [seq_len]) from its start as far as there are tokens, and move the cursor; returns the row's spans
+        (stream, epoch, sample, start, stop)."""
         filled, spans = 0, []
         while filled < len(row) and self._documents:
             document = self._documents[0]

@@ -8,8 +8,8 @@
     data, tokenizer         fingerprints
     seq_len, num_lanes, …   the config that the rows follow from
 
-A state is plain JSON types under a fixed set of keys, so it travels through `json`, `torch.save(weights_only=True)` and DCP alike.
-Nothing in it is ever executed or unpickled.
+A state is plain JSON types under a fixed set of keys, so it travels alike through `json`, through `torch.load` with
+`weights_only=True`, and through DCP. Nothing in it is ever executed or unpickled.
 """
 
 from __future__ import annotations

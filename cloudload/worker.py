@@ -23,7 +23,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.lanes import Ints, Lanes, rank_rows, worker_of_rows
 from cloudload.order import EpochOrders, OrderConfig
 from cloudload.pack import SPAN_FIELDS, ConcatLane, Document
-from cloudload.tokenizer import DocumentTokenizer, TokenizerSpec
+from cloudload.tokenizer import DocumentTokenizer, TokenizerSpec, Tokens
 
 # enough documents in one call that the tokenizer's work hides ours
 _ROWS_AT_ONCE = 32
@@ -57,20 +57,20 @@ class Plan:
 class Block:
     """What one worker adds to one batch of its rank."""
 
-    tokens: np.ndarray
+    tokens: Tokens
     """int32 [rows, seq_len], in the order of the rank's rows."""
-    lengths: np.ndarray
+    lengths: Tokens
     """int32 [rows]: the real tokens at the start of each row; the rest is padding."""
-    cursors: np.ndarray
+    cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
-    spans: np.ndarray
+    spans: Ints
     """int64 [spans, 6]: row of the block, stream, epoch, sample, start, stop."""
     was_dry: bool
     """Whether no lane of the worker had a token left before this block."""
 
 
 def read_blocks(plan: Plan, worker: int) -> Iterator[Block]:
-    """The blocks of one worker, without end; the first holds the cursors of the replayed rows where there are any, and no tokens."""
+    """The blocks of one worker, without end; where rows are replayed, the first holds their cursors and no tokens."""
     cache = ShardCache(
         plan.corpus, plan.cache_root, plan.delivery.retry, plan.delivery.cache_limit_bytes(), plan.delivery.download_threads
     )
@@ -117,13 +117,13 @@ class _WorkerLanes:
             for rows in batches:
                 yield self._cut_block(rows)
             first += batches_at_once * step
-            batches_at_once = max(1, _ROWS_AT_ONCE // max(1, max(len(rows) for rows in batches)))
+            batches_at_once = max(1, _ROWS_AT_ONCE // max(1, *map(len, batches)))
 
     def _own_rows(self, start: int, stop: int) -> list[int]:
         plan = self._plan
         rows = rank_rows(start, stop, plan.world_index, plan.world_size)
         workers = worker_of_rows(rows, plan.lanes.num_lanes, plan.world_size, plan.num_workers)
-        return np.asarray(rows, np.int64)[workers == self._worker].tolist()
+        return [row for row, worker in zip(rows, workers.tolist(), strict=True) if worker == self._worker]
 
     def _replay(self) -> Block:
         rows = self._own_rows(self._plan.table_rows, self._plan.rows)
@@ -204,7 +204,9 @@ class _WorkerLanes:
         try:
             lane.packer.add(document)
         except ValueError as error:
-            raise StreamChangedError(f"lane {lane.number}: {error}. The state is damaged, or of another corpus or tokenizer") from None
+            raise StreamChangedError(
+                f"lane {lane.number}: {error}. The state is damaged, or of another corpus or tokenizer"
+            ) from None
         lane.barren = 0 if len(document.tokens) else lane.barren + 1
         if lane.barren > self._plan.lanes.num_samples:
             urls = ", ".join(dataset.url for dataset in self._plan.corpus.datasets)

@@ -11,12 +11,12 @@ from cloudload.store import is_local
 
 
 def check_cache_limit(
-    limit_bytes: int | None, corpus: Corpus, order: Ints, num_nodes: int, world: World, downloads_at_once: int
+    limit_bytes: int | None, corpus: Corpus, order: Ints, *, num_nodes: int, world: World, downloads_at_once: int
 ) -> None:
     """Raises `CacheError`, with the number that would do, where `limit_bytes` is below the working set of this node.
 
-    The lanes of a node go through their canonical nodes in step: a shard is in use from the first to the last step at which one of
-    its documents stands in `order` (sample ids of an epoch), plus the shards that are being fetched ahead.
+    The lanes of a node go through their canonical nodes in step: a shard is in use from the first to the last step at which one
+    of its documents stands in `order` (sample ids of an epoch). The shards that are being fetched ahead come on top.
     """
     if limit_bytes is None:
         return

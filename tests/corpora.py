@@ -47,7 +47,8 @@ def write_mds(
 ) -> str:
     """Write `documents` as an MDS dataset, index last; returns its location.
 
-    `shard_bytes` is what a shard holds at most, unless one document alone is more; `shard_samples` says instead how many each holds. `extra` maps further columns to their
+    `shard_bytes` is what a shard holds at most, unless one document alone is more; `shard_samples` says instead how many
+    documents each holds. `extra` maps further columns to their
     encoding and values, one for each document.
     """
     texts, extra = list(documents), dict(extra or {})

@@ -111,7 +111,9 @@ def test_another_seq_len_on_resume_loses_and_repeats_no_token(scratch: Path, cas
 
 @pytest.mark.parametrize("num_documents", [1, 2, 5, 11, 12, 13])
 @pytest.mark.parametrize("epochs", [None, 1, 3])
-def test_fewer_documents_than_lanes_or_ranks_still_reach_every_rank(tmp_path: Path, num_documents: int, epochs: int | None) -> None:
+def test_fewer_documents_than_lanes_or_ranks_still_reach_every_rank(
+    tmp_path: Path, num_documents: int, epochs: int | None
+) -> None:
     folder = write_mds(tmp_path / "corpus", random_documents(1, num_documents))
 
     def make_loader(**rank: object) -> CloudLoader:
@@ -120,7 +122,9 @@ def test_fewer_documents_than_lanes_or_ranks_still_reach_every_rank(tmp_path: Pa
         )
 
     last = None if epochs else 9
-    check_worlds(make_loader, [Leg(batches=2), Leg(12, batches=2), Leg(6, batch_size=3, batches=1), Leg(4, workers=2, batches=last)])
+    check_worlds(
+        make_loader, [Leg(batches=2), Leg(12, batches=2), Leg(6, batch_size=3, batches=1), Leg(4, workers=2, batches=last)]
+    )
 
 
 def test_a_document_of_hundreds_of_rows_is_resumed_in_its_middle(tmp_path: Path) -> None:

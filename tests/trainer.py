@@ -1,4 +1,4 @@
-"""A training job without a model: takes batches under torchrun, notes what it consumed, saves, and may be killed without warning."""
+"""A training job without a model, under torchrun: notes what it consumed, saves, and may be killed without warning."""
 
 from __future__ import annotations
 
