@@ -187,7 +187,10 @@ def convert(corpus: Path, data: str) -> None:
     from cloudload import convert_to_mds
 
     report = convert_to_mds([str(corpus)], data, shard_bytes=SHARD_BYTES)
-    print(report)
+    print(
+        f"{report.documents:,} documents, {report.text_bytes / 1e6:.1f} MB of text, {report.shards} shards, "
+        f"{report.stored_bytes / 1e6:.1f} MB stored, {report.seconds:.1f} s"
+    )
 
 
 # ---------------------------------------------------------------- training
@@ -205,7 +208,7 @@ def plan_runs(length: Length) -> list[Run]:
 
 def describe(run: Run, length: Length) -> str:
     """The stage's headline."""
-    ranks = f"{run.ranks} rank{'s' * (run.ranks > 1)}"
+    ranks = name_ranks(run)
     if run.name == "reference":
         return f"Reference: {ranks}, {run.stop} steps without a stop"
     if run.kill_at:
@@ -248,7 +251,8 @@ def last_checkpoint(folder: Path) -> int:
 def running_torchrun(command: list[str], ranks: int, record: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A torchrun whose words go to torchrun.log; at the end of the block it, its ranks and their workers are killed."""
     environment = os.environ | {
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
+        # one core is left to the loaders' workers: threads that fight for cores are slower than fewer threads
+        "OMP_NUM_THREADS": str(min(8, max(1, (len(os.sched_getaffinity(0)) - 1) // ranks))),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "CUDA_VISIBLE_DEVICES": "",  # several ranks of one GPU could not use NCCL
         "GLOO_SOCKET_IFNAME": "lo",
@@ -449,7 +453,7 @@ def draw(reference: Run, pieces: list[Run], path: Path) -> None:
                 steps, [100 * wait / each for wait, each in zip(waited, seconds, strict=True)], color=colours[run.name], lw=1
             )
         speeds.set(ylabel="thousand tokens/s", ylim=(0, None))
-        waits.set(ylabel="% of the step", ylim=(0, 100), xlabel="step")
+        waits.set(ylabel="% of the step", ylim=(0, max(20, waits.get_ylim()[1])), xlabel="step")
         losses.set_title("Loss: an uninterrupted run, and one that was killed and resumed on other ranks", loc="left")
         speeds.set_title("Tokens handed out and trained on", loc="left")
         waits.set_title("Time that the training loop waited for the loader", loc="left")
@@ -461,30 +465,28 @@ def draw(reference: Run, pieces: list[Run], path: Path) -> None:
 
 
 def draw_losses(axes: Any, reference: Run, pieces: list[Run], colours: dict[str, str]) -> None:
-    def label(run: Run) -> str:
-        return f"{run.name}: {run.ranks} rank{'s' * (run.ranks > 1)}"
+    def plot(run: Run, steps: list[int], **style: Any) -> None:
+        axes.plot(steps, [run.steps[step]["loss"] for step in steps], **{"color": colours[run.name], "lw": 1.5, **style})
 
-    axes.axhline(math.log(VOCAB_SIZE), color="#555555", lw=0.8, ls="--")
-    axes.annotate(
-        f"guessing evenly among {VOCAB_SIZE:,} tokens", (1, math.log(VOCAB_SIZE)), (0, 3), textcoords="offset points", size=9
-    )
-    axes.plot(list(reference.steps), [step["loss"] for step in reference.steps.values()], color=colours["reference"], lw=5,
-              label=f"{label(reference)}, uninterrupted", solid_capstyle="round")  # fmt: skip
+    plot(reference, reference.counted, lw=6, label=f"reference: {name_ranks(reference)}, uninterrupted")
     for piece in pieces:
-        lost = [step for step in piece.steps if step >= piece.last]
-        axes.plot(
-            piece.counted,
-            [piece.steps[step]["loss"] for step in piece.counted],
-            color=colours[piece.name],
-            lw=1.5,
-            label=label(piece),
-        )
-        if len(lost) > 1:
-            axes.plot(lost, [piece.steps[step]["loss"] for step in lost], color=colours[piece.name], lw=1.5, ls=":",
-                      label="discarded by the kill")  # fmt: skip
-            axes.plot(lost[-1], piece.steps[lost[-1]]["loss"], "X", color="#c00000", ms=9, label="SIGKILL", zorder=5)
-    axes.set(ylabel="loss")
-    axes.legend(frameon=False, loc="upper right")
+        lost = [step for step in piece.steps if step > piece.last]
+        plot(piece, piece.counted, label=f"{piece.name}: {name_ranks(piece)}")
+        if lost:
+            plot(piece, lost, color="black", ls=":", zorder=4, label="trained on, and lost by the kill")
+            plot(piece, lost[-1:], color="#c00000", ls="", marker="X", ms=9, zorder=5, label="SIGKILL")
+        if piece.first > 1:
+            axes.annotate(f"resumed on {name_ranks(piece)}", (piece.first, 0.02), xycoords=("data", "axes fraction"), size=9)
+    evenly, middle = math.log(VOCAB_SIZE), reference.last / 3
+    axes.axhline(evenly, color="#555555", lw=0.8, ls="--")
+    axes.annotate(f"guessing evenly among {VOCAB_SIZE:,} tokens", (middle, evenly), (0, 4), textcoords="offset points", size=9)
+    axes.set(ylabel="loss", ylim=(None, evenly + 0.4))
+    axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.88))
+
+
+def name_ranks(run: Run) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{run.ranks} rank{'s' * (run.ranks > 1)}"
 
 
 if __name__ == "__main__":

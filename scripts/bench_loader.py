@@ -1,0 +1,273 @@
+"""How near the loader comes to the bare tokenizer, what a state weighs, and how soon a resumed run has its first batch.
+
+    python scripts/bench_loader.py --corpus corpus/*.jsonl.gz --tokenizer gpt2-folder llama3-folder
+
+Prints a Markdown table. Speeds are of one core, to which the training process and its worker are both pinned; the loader and
+the bare tokenizer take turns, each time in a fresh process, and medians are given with the extremes. CPU time is what other jobs
+on the machine disturb least. Without --corpus, text is generated; without --tokenizer, the example's is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+SEQ_LEN, BATCH_SIZE, WARM_UP_BATCHES = 2048, 8, 8
+DOCUMENTS_AT_ONCE = 64
+LANES = (64, 960, 8192)
+PLACES = (0.01, 0.5, 0.99)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--corpus", nargs="+", type=Path, default=[], metavar="FILE", help=".jsonl or .jsonl.gz with a field `text`"
+    )
+    parser.add_argument("--tokenizer", nargs="+", default=[str(ROOT / "examples" / "tokenizer")])
+    parser.add_argument("--megabytes", type=float, default=24.0, help="of text, at most (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--only", choices=["speed", "state", "resume"], help="one part")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        request = json.loads(args.measure)
+        print(json.dumps(MEASURES[request.pop("what")](**request)))
+        return
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        rows: list[tuple[str, str, str]] = []
+        dataset = make_dataset(args, Path(folder))
+        for tokenizer in args.tokenizer:
+            if args.only in (None, "speed"):
+                rows += compare_speed(dataset, tokenizer, args.repeats)
+            if args.only in (None, "resume"):
+                rows += time_resumes(dataset, tokenizer, Path(folder), args.repeats)
+        if args.only in (None, "state"):
+            rows += weigh_states(Path(folder), args.tokenizer[0])
+    print("| measure | median | extremes |\n|---|---:|---:|")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(what: str, **request: Any) -> dict[str, float]:
+    """One measurement in a process of its own."""
+    command = [sys.executable, __file__, "--measure", json.dumps({"what": what, **request})]
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    note(f"  {what}: {result}")
+    return result
+
+
+def spread(values: list[float], form: str) -> tuple[str, str]:
+    """The median and the extremes, written out."""
+    return format(statistics.median(values), form), f"{min(values):{form}} to {max(values):{form}}"
+
+
+# ---------------------------------------------------------------- the corpus
+
+
+def make_dataset(args: argparse.Namespace, folder: Path) -> str:
+    """An MDS dataset of the corpus, beside it the same documents as text.json."""
+    from cloudload import convert_to_mds
+
+    texts = list(read_texts(args.corpus, args.megabytes * 1e6))
+    random.Random(0).shuffle(texts)
+    (folder / "mds").mkdir()
+    (folder / "texts.json").write_text(json.dumps(texts))
+    convert_to_mds(iter([{"text": text} for text in texts]), folder / "mds", shard_bytes=1 << 20, progress=False)
+    note(f"{len(texts):,} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB")
+    return str(folder / "mds")
+
+
+def read_texts(files: list[Path], most_bytes: float) -> Iterator[str]:
+    """The documents of the files, up to a share of `most_bytes` from each; generated ones where there are no files."""
+    if not files:
+        yield from generate_texts(most_bytes)
+    for file in files:
+        left = most_bytes / len(files)
+        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+            for line in lines:
+                text = json.loads(line)["text"]
+                left -= len(text.encode())
+                if left < 0:
+                    break
+                yield text
+
+
+def generate_texts(num_bytes: float) -> Iterator[str]:
+    """Words of made-up letters, as often as words are in a language."""
+    dice = random.Random(0)
+    words = ["".join(dice.choices("etaoinshrdlucmfwypvbgk", k=dice.randint(1, 10))) for _ in range(20_000)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    while num_bytes > 0:
+        text = " ".join(dice.choices(words, weights, k=dice.randint(20, 1500)))
+        num_bytes -= len(text)
+        yield text
+
+
+# ---------------------------------------------------------------- speed
+
+
+def compare_speed(dataset: str, tokenizer: str, repeats: int) -> list[tuple[str, str, str]]:
+    """The loader's tokens a second as a share of the bare tokenizer's."""
+    name = Path(tokenizer).name
+    note(f"speed, {name}")
+    core = max(os.sched_getaffinity(0))
+    pairs = []
+    for _ in range(repeats):
+        bare = measure("bare", dataset=dataset, tokenizer=tokenizer, core=core)
+        pairs.append((bare, measure("loader", dataset=dataset, tokenizer=tokenizer, core=core, **counts_of(bare))))
+    rows = []
+    for clock in ("wall", "cpu"):
+        rows.append((f"{name}: bare tokenizer, tokens/s ({clock} time)", *spread([bare[clock] for bare, _ in pairs], ",.0f")))
+        rows.append((f"{name}: loader, tokens/s ({clock} time)", *spread([loader[clock] for _, loader in pairs], ",.0f")))
+        rows.append((f"{name}: share ({clock} time)", *spread([loader[clock] / bare[clock] for bare, loader in pairs], ".3f")))
+    return rows
+
+
+def counts_of(bare: dict[str, float]) -> dict[str, float]:
+    return {name: bare[name] for name in ("tokens", "documents")}
+
+
+def measure_bare(dataset: str, tokenizer: str, core: int) -> dict[str, float]:
+    """Tokens a second of `encode_batch_fast` on the documents in memory; its ids are not even looked at."""
+    from tokenizers import Tokenizer
+
+    os.sched_setaffinity(0, {core})
+    texts = json.loads(Path(dataset).with_name("texts.json").read_text())
+    encoder = Tokenizer.from_file(str(Path(tokenizer, "tokenizer.json")))
+    encoder.encode_batch_fast(texts[:DOCUMENTS_AT_ONCE], add_special_tokens=False)
+    started, cpu_started, tokens = time.perf_counter(), time.process_time(), 0
+    for start in range(0, len(texts), DOCUMENTS_AT_ONCE):
+        encodings = encoder.encode_batch_fast(texts[start : start + DOCUMENTS_AT_ONCE], add_special_tokens=False)
+        tokens += sum(map(len, encodings))
+    wall, cpu = time.perf_counter() - started, time.process_time() - cpu_started
+    return {"wall": tokens / wall, "cpu": tokens / cpu, "tokens": tokens, "documents": len(texts)}
+
+
+def measure_loader(dataset: str, tokenizer: str, core: int, tokens: int, documents: int) -> dict[str, float]:
+    """Tokens a second through the loader with one worker, over the rest of an epoch after the first batches."""
+    from cloudload import CloudLoader
+
+    os.sched_setaffinity(0, {core})
+    num_batches = (tokens + documents) // (SEQ_LEN * BATCH_SIZE) - WARM_UP_BATCHES
+    with (
+        tempfile.TemporaryDirectory(prefix="cloudload-bench-") as cache,
+        CloudLoader(dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache) as loader,
+    ):
+        batches = iter(loader)
+        for _ in range(WARM_UP_BATCHES):
+            next(batches)
+        started, cpu_started = time.perf_counter(), family_cpu()
+        for _ in range(num_batches):
+            next(batches)
+        wall, cpu = time.perf_counter() - started, family_cpu() - cpu_started
+    # without the end-of-text tokens, which the bare tokenizer does not make
+    made = num_batches * SEQ_LEN * BATCH_SIZE * tokens / (tokens + documents)
+    return {"wall": made / wall, "cpu": made / cpu}
+
+
+def family_cpu() -> float:
+    """CPU seconds of this process and its living children."""
+    children = Path("/proc/self/task").glob("*/children")
+    pids = [pid for file in children for pid in file.read_text().split()]
+    ticks = 0
+    for pid in pids:
+        fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+# ---------------------------------------------------------------- state
+
+
+def weigh_states(folder: Path, tokenizer: str) -> list[tuple[str, str, str]]:
+    """The bytes of a state as JSON, and the time that `state_dict` takes."""
+    from cloudload import CloudLoader, convert_to_mds
+
+    note("state")
+    data = folder / "short-documents"
+    convert_to_mds(iter([{"text": f"document {number} of many"} for number in range(20_000)]), data, progress=False)
+    rows = []
+    for num_lanes in LANES:
+        with CloudLoader(
+            str(data), tokenizer=tokenizer, seq_len=8, batch_size=64, num_lanes=num_lanes, num_workers=0, local=folder / "cache"
+        ) as loader:
+            next(iter(loader))
+            times = []
+            for _ in range(200):
+                started = time.perf_counter()
+                state = loader.state_dict()
+                times.append(1e6 * (time.perf_counter() - started))
+        rows.append((f"state, {num_lanes:,} lanes: bytes of JSON", f"{len(json.dumps(state)):,}", ""))
+        rows.append((f"state, {num_lanes:,} lanes: µs in state_dict()", *spread(times, ",.0f")))
+    return rows
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def time_resumes(dataset: str, tokenizer: str, folder: Path, repeats: int) -> list[tuple[str, str, str]]:
+    """Seconds from making the loader to the first batch, anywhere in an epoch; with an empty cache, and with a filled one."""
+    name = Path(tokenizer).name
+    note(f"resume, {name}")
+    rows = []
+    for place in PLACES:
+        times: dict[str, list[float]] = {"empty": [], "filled": []}
+        for repeat in range(max(1, repeats // 2)):
+            cache = str(folder / f"cache-{name}-{place}-{repeat}")
+            # the first finds the cache empty and fills it
+            for seconds in times.values():
+                seconds.append(measure("resume", dataset=dataset, tokenizer=tokenizer, place=place, cache=cache)["seconds"])
+        for cache_is, seconds in times.items():
+            rows.append((f"{name}: s to the first batch, resumed at {place:.0%}, {cache_is} cache", *spread(seconds, ".2f")))
+    return rows
+
+
+def measure_resume(dataset: str, tokenizer: str, place: float, cache: str) -> dict[str, float]:
+    """Seconds from making the loader to its first batch, resumed from a state at `place` of the first epoch."""
+    import numpy as np
+
+    import cloudload.loader
+    from cloudload.state import Position, build_state
+
+    def make_loader() -> cloudload.loader.CloudLoader:
+        return cloudload.loader.CloudLoader(
+            dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache
+        )
+
+    # every lane within its document at that place: what a run that came there would have saved
+    there = make_loader()
+    cursors = np.ones((there.num_lanes, 2), np.int64)
+    cursors[:, 0] = place * (there.num_samples // there.num_lanes)
+    rows = int(place * 1000) * there.num_lanes
+    state = build_state(there._identity, Position(rows, rows, cursors))
+    started = time.perf_counter()
+    with make_loader() as loader:
+        loader.load_state_dict(state)
+        next(iter(loader))
+        return {"seconds": time.perf_counter() - started}
+
+
+MEASURES = {"bare": measure_bare, "loader": measure_loader, "resume": measure_resume}
+
+if __name__ == "__main__":
+    main()
