@@ -104,13 +104,15 @@ def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
     if entry["format"] != "mds":
         raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
     names, encodings, sizes = entry["column_names"], entry["column_encodings"], entry["column_sizes"]
+    if not all(isinstance(name, str) for name in (*names, *encodings)):
+        raise ValueError("column names and encodings are not all text")
     if not len(names) == len(encodings) == len(sizes):
         raise ValueError("column names, encodings and sizes differ in number")
     zipped = entry.get("zip_data")
     return ShardInfo(
         samples=_natural(entry["samples"], "samples"),
         columns=tuple(
-            Column(str(name), str(encoding), None if size is None else _natural(size, "column_sizes"))
+            Column(name, encoding, None if size is None else _natural(size, "column_sizes"))
             for name, encoding, size in zip(names, encodings, sizes, strict=True)
         ),
         raw=_parse_file(entry["raw_data"]),
@@ -122,8 +124,10 @@ def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
 def _parse_file(entry: dict[str, Any]) -> FileInfo:
     name = entry["basename"]
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+    if not path.name or path.is_absolute() or ".." in path.parts or any(part in name for part in ("\\", "\0", "://")):
         raise ValueError(f"the file name {name!r} leaves the dataset's folder")
+    if path == PurePosixPath(INDEX_NAME):
+        raise ValueError(f"the file name {name!r} is the index's own")
     return FileInfo(name, _natural(entry["bytes"], "bytes"), {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()})
 
 
@@ -252,25 +256,27 @@ class Shard:
         if start + self._sizes.size > stop:
             raise self._broken(sample)
         sizes = iter(self._sizes.unpack_from(self._map, start))
+        widths = [next(sizes) if info.bytes is None else info.bytes for info in self.info.columns]
         start += self._sizes.size
-        for position, info in enumerate(self.info.columns):
-            size = next(sizes) if info.bytes is None else info.bytes
-            if start + size > stop:
-                raise self._broken(sample)
-            if position == column:
-                return self._map[start : start + size]
-            start += size
-        raise self._broken(sample)
+        if start + sum(widths) != stop:
+            raise self._broken(sample)
+        start += sum(widths[:column])
+        return self._map[start : start + widths[column]]
 
     def read(self, sample: int) -> dict[str, Any]:
         """The whole sample. Columns that would have to be unpickled are refused."""
-        return {
-            column.name: decode_value(column.encoding, self.read_bytes(sample, position))
-            for position, column in enumerate(self.info.columns)
-        }
+        parts = [self.read_bytes(sample, position) for position in range(len(self.info.columns))]
+        try:
+            return {
+                column.name: decode_value(column.encoding, part) for column, part in zip(self.info.columns, parts, strict=True)
+            }
+        except (ValueError, struct.error, RecursionError) as error:
+            raise DatasetError(
+                f"{self.path}: sample {sample} is not what its columns say ({error}). Convert the corpus again"
+            ) from error
 
     def _broken(self, sample: int) -> DatasetError:
-        return DatasetError(f"{self.path}: sample {sample} has columns that reach outside it. Delete the file to fetch it again")
+        return DatasetError(f"{self.path}: sample {sample} has columns that do not fill it. Delete the file to fetch it again")
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
