@@ -84,7 +84,7 @@ class ShardCache:
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Fetch shards in the background, in this order; an error waits until the shard is asked for."""
         for number in numbers:
-            if number not in self._open and number not in self._fetches:
+            if number not in self._open and number not in self._fetches and not self._is_in_place(*self._info(number)):
                 self._fetches[number] = self._pool.submit(self._fetch, number)
 
     def close(self) -> None:

@@ -136,12 +136,11 @@ class DeliveryConfig:
 
 def parse_bytes(value: int | str) -> int:
     """Bytes from `1024`, `"500mb"`, `"1.5tb"`, `"64MiB"`; kb, mb, … are powers of 1024, as Streaming has them."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgtp]?)i?b?\s*", str(value).lower())
-    if not match or match[1].count(".") > 1 or not match[1].strip("."):
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgtp]?)i?b?\s*", str(value).lower())
+    size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
+    if size < 1:
         raise ValueError(f"{value!r} is not a size; write bytes, or a number with kb, mb, gb or tb")
-    return int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " "))
+    return size
 
 
 def divisors(number: int) -> list[int]:

@@ -193,12 +193,16 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
 
 def encode_shard(form: ShardFormat, samples: Sequence[bytes]) -> bytes:
     """The raw bytes of a shard of encoded samples."""
+    return b"".join([encode_shard_head(form, np.fromiter(map(len, samples), np.int64, len(samples))), *samples])
+
+
+def encode_shard_head(form: ShardFormat, sizes: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
+    """The raw bytes of a shard before its samples, which have these sizes."""
     header = form.header()
-    sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-    offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(samples) + 1) + len(header)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(header)
     if offsets[-1] >= 1 << 32:
         raise ValueError(f"a shard of {offsets[-1]:,} bytes is more than an MDS shard can hold (4 GiB)")
-    return b"".join([struct.pack("<I", len(samples)), offsets.astype("<u4").tobytes(), header, *samples])
+    return b"".join([struct.pack("<I", len(sizes)), offsets.astype("<u4").tobytes(), header])
 
 
 def _encode(encoding: str, value: Any) -> bytes:

@@ -22,6 +22,9 @@ from cloudload.locks import locked
 
 Ids = np.ndarray[Any, np.dtype[Any]]
 
+# below this, mapping costs more than reading
+_MAP_FROM_BYTES = 1 << 16
+
 
 @dataclass(frozen=True)
 class OrderConfig:
@@ -78,7 +81,7 @@ class EpochOrders:
                 self._build(path, epoch)
             # lanes drift apart by less than an epoch, save on tiny data, where a map costs nothing
             self._orders = {e: order for e, order in self._orders.items() if e >= epoch - 2}
-            self._orders[epoch] = np.load(path, mmap_mode="r")
+            self._orders[epoch] = np.load(path, mmap_mode="r" if path.stat().st_size > _MAP_FROM_BYTES else None)
         return self._orders[epoch]
 
     def _build(self, path: Path, epoch: int) -> None:

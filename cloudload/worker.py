@@ -27,7 +27,8 @@ from cloudload.tokenizer import DocumentTokenizer, TokenizerSpec, Tokens
 
 # enough documents in one call that the tokenizer's work hides ours
 _ROWS_AT_ONCE = 32
-_FIRST_GUESS_TOKENS = 512
+_GUESSED_BYTES_PER_TOKEN = 4
+_GUESS_WEIGHT_DOCUMENTS = 64
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class _WorkerLanes:
         own = range(plan.world_index, plan.lanes.num_lanes, plan.world_size)[worker :: plan.num_workers]
         self._lanes = {lane: self._start_lane(lane) for lane in own}
         self._maybe_wet = list(reversed(self._lanes.values()))
-        self._mean_tokens = float(_FIRST_GUESS_TOKENS)
+        self._mean_tokens = max(1.0, plan.corpus.raw_bytes / plan.corpus.num_samples / _GUESSED_BYTES_PER_TOKEN)
         self._look_ahead = self._documents_ahead()
 
     def blocks(self) -> Iterator[Block]:
@@ -196,7 +197,8 @@ class _WorkerLanes:
         streams = np.searchsorted(self._plan.corpus.stream_starts, samples, side="right") - 1
         within = samples - self._plan.corpus.stream_starts[streams]
         encoded = self._tokenizer.encode(self._reader.read(samples))
-        self._mean_tokens += 0.1 * (max(1.0, sum(map(len, encoded)) / len(encoded)) - self._mean_tokens)
+        weight = len(encoded) / (len(encoded) + _GUESS_WEIGHT_DOCUMENTS)
+        self._mean_tokens += weight * (max(1.0, sum(map(len, encoded)) / len(encoded)) - self._mean_tokens)
         for (lane, ordinal, epoch, _), stream, sample, tokens in zip(places, streams, within, encoded, strict=True):
             self._add(lane, Document(ordinal, int(stream), epoch, int(sample), tokens))
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 for _folder in (ROOT, ROOT / "scripts", ROOT / "tests"):
@@ -26,6 +27,13 @@ from fault_proxy import FaultProxy, start_fault_proxy  # noqa: E402 - needs the 
 from servers import GCSServer, S3Server, start_gcs, start_s3  # noqa: E402
 
 BUCKET = "cloudload"
+
+# no test is a timed assertion
+settings.register_profile("cloudload", deadline=None)
+settings.load_profile("cloudload")
+
+# thousands of tiny batches: waking a pool of threads costs more than the tokens
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _numbers = itertools.count()
 

@@ -167,7 +167,7 @@ def test_a_document_larger_than_a_shard_has_a_shard_to_itself(tmp_path: Path) ->
     shard_bytes=st.integers(1024, 1400),
 )
 def test_every_document_comes_out_once_and_in_order(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], ends: str, last_end: bool, block_bytes: int, shard_bytes: int
+    tmp_path_factory: pytest.TempPathFactory, *, lines: list[str], ends: str, last_end: bool, block_bytes: int, shard_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     documents = [json.dumps({"text": "x" + line}, ensure_ascii=False) for line in lines]

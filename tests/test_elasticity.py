@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from cloudload import CloudLoader
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, MakeLoader, check_resume, check_worlds, real_tokens, run_leg
 
-EXHAUSTIVE = settings(max_examples=2_000, deadline=None, suppress_health_check=list(HealthCheck))
-THOROUGH = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+# `make test-long` tries 2,000
+EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
+EXHAUSTIVE = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+THOROUGH = settings(max_examples=max(1, EXAMPLES // 4), suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

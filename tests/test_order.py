@@ -47,7 +47,7 @@ def test_a_real_streaming_dataset_yields_our_order(tmp_path: Path, algorithm: st
     assert algorithm is None or epochs[0] != epochs[1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(num_samples=st.integers(1, 200), num_nodes=st.integers(1, 20))
 def test_interleaving_is_what_streamings_partition_gives_to_one_worker(num_samples: int, num_nodes: int) -> None:
     from streaming.base.partition import get_partitions

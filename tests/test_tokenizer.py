@@ -1,0 +1,104 @@
+"""Documents become the Hugging Face tokenizer's own ids, and nothing in a document becomes a control token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from awkward import EOS, byte_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from cloudload.errors import TokenizerError
+from cloudload.tokenizer import DocumentTokenizer, load_tokenizer
+
+END = "<|endoftext|>"
+
+
+def ids_of(folder: Path, text: str, **ends: str | None) -> list[int]:
+    (ids,) = DocumentTokenizer(load_tokenizer(folder, **ends)).encode([text])
+    assert ids.dtype == "int32"
+    return ids.tolist()
+
+
+@given(text=st.text(max_size=60))
+def test_ids_are_those_of_transformers_and_an_end_of_text(tokenizer_folder: Path, text: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_folder / "tokenizer.json"), split_special_tokens=True)
+    expected = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert ids_of(tokenizer_folder, text) == [*expected, 0]
+
+
+@pytest.mark.parametrize("text", [END, f"a{END}b", f"{END}{END}", "<|pad|>", f" {END} "])
+def test_special_token_strings_in_a_document_stay_text(tokenizer_folder: Path, text: str) -> None:
+    ids = ids_of(tokenizer_folder, text)
+    assert not {0, 1} & set(ids[:-1])
+    backend = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    assert backend.decode(ids[:-1], skip_special_tokens=False) == text
+
+
+def test_ends_are_as_asked(tokenizer_folder: Path) -> None:
+    assert ids_of(tokenizer_folder, "the") == [*ids_of(tokenizer_folder, "the", eos=None), 0]
+    assert ids_of(tokenizer_folder, "the", bos="<|pad|>", eos=None)[0] == 1
+    with pytest.raises(TokenizerError, match="eos='<nothing>' is not a token of this tokenizer"):
+        load_tokenizer(tokenizer_folder, eos="<nothing>")
+
+
+def test_a_beginning_of_text_comes_where_the_tokenizers_template_has_one(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
+    assert ids_of(tmp_path, "aa") == [1, 0, 0, 2]
+    assert ids_of(tmp_path, "aa", bos=None) == [0, 0, 2]
+
+
+def test_a_name_a_folder_a_file_and_a_fast_tokenizer_are_one(tokenizer_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    file = tokenizer_folder / "tokenizer.json"
+    fingerprints = {
+        load_tokenizer(tokenizer_folder).fingerprint,
+        load_tokenizer(str(file)).fingerprint,
+        load_tokenizer(AutoTokenizer.from_pretrained(str(tokenizer_folder))).fingerprint,
+        load_tokenizer(Tokenizer.from_file(str(file)), eos=END).fingerprint,
+    }
+    assert len(fingerprints) == 1
+    assert load_tokenizer(tokenizer_folder, eos=None).fingerprint not in fingerprints
+
+
+def test_truncation_and_padding_inside_a_tokenizer_are_switched_off(tokenizer_folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=10)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert ids_of(tmp_path, "the quick brown fox jumps", eos=END) == ids_of(tokenizer_folder, "the quick brown fox jumps")
+
+
+def test_a_slow_tokenizer_hears_what_to_do(tmp_path: Path) -> None:
+    from transformers import BertTokenizer
+
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\na\n")
+    with pytest.raises(TokenizerError, match="BertTokenizer is a slow tokenizer. Use its fast form"):
+        load_tokenizer(BertTokenizer(str(tmp_path / "vocab.txt")))
+
+
+def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> None:
+    with pytest.raises(TokenizerError, match="does not say which token ends a document. Give eos="):
+        load_tokenizer(byte_tokenizer())
+    assert load_tokenizer(byte_tokenizer(), eos=EOS).eos_id == 256
+    assert load_tokenizer(byte_tokenizer(), eos=None).eos_id is None
+
+
+def test_a_tokenizer_that_is_not_there_or_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(TokenizerError, match="no tokenizer 'no/such-tokenizer'"):
+        load_tokenizer("no/such-tokenizer")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer\.json"):
+        load_tokenizer(tmp_path)
