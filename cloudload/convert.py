@@ -811,7 +811,7 @@ def _send(pipe: socket.socket, value: Any) -> None:
 
 
 def _receive(pipe: socket.socket) -> Any:
-    """The next value. Several times as fast as a `multiprocessing` pipe, which makes a buffer of the whole size for each piece."""
+    """The next value. A `multiprocessing` pipe is slower: it makes a buffer of the whole size for every piece."""
     return pickle.loads(_receive_exactly(pipe, struct.unpack("<Q", _receive_exactly(pipe, 8))[0]))
 
 
