@@ -422,7 +422,7 @@ def report(summary: dict[str, Any], output: Path) -> None:
     print(
         f"Loss: {summary['loss_of_first_10_steps']:.2f} over the first 10 steps, {summary['loss_of_last_10_steps']:.2f} over the "
         f"last 10 (guessing evenly: {math.log(VOCAB_SIZE):.2f}); "
-        f"pieces and reference differ by {summary['most_difference_of_loss']:.3f} at most."
+        f"pieces and reference differ by {summary['most_difference_of_loss']:.0e} at most."
     )
     print(f"The loader's state in a checkpoint: {summary['state_bytes']:,} bytes. All this took {summary['seconds']:.0f} s.")
     print(f"See {output / 'summary.png'} and {output / 'summary.json'}.")
