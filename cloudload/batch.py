@@ -32,6 +32,7 @@ def join_blocks(blocks: Sequence[Block], workers: Ints, rows: range, *, pin_memo
     `workers` names each row's worker; a worker's rows stand in its block in the rows' order.
     """
     seq_len = blocks[0].tokens.shape[1]
+    pin_memory = pin_memory and torch.cuda.is_available()
     input_ids = torch.empty((len(rows), seq_len), dtype=torch.int64, pin_memory=pin_memory)
     lengths = np.empty(len(rows), np.int64)
     cursors = np.empty((len(rows), 2), np.int64)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cloudload.errors import RanksDisagreeError
-from cloudload.lanes import Ints, rank_rows
+from cloudload.lanes import Ints, World, rank_rows
 from cloudload.state import Position
 
 _HEADER = 3
@@ -31,8 +31,8 @@ class Exchange(Protocol):
         """Send `message` (int64 [n]); the call returned waits for those of all ranks (int64 [ranks, n])."""
         ...
 
-    def compare(self, facts: dict[str, Any]) -> None:
-        """Raises `RanksDisagreeError` where ranks do not share the same facts."""
+    def compare(self, facts: dict[str, Any], world: World) -> None:
+        """Raises `RanksDisagreeError` where ranks do not share the same facts, or do not make up the whole world."""
         ...
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class NoExchange:
     def start(self, message: Ints) -> Callable[[], Ints]:
         return lambda: message[None]
 
-    def compare(self, facts: dict[str, Any]) -> None:
+    def compare(self, facts: dict[str, Any], world: World) -> None:
         pass
 
     def close(self) -> None:
@@ -82,9 +82,15 @@ class DistributedExchange:
 
         return finish
 
-    def compare(self, facts: dict[str, Any]) -> None:
+    def compare(self, facts: dict[str, Any], world: World) -> None:
         everybody: list[dict[str, Any]] = [{}] * self._size
-        self._dist.all_gather_object(everybody, facts, group=self._group)
+        self._dist.all_gather_object(everybody, {**facts, "dp_rank": world.rank}, group=self._group)
+        ranks = [other["dp_rank"] for other in everybody]
+        if set(ranks) != set(range(world.size)):
+            raise RanksDisagreeError(
+                f"the {self._size} processes are the data-parallel ranks {ranks}, but the world has {world.size}. "
+                "Every data-parallel rank needs a process"
+            )
         differing = [name for name in facts if any(other.get(name) != everybody[0].get(name) for other in everybody)]
         if differing:
             lines = [f"  {name}: {[other.get(name) for other in everybody]}" for name in differing]

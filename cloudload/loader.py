@@ -193,7 +193,8 @@ class CloudLoader:
         """Build the order of the epochs that the lanes stand in, here rather than in every worker."""
         orders = EpochOrders(self._cache_root / "orders", self._corpus.shard_sizes, plan.order)
         own = world.lanes(self.num_lanes)
-        epochs = {self._lanes.place(lane, int(plan.cursors[lane, 0]))[0] for lane in own}
+        last = (plan.lanes.epochs or 1 << 62) - 1
+        epochs = {min(last, plan.lanes.place(lane, int(plan.cursors[lane, 0]))[0]) for lane in own}
         for epoch in sorted(epochs)[-2:]:
             order = orders(epoch)
         check_cache_limit(
@@ -218,7 +219,8 @@ class CloudLoader:
                 "world_size": self._find_world().size,
                 "rows": position.rows,
                 "cursors": hashlib.sha256(position.cursors.tobytes()).hexdigest()[:16],
-            }
+            },
+            self._find_world(),
         )
         return self._exchange
 

@@ -206,7 +206,7 @@ class _HubExchange:
         own.append(message.copy())
         return lambda: np.stack([messages[turn] for messages in self._hub.messages])
 
-    def compare(self, facts: dict[str, Any]) -> None:
+    def compare(self, facts: dict[str, Any], world: World) -> None:
         pass
 
     def close(self) -> None:

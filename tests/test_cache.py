@@ -81,9 +81,7 @@ def test_a_second_reader_fetches_nothing(s3_url: str, s3_proxy: FaultProxy, tmp_
 def test_processes_that_share_a_cache_fetch_each_shard_once(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
     corpus = write(s3_url)
     before = len(s3_proxy.requests("shard"))
-    processes = [
-        multiprocessing.get_context("fork").Process(target=_expect_documents, args=(corpus, tmp_path)) for _ in range(4)
-    ]
+    processes = [multiprocessing.get_context("fork").Process(target=_expect_documents, args=(corpus, tmp_path)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
@@ -147,7 +145,15 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(s3_url: str, tmp
     names = [entry["zip_data"]["basename"] for entry in json.loads(read_object(f"{s3_url}/index.json"))["shards"]]
     _delete(f"{s3_url}/{names[3]}")
     loader = CloudLoader(
-        s3_url, local=tmp_path, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, batch_size=8, num_workers=2, epochs=1, retry=QUICK
+        s3_url,
+        local=tmp_path,
+        tokenizer=byte_tokenizer(),
+        eos=EOS,
+        seq_len=64,
+        batch_size=8,
+        num_workers=2,
+        epochs=1,
+        retry=QUICK,
     )
     start = time.monotonic()
     with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}"):

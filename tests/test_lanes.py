@@ -98,7 +98,9 @@ def test_whatever_the_data_the_defaults_fit_together(num_samples: int, num_shard
 
 def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:
     check_world(12, 6)
-    with pytest.raises(ValueError, match=r"cannot share 12 lanes over 5 ranks: 2 would be left over\. Use a world size from \[1, 2, 3"):
+    with pytest.raises(
+        ValueError, match=r"cannot share 12 lanes over 5 ranks: 2 would be left over\. Use a world size from \[1, 2, 3"
+    ):
         check_world(12, 5)
 
 
@@ -110,7 +112,9 @@ def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:
         ({"RANK": "1", "WORLD_SIZE": "2"}, World(1, 2, 2)),
     ],
 )
-def test_the_world_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: World) -> None:
+def test_the_world_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: World
+) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -209,6 +209,15 @@ def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_pa
         assert consumed == expected
 
 
+def test_tensor_parallel_peers_read_the_same_rows(corpus: Corpus, tmp_path: Path) -> None:
+    launch(corpus, tmp_path, 0, Run(4, 3, 1, 3), mesh=True)
+    read = [(tmp_path / f"run-0-rank-{rank}.jsonl").read_text() for rank in range(4)]
+    assert read[0] == read[1] != read[2] == read[3]
+    consumed = {int(row): ids for text in read for line in text.splitlines() for row, ids in json.loads(line).items()}
+    assert [consumed[row] for row in range(18)] == [list(row.input_ids) for row in expected_rows(corpus, 18)]
+    assert json.loads((tmp_path / "state.json").read_text())["rows"] == 18
+
+
 def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path: Path) -> None:
     launch(corpus, tmp_path, 0, Run(4, 2, 1, 3), save_on=2)
     state = json.loads((tmp_path / "state.json").read_text())

@@ -111,7 +111,9 @@ def test_what_the_user_left_open_comes_from_the_state(folder: str) -> None:
         ({"seed": 5, "eos": None}, "tokenizer: saved "),
     ],
 )
-def test_another_stream_of_rows_is_refused_with_each_field_and_both_values(folder: str, changed: dict[str, Any], named: str) -> None:
+def test_another_stream_of_rows_is_refused_with_each_field_and_both_values(
+    folder: str, changed: dict[str, Any], named: str
+) -> None:
     state = make_loader(folder).state_dict()
     other = make_loader(folder, **changed)
     with pytest.raises(StreamChangedError) as refusal:

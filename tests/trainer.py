@@ -19,6 +19,11 @@ def train(options: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     rank, out = dist.get_rank(), Path(options["out"])
     differing = options.get("differ_in") if rank else None
+    mesh = None
+    if options.get("mesh"):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))["data"]
     loader = CloudLoader(
         options["folder"],
         local=options["cache"],
@@ -31,6 +36,7 @@ def train(options: dict[str, Any]) -> None:
         batch_size=options["batch_size"] + (differing == "batch_size"),
         num_workers=options["workers"],
         exchange_every=options["exchange_every"],
+        device_mesh=mesh,
     )
     state_file = out / "state.json"
     if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
