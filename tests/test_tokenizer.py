@@ -84,12 +84,12 @@ def test_a_slow_tokenizer_hears_what_to_do(tmp_path: Path) -> None:
     from transformers import BertTokenizer
 
     (tmp_path / "vocab.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\na\n")
-    with pytest.raises(TokenizerError, match="BertTokenizer is a slow tokenizer. Use its fast form"):
+    with pytest.raises(TokenizerError, match=r"BertTokenizer is a slow tokenizer\. Use its fast form"):
         load_tokenizer(BertTokenizer(str(tmp_path / "vocab.txt")))
 
 
 def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> None:
-    with pytest.raises(TokenizerError, match="does not say which token ends a document. Give eos="):
+    with pytest.raises(TokenizerError, match=r"does not say which token ends a document\. Give eos="):
         load_tokenizer(byte_tokenizer())
     assert load_tokenizer(byte_tokenizer(), eos=EOS).eos_id == 256
     assert load_tokenizer(byte_tokenizer(), eos=None).eos_id is None
