@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cloudload.batch import Batch, join_blocks
@@ -466,13 +467,13 @@ def _process_blocks(plan: Plan) -> Iterator[list[Block]]:
     blocks = iter(loader)
     try:
         while True:
-            yield [_unpack(_next_block(blocks)) for _ in range(plan.num_workers)]
+            yield [_unpack(*_next_block(blocks)) for _ in range(plan.num_workers)]
     finally:
         # not left to the collector: the next iteration must not fork beside these
         getattr(blocks, "_shutdown_workers", lambda: None)()
 
 
-def _next_block(blocks: Iterator[Any]) -> Any:
+def _next_block(blocks: Iterator[_Packed]) -> _Packed:
     try:
         return next(blocks)
     except CloudloadError:
@@ -481,18 +482,25 @@ def _next_block(blocks: Iterator[Any]) -> Any:
         raise WorkerError(f"a worker process failed: {error}. Resume from the last state") from error
 
 
-def _unpack(packed: Sequence[Any]) -> Block:
-    tokens, lengths, cursors, spans, was_dry = packed
-    return Block(tokens.numpy(), lengths.numpy(), cursors.numpy(), spans.numpy(), was_dry)
+_Packed = tuple[torch.Tensor, Block]
 
 
-class _BlockDataset(IterableDataset[Any]):
+def _pack(block: Block) -> _Packed:
+    """The tokens go through shared memory, all else through the pipe, in which it is little enough to go at once: a worker that
+    is killed must not leave half a block there. A tensor for each array would cost more in descriptors than in bytes."""
+    return torch.from_numpy(block.tokens), replace(block, tokens=block.tokens[:0])
+
+
+def _unpack(tokens: torch.Tensor, block: Block) -> Block:
+    return replace(block, tokens=tokens.numpy())
+
+
+class _BlockDataset(IterableDataset[_Packed]):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_Packed]:
         info = get_worker_info()
         # one thread a worker: workers are how the work is spread
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        for block in read_blocks(self._plan, info.id if info else 0):
-            yield (block.tokens, block.lengths, block.cursors, block.spans, block.was_dry)
+        yield from map(_pack, read_blocks(self._plan, info.id if info else 0))

@@ -161,4 +161,12 @@ class DocumentTokenizer:
     def encode(self, documents: Sequence[str]) -> list[Tokens]:
         """The ids of each document: int32 [tokens], bos and eos included."""
         encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        return [np.array(self._head + encoding.ids + self._tail, np.int32) for encoding in encodings]
+        return [self._frame(encoding.ids) for encoding in encodings]
+
+    def _frame(self, ids: list[int]) -> Tokens:
+        head, tail = len(self._head), len(self._tail)
+        tokens = np.empty(head + len(ids) + tail, np.int32)
+        tokens[:head] = self._head
+        tokens[head : head + len(ids)] = ids
+        tokens[head + len(ids) :] = self._tail
+        return tokens
