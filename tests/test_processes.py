@@ -99,7 +99,7 @@ def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Co
         batches = iter(loader)
         taken = [next(batches), next(batches)]
         workers = children_of(os.getpid()) - others
-        assert len(workers) == 2
+        assert len(workers) >= 2
         for worker in workers:
             os.kill(worker, signal.SIGKILL)
         start = time.monotonic()
