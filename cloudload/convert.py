@@ -25,23 +25,18 @@ import json
 import logging
 import multiprocessing
 import os
-import pickle
-import queue
 import re
-import signal
-import socket
 import struct
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from cloudload.errors import CloudloadError, ConvertError, StoreError, WorkerError
+from cloudload.errors import ConvertError, StoreError
 from cloudload.mds import (
     DEFAULT_SHARD_BYTES,
     INDEX_NAME,
@@ -53,6 +48,7 @@ from cloudload.mds import (
     encode_shard_head,
     hash_bytes,
 )
+from cloudload.pool import SharedBytes, open_executor, run_in_order
 from cloudload.sources import DEFAULT_BLOCK_BYTES, Block, Record, Start, Unit, list_units, sum_bytes
 from cloudload.store import delete_object, is_local, join_url, list_objects, local_path, read_object, write_object
 
@@ -64,7 +60,6 @@ REPORT_NAME = "convert-report.json"
 _MAX_LISTED = 20
 _MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 _BLOCKS_SEARCHED = 8
-_PATIENCE_S = 30.0
 _SHARD_NAME = re.compile(r"shard\.\d{5,}\.mds(\.\w+)?")
 _NOTE_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
 _LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp")
@@ -283,11 +278,11 @@ def _convert(
             done = replace(done, columns=_infer_columns(recipe, blocks))
             journal.begin(done.columns or ())
         plan = Plan(recipe, recipe.shard_format(done.columns or ()), journal.location)
-        with _Progress(units, position.counts.input_bytes, progress) as bar, _executor(plan, processes) as pool:
-            samples = _in_order(pool, _encode_block, blocks, 2 * processes)
+        with _Progress(units, position.counts.input_bytes, progress) as bar, open_executor(plan, processes) as pool:
+            samples = run_in_order(pool, _encode_block, blocks, 2 * processes)
             cutter = _Cutter(plan.form, resumed, position)
             jobs = cutter.cut(_checked(samples, skip_bad, bar))
-            stored = [entry for _, entry in _in_order(pool, _store_shard, jobs, processes // 2 + 1)]
+            stored = [entry for _, entry in run_in_order(pool, _store_shard, jobs, processes // 2 + 1)]
         done = replace(done, entries=done.entries + stored, counts=cutter.counts)
     if not done.entries:
         journal.tidy()
@@ -399,7 +394,7 @@ class Plan:
 class Samples:
     """The encoded samples of a block, end to end, with the size of each."""
 
-    data: bytes
+    data: bytes | SharedBytes
     sizes: np.ndarray[Any, np.dtype[np.int64]]
     counts: Counts
 
@@ -409,7 +404,7 @@ class ShardJob:
     """A shard to be stored: its samples, where the next shard begins (None: nowhere), and the counts of what was read by then."""
 
     number: int
-    parts: tuple[bytes, ...]
+    parts: tuple[bytes | SharedBytes, ...]
     sizes: np.ndarray[Any, np.dtype[np.int64]]
     next: Position | None
     counts: Counts
@@ -495,7 +490,8 @@ def _kept_value(value: Any, column: Column) -> Any:
 
 def _store_shard(plan: Plan, job: ShardJob) -> dict[str, Any]:
     """Build, compress, hash and store a shard, then enter it in the journal; returns its index entry."""
-    raw = b"".join([encode_shard_head(plan.form, job.sizes), *job.parts])
+    parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
+    raw = b"".join([encode_shard_head(plan.form, job.sizes), *parts])
     name = f"shard.{job.number:05}.mds"
     entry = {"samples": len(job.sizes), "raw_data": _file_entry(plan.form, name, raw), "zip_data": None} | plan.form.config()
     stored = raw
@@ -528,7 +524,7 @@ class _Cutter:
         self._reset()
 
     def _reset(self) -> None:
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | SharedBytes] = []
         self._sizes: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         self._bytes = self._empty_bytes
 
@@ -551,7 +547,7 @@ class _Cutter:
                 yield self._flush(replace(position, sample=first))
                 continue
             last = max(last, first + 1)
-            self._parts.append(samples.data[ends[first] : ends[last]])
+            self._parts.append(samples.data[int(ends[first]) : int(ends[last])])
             self._sizes.append(samples.sizes[first:last])
             self._bytes += int(costs[last] - costs[first])
             first = last
@@ -684,178 +680,6 @@ class _Journal:
                         f"{self.location} was begun with other {part}: {key} was {before!r} and is {now!r}. "
                         "Run with what it was begun with, choose another output, or start afresh (--overwrite)"
                     )
-
-
-# ---------------------------------------------------------------- processes
-
-
-_Task = tuple["Future[Any]", Callable[[Plan, Any], Any], Any]
-
-
-class _Executor(Protocol):
-    def submit(self, function: Callable[[Plan, Any], Any], argument: Any) -> Future[Any]: ...
-    def close(self) -> None: ...
-
-
-@contextlib.contextmanager
-def _executor(plan: Plan, processes: int) -> Iterator[_Executor]:
-    with contextlib.closing(_Pool(plan, processes) if processes > 1 else _Inline(plan)) as executor:
-        yield executor
-
-
-def _in_order(
-    pool: _Executor, function: Callable[[Plan, Any], Any], items: Iterable[Any], ahead: int
-) -> Iterator[tuple[Any, Any]]:
-    """Each item with the function's result, in order, with at most `ahead` of them under way."""
-    waiting: deque[tuple[Any, Future[Any]]] = deque()
-    for item in items:
-        waiting.append((item, pool.submit(function, item)))
-        if len(waiting) > ahead:
-            yield _take(waiting)
-    while waiting:
-        yield _take(waiting)
-
-
-def _take(waiting: deque[tuple[Any, Future[Any]]]) -> tuple[Any, Any]:
-    item, future = waiting.popleft()
-    return item, future.result()
-
-
-class _Inline:
-    """The work done here and now."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def submit(self, function: Callable[[Plan, Any], Any], argument: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(function(self._plan, argument))
-        return future
-
-    def close(self) -> None:
-        pass
-
-
-class _Pool:
-    """Worker processes, each with a pipe and a thread of its own: when a process dies its pipe ends, and nobody waits for it.
-
-    Processes are spawned, not forked: this process may have threads and clients. One that loses its parent ends by itself.
-    """
-
-    def __init__(self, plan: Plan, processes: int) -> None:
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._failure: WorkerError | None = None
-        self._processes: list[Any] = []
-        context = multiprocessing.get_context("spawn")
-        for _ in range(processes):
-            ours, theirs = socket.socketpair()
-            process = context.Process(target=_work, args=(theirs, plan), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            threading.Thread(target=self._serve, args=(process, ours), daemon=True).start()
-
-    def submit(self, function: Callable[[Plan, Any], Any], argument: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._tasks.put((future, function, argument))
-        if self._failure:
-            self._fail_all(self._failure)
-        return future
-
-    def close(self) -> None:
-        """Drop what waits; each process ends after what it is at, so that it leaves no temporary file."""
-        self._fail_all(WorkerError("the conversion was stopped"))
-        for _ in self._processes:
-            self._tasks.put(None)
-        for process in self._processes:
-            process.join(_PATIENCE_S)
-            process.kill()
-            process.join()
-
-    def _serve(self, process: Any, pipe: socket.socket) -> None:
-        with pipe:
-            while task := self._tasks.get():
-                if not self._do(task, process, pipe):
-                    return
-
-    def _do(self, task: _Task, process: Any, pipe: socket.socket) -> bool:
-        """Have one task done; False when the process is gone."""
-        future, function, argument = task
-        try:
-            _send(pipe, (function, argument))
-            succeeded, value = _receive(pipe)
-        except (EOFError, OSError):
-            process.join(_PATIENCE_S)
-            self._failure = WorkerError(_epitaph(process))
-            future.set_exception(self._failure)
-            self._fail_all(self._failure)
-            return False
-        except Exception as error:
-            succeeded, value = False, WorkerError(f"cannot hand work to a worker process: {type(error).__name__}: {error}")
-        if succeeded:
-            future.set_result(value)
-        else:
-            future.set_exception(value)
-        return True
-
-    def _fail_all(self, failure: WorkerError) -> None:
-        with contextlib.suppress(queue.Empty):
-            while task := self._tasks.get_nowait():
-                task[0].set_exception(failure)
-
-
-def _send(pipe: socket.socket, value: Any) -> None:
-    data = pickle.dumps(value, 5)
-    pipe.sendall(struct.pack("<Q", len(data)))
-    pipe.sendall(data)
-
-
-def _receive(pipe: socket.socket) -> Any:
-    """The next value. A `multiprocessing` pipe is slower: it makes a buffer of the whole size for every piece."""
-    return pickle.loads(_receive_exactly(pipe, struct.unpack("<Q", _receive_exactly(pipe, 8))[0]))
-
-
-def _receive_exactly(pipe: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    left = memoryview(data)
-    while left:
-        count = pipe.recv_into(left)
-        if not count:
-            raise EOFError
-        left = left[count:]
-    return data
-
-
-def _epitaph(process: Any) -> str:
-    code = process.exitcode
-    if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
-        return f"worker process {process.pid} {how}. Run again to go on, with fewer processes if memory is short"
-    return (
-        f"worker process {process.pid} ended with exit status {code}. Run again to go on; "
-        "a script must call convert_to_mds below `if __name__ == '__main__':`, or with processes=1"
-    )
-
-
-def _work(pipe: socket.socket, plan: Plan) -> None:
-    """The life of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            function, argument = _receive(pipe)
-            _send(pipe, _attempt(function, plan, argument))
-
-
-def _attempt(function: Callable[[Plan, Any], Any], plan: Plan, argument: Any) -> tuple[bool, Any]:
-    try:
-        return True, function(plan, argument)
-    except CloudloadError as error:
-        # only the message travels: a cause may not survive pickling
-        return False, type(error)(str(error))
-    except Exception:
-        import traceback
-
-        return False, WorkerError(f"a worker process failed:\n{traceback.format_exc()}")
 
 
 # ---------------------------------------------------------------- progress

@@ -20,6 +20,7 @@ ORDER = [
     "config",
     "locks",
     "mds",
+    "pool",
     "sources",
     "convert",
     "lanes",

@@ -1,0 +1,286 @@
+"""Worker processes that take tasks, for work that is mostly large bytes.
+
+    this process ── (function, argument) ──► worker process ── result ──►
+                    small values are pickled; bytes of a megabyte go as descriptors of anonymous memory
+
+The process that hands tasks out never copies what it passes on: bytes that a worker returned arrive as `SharedBytes`, which
+can be cut and sent to another worker unread. The kernel frees them with the last process that holds them, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from cloudload.errors import CloudloadError, WorkerError
+
+Function = Callable[[Any, Any], Any]
+Task = tuple["Future[Any]", Function, Any]
+
+_SHARED_FROM_BYTES = 1 << 20
+_DESCRIPTORS_AT_ONCE = 200
+_PATIENCE_S = 30.0
+
+
+class Executor(Protocol):
+    """Runs `function(context, argument)` for each task, somewhere."""
+
+    def submit(self, function: Function, argument: Any) -> Future[Any]: ...
+    def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def open_executor(context: Any, processes: int) -> Iterator[Executor]:
+    """Worker processes that each hold `context`; this process itself for `processes=1`."""
+    executor: Executor = Pool(context, processes) if processes > 1 else Inline(context)
+    with contextlib.closing(executor):
+        yield executor
+
+
+def run_in_order(executor: Executor, function: Function, items: Iterable[Any], ahead: int) -> Iterator[tuple[Any, Any]]:
+    """Each item with the function's result, in order, with at most `ahead` of them under way."""
+    waiting: deque[tuple[Any, Future[Any]]] = deque()
+    for item in items:
+        waiting.append((item, executor.submit(function, item)))
+        if len(waiting) > ahead:
+            yield _take(waiting)
+    while waiting:
+        yield _take(waiting)
+
+
+def _take(waiting: deque[tuple[Any, Future[Any]]]) -> tuple[Any, Any]:
+    item, future = waiting.popleft()
+    return item, future.result()
+
+
+class Inline:
+    """The work done here and now."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def submit(self, function: Function, argument: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(self._context, argument))
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+class Pool:
+    """Worker processes, each with a socket and a thread of its own: when a process dies its socket ends, and nobody waits for it.
+
+    Processes are spawned, not forked: this process may have threads and clients. One that loses its parent ends by itself.
+    """
+
+    def __init__(self, context: Any, processes: int) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._failure: WorkerError | None = None
+        self._processes: list[Any] = []
+        spawn = multiprocessing.get_context("spawn")
+        for _ in range(processes):
+            ours, theirs = socket.socketpair()
+            process = spawn.Process(target=_work, args=(theirs, context), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            threading.Thread(target=self._serve, args=(process, ours), daemon=True).start()
+
+    def submit(self, function: Function, argument: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._tasks.put((future, function, argument))
+        if self._failure:
+            self._fail_all(self._failure)
+        return future
+
+    def close(self) -> None:
+        """Drop what waits; each process ends after what it is at, so that it leaves no temporary file."""
+        self._fail_all(WorkerError("the work was stopped"))
+        for _ in self._processes:
+            self._tasks.put(None)
+        for process in self._processes:
+            process.join(_PATIENCE_S)
+            process.kill()
+            process.join()
+
+    def _serve(self, process: Any, pipe: socket.socket) -> None:
+        with pipe:
+            while task := self._tasks.get():
+                if not self._do(task, process, pipe):
+                    return
+
+    def _do(self, task: Task, process: Any, pipe: socket.socket) -> bool:
+        """Have one task done; False when the process is gone."""
+        future, function, argument = task
+        try:
+            _send(pipe, (function, argument))
+            succeeded, value = _receive(pipe, lambda shared: shared)
+        except (EOFError, OSError):
+            process.join(_PATIENCE_S)
+            self._failure = WorkerError(_epitaph(process))
+            future.set_exception(self._failure)
+            self._fail_all(self._failure)
+            return False
+        except Exception as error:
+            succeeded, value = False, WorkerError(f"cannot hand work to a worker process: {type(error).__name__}: {error}")
+        if succeeded:
+            future.set_result(value)
+        else:
+            future.set_exception(value)
+        return True
+
+    def _fail_all(self, failure: WorkerError) -> None:
+        with contextlib.suppress(queue.Empty):
+            while task := self._tasks.get_nowait():
+                task[0].set_exception(failure)
+
+
+def _epitaph(process: Any) -> str:
+    code = process.exitcode
+    if code is not None and code < 0:
+        how = f"was killed by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
+        return f"worker process {process.pid} {how}. Run again to go on, with fewer processes if memory is short"
+    return (
+        f"worker process {process.pid} ended with exit status {code}. Run again to go on; "
+        "a script must start its work below `if __name__ == '__main__':`, or use processes=1"
+    )
+
+
+def _work(pipe: socket.socket, context: Any) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            function, argument = _receive(pipe, SharedBytes.read)
+            _send(pipe, _attempt(function, context, argument))
+
+
+def _attempt(function: Function, context: Any, argument: Any) -> tuple[bool, Any]:
+    try:
+        return True, function(context, argument)
+    except CloudloadError as error:
+        # only the message travels: a cause may not survive pickling
+        return False, type(error)(str(error))
+    except Exception:
+        import traceback
+
+        return False, WorkerError(f"a worker process failed:\n{traceback.format_exc()}")
+
+
+# ---------------------------------------------------------------- bytes between processes
+
+
+class _Descriptor:
+    """A file descriptor that is closed with its last holder."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class SharedBytes:
+    """Bytes in anonymous memory that another process may hold, too: to be cut and passed on, unread."""
+
+    def __init__(self, descriptor: _Descriptor, start: int, stop: int) -> None:
+        self.descriptor, self.start, self.stop = descriptor, start, stop
+
+    @staticmethod
+    def of(data: bytes) -> SharedBytes:
+        """A copy of `data`."""
+        descriptor = _Descriptor(os.memfd_create("cloudload"))
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor.number, left) :]
+        return SharedBytes(descriptor, 0, len(data))
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, place: slice) -> SharedBytes:
+        start, stop, _ = place.indices(len(self))
+        return SharedBytes(self.descriptor, self.start + start, self.start + max(start, stop))
+
+    def read(self) -> bytes:
+        """The bytes."""
+        pieces: list[bytes] = []
+        place = self.start
+        while place < self.stop:
+            pieces.append(os.pread(self.descriptor.number, self.stop - place, place))
+            place += len(pieces[-1])
+        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves large bytes out, as descriptors."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.shared: list[SharedBytes] = []
+
+    def persistent_id(self, value: Any) -> Any:
+        if type(value) is bytes and len(value) >= _SHARED_FROM_BYTES:
+            value = SharedBytes.of(value)
+        if not isinstance(value, SharedBytes):
+            return None
+        self.shared.append(value)
+        return len(self.shared) - 1, value.start, value.stop
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts each of the descriptors where its bytes were, in the form that `found` makes of them."""
+
+    def __init__(self, file: io.BytesIO, descriptors: list[_Descriptor], found: Callable[[SharedBytes], Any]) -> None:
+        super().__init__(file)
+        self._descriptors, self._found = descriptors, found
+
+    def persistent_load(self, name: Any) -> Any:
+        number, start, stop = name
+        return self._found(SharedBytes(self._descriptors[number], start, stop))
+
+
+def _send(pipe: socket.socket, value: Any) -> None:
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    pickler.dump(value)
+    numbers = [shared.descriptor.number for shared in pickler.shared]
+    pipe.sendall(struct.pack("<QQ", buffer.tell(), len(numbers)))
+    for first in range(0, len(numbers), _DESCRIPTORS_AT_ONCE):
+        socket.send_fds(pipe, [b"d"], numbers[first : first + _DESCRIPTORS_AT_ONCE])
+    pipe.sendall(buffer.getbuffer())
+
+
+def _receive(pipe: socket.socket, found: Callable[[SharedBytes], Any]) -> Any:
+    size, count = struct.unpack("<QQ", _receive_exactly(pipe, 16))
+    descriptors: list[_Descriptor] = []
+    while len(descriptors) < count:
+        data, numbers, _, _ = socket.recv_fds(pipe, 1, _DESCRIPTORS_AT_ONCE)
+        if not data:
+            raise EOFError
+        descriptors += map(_Descriptor, numbers)
+    return _Unpickler(io.BytesIO(_receive_exactly(pipe, size)), descriptors, found).load()
+
+
+def _receive_exactly(pipe: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    left = memoryview(data)
+    while left:
+        count = pipe.recv_into(left)
+        if not count:
+            raise EOFError
+        left = left[count:]
+    return data
