@@ -33,20 +33,21 @@ def join_blocks(blocks: Sequence[Block], workers: Ints, rows: range, *, pin_memo
     """
     seq_len = blocks[0].tokens.shape[1]
     pin_memory = pin_memory and torch.cuda.is_available()
-    input_ids = torch.empty((len(rows), seq_len), dtype=torch.int64, pin_memory=pin_memory)
+    # filled through numpy: torch would wake a thread for every core
+    input_ids, labels = (torch.empty((len(rows), seq_len), dtype=torch.int64, pin_memory=pin_memory) for _ in range(2))
     lengths = np.empty(len(rows), np.int64)
     cursors = np.empty((len(rows), 2), np.int64)
     spans = []
     for worker, block in enumerate(blocks):
         places = np.flatnonzero(workers == worker)
-        input_ids[torch.from_numpy(places)] = torch.from_numpy(block.tokens).to(torch.int64)
+        input_ids.numpy()[places] = block.tokens
         lengths[places], cursors[places] = block.lengths, block.cursors
         block_spans = block.spans.copy()
         block_spans[:, 0] = places[block_spans[:, 0]]
         spans.append(block_spans)
-    labels = torch.empty_like(input_ids, pin_memory=pin_memory).copy_(input_ids)
+    labels.numpy()[:] = input_ids.numpy()
     if (lengths < seq_len).any():
-        labels[torch.arange(seq_len) >= torch.from_numpy(lengths)[:, None]] = IGNORED_LABEL
+        labels.numpy()[np.arange(seq_len) >= lengths[:, None]] = IGNORED_LABEL
     joined = np.concatenate(spans)
     joined = joined[np.argsort(joined[:, 0], kind="stable")]
     return Batch(input_ids, labels, joined, rows.start, rows.step), cursors

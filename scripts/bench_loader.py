@@ -3,17 +3,19 @@
     python scripts/bench_loader.py --corpus corpus/*.jsonl.gz --tokenizer gpt2-folder llama3-folder
 
 Prints a Markdown table. Speeds are of one core, to which the training process and its worker are both pinned; the loader and
-the bare tokenizer take turns, each time in a fresh process, and medians are given with the extremes. CPU time is what other jobs
-on the machine disturb least. Without --corpus, text is generated; without --tokenizer, the example's is used.
+the bare tokenizer take short turns on it, and medians over several epochs are given with the extremes. Without --corpus, text is
+generated; without --tokenizer, the example's is used.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 SEQ_LEN, BATCH_SIZE, WARM_UP_BATCHES = 2048, 8, 8
-DOCUMENTS_AT_ONCE = 64
+DOCUMENTS_AT_ONCE, BATCHES_AT_ONCE, LAST_TURNS = 64, 4, 4
 LANES = (64, 960, 8192)
 PLACES = (0.01, 0.5, 0.99)
 
@@ -127,62 +129,115 @@ def generate_texts(num_bytes: float) -> Iterator[str]:
 
 
 def compare_speed(dataset: str, tokenizer: str, repeats: int) -> list[tuple[str, str, str]]:
-    """The loader's tokens a second as a share of the bare tokenizer's."""
+    """The loader's tokens a second as a share of the bare tokenizer's, over the same epoch."""
     name = Path(tokenizer).name
     note(f"speed, {name}")
-    core = max(os.sched_getaffinity(0))
-    pairs = []
-    for _ in range(repeats):
-        bare = measure("bare", dataset=dataset, tokenizer=tokenizer, core=core)
-        pairs.append((bare, measure("loader", dataset=dataset, tokenizer=tokenizer, core=core, **counts_of(bare))))
+    pairs = [race(dataset, tokenizer) for _ in range(repeats)]
     rows = []
     for clock in ("wall", "cpu"):
-        rows.append((f"{name}: bare tokenizer, tokens/s ({clock} time)", *spread([bare[clock] for bare, _ in pairs], ",.0f")))
-        rows.append((f"{name}: loader, tokens/s ({clock} time)", *spread([loader[clock] for _, loader in pairs], ",.0f")))
-        rows.append((f"{name}: share ({clock} time)", *spread([loader[clock] / bare[clock] for bare, loader in pairs], ".3f")))
+        speeds = [[side["tokens"] / side[clock] for side in pair] for pair in pairs]
+        rows.append((f"{name}: bare tokenizer, tokens/s ({clock} time)", *spread([bare for bare, _ in speeds], ",.0f")))
+        rows.append((f"{name}: loader, tokens/s ({clock} time)", *spread([loader for _, loader in speeds], ",.0f")))
+        rows.append((f"{name}: share ({clock} time)", *spread([loader / bare for bare, loader in speeds], ".3f")))
     return rows
 
 
-def counts_of(bare: dict[str, float]) -> dict[str, float]:
-    return {name: bare[name] for name in ("tokens", "documents")}
+def race(dataset: str, tokenizer: str) -> tuple[dict[str, float], dict[str, float]]:
+    """An epoch by the bare tokenizer and one by the loader, in short turns: while one works the other is stopped, so that
+    whatever else the machine does slows both."""
+    turns: list[list[dict[str, float]]] = [[], []]
+    racing = [(start_side(what, dataset, tokenizer), done) for what, done in zip(SIDES, turns, strict=True)]
+    while racing:
+        for side, done in list(racing):
+            if turn := take_turn(side):
+                done.append(turn)
+            else:
+                side.wait()
+                racing.remove((side, done))
+    # its worker had made the last batches before, as it had made the first when the race began
+    del turns[1][-LAST_TURNS:]
+    bare, loader = ({name: sum(turn[name] for turn in done) for name in done[0]} for done in turns)
+    # the bare tokenizer makes no end-of-text tokens, and those cost the loader nothing
+    loader["tokens"] *= bare["tokens"] / (bare["tokens"] + bare["documents"])
+    note(f"  bare {bare}\n  loader {loader}")
+    return bare, loader
 
 
-def measure_bare(dataset: str, tokenizer: str, core: int) -> dict[str, float]:
-    """Tokens a second of `encode_batch_fast` on the documents in memory; its ids are not even looked at."""
+def start_side(what: str, dataset: str, tokenizer: str) -> subprocess.Popen[str]:
+    """A side of the race in a process group of its own, ready and stopped."""
+    command = [sys.executable, __file__, "--measure", json.dumps({"what": what, "dataset": dataset, "tokenizer": tokenizer})]
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    side = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert side.stdout
+    assert side.stdout.readline() == "ready\n"
+    os.killpg(side.pid, signal.SIGSTOP)
+    return side
+
+
+def take_turn(side: subprocess.Popen[str]) -> dict[str, float]:
+    """What a side did in its turn; nothing when it is through."""
+    assert side.stdin
+    assert side.stdout
+    os.killpg(side.pid, signal.SIGCONT)
+    side.stdin.write("go\n")
+    side.stdin.flush()
+    turn: dict[str, float] = json.loads(side.stdout.readline())
+    if turn:
+        os.killpg(side.pid, signal.SIGSTOP)
+    return turn
+
+
+def serve_turns(turns: Iterator[dict[str, float]]) -> dict[str, float]:
+    """Take a turn whenever asked to; the seconds of each go with what it did."""
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        started, cpu_started = time.perf_counter(), family_cpu()
+        if (done := next(turns, None)) is None:
+            break
+        print(json.dumps(done | {"wall": time.perf_counter() - started, "cpu": family_cpu() - cpu_started}), flush=True)
+    return {}
+
+
+def race_bare(dataset: str, tokenizer: str) -> dict[str, float]:
+    """`encode_batch_fast` on the documents in memory; its ids are not even looked at."""
     from tokenizers import Tokenizer
 
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     texts = json.loads(Path(dataset).with_name("texts.json").read_text())
     encoder = Tokenizer.from_file(str(Path(tokenizer, "tokenizer.json")))
     encoder.encode_batch_fast(texts[:DOCUMENTS_AT_ONCE], add_special_tokens=False)
-    started, cpu_started, tokens = time.perf_counter(), time.process_time(), 0
-    for start in range(0, len(texts), DOCUMENTS_AT_ONCE):
-        encodings = encoder.encode_batch_fast(texts[start : start + DOCUMENTS_AT_ONCE], add_special_tokens=False)
-        tokens += sum(map(len, encodings))
-    wall, cpu = time.perf_counter() - started, time.process_time() - cpu_started
-    return {"wall": tokens / wall, "cpu": tokens / cpu, "tokens": tokens, "documents": len(texts)}
+
+    def turns() -> Iterator[dict[str, float]]:
+        for start in range(0, len(texts), DOCUMENTS_AT_ONCE):
+            documents = texts[start : start + DOCUMENTS_AT_ONCE]
+            encodings = encoder.encode_batch_fast(documents, add_special_tokens=False)
+            yield {"tokens": sum(map(len, encodings)), "documents": len(documents)}
+
+    return serve_turns(turns())
 
 
-def measure_loader(dataset: str, tokenizer: str, core: int, tokens: int, documents: int) -> dict[str, float]:
-    """Tokens a second through the loader with one worker, over the rest of an epoch after the first batches."""
+def race_loader(dataset: str, tokenizer: str) -> dict[str, float]:
+    """An epoch through the loader with one worker, less the first batches, on the core of the bare tokenizer."""
     from cloudload import CloudLoader
 
-    os.sched_setaffinity(0, {core})
-    num_batches = (tokens + documents) // (SEQ_LEN * BATCH_SIZE) - WARM_UP_BATCHES
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
     with (
         tempfile.TemporaryDirectory(prefix="cloudload-bench-") as cache,
-        CloudLoader(dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache) as loader,
+        CloudLoader(
+            dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache, epochs=1
+        ) as loader,
     ):
         batches = iter(loader)
-        for _ in range(WARM_UP_BATCHES):
-            next(batches)
-        started, cpu_started = time.perf_counter(), family_cpu()
-        for _ in range(num_batches):
-            next(batches)
-        wall, cpu = time.perf_counter() - started, family_cpu() - cpu_started
-    # without the end-of-text tokens, which the bare tokenizer does not make
-    made = num_batches * SEQ_LEN * BATCH_SIZE * tokens / (tokens + documents)
-    return {"wall": made / wall, "cpu": made / cpu}
+
+        def turns() -> Iterator[dict[str, float]]:
+            while some := list(itertools.islice(batches, BATCHES_AT_ONCE)):
+                yield {"tokens": sum(int((batch["labels"] >= 0).sum()) for batch in some)}
+
+        list(itertools.islice(batches, WARM_UP_BATCHES))
+        return serve_turns(turns())
 
 
 def family_cpu() -> float:
@@ -267,7 +322,8 @@ def measure_resume(dataset: str, tokenizer: str, place: float, cache: str) -> di
         return {"seconds": time.perf_counter() - started}
 
 
-MEASURES = {"bare": measure_bare, "loader": measure_loader, "resume": measure_resume}
+SIDES = ("bare", "loader")
+MEASURES = {"bare": race_bare, "loader": race_loader, "resume": measure_resume}
 
 if __name__ == "__main__":
     main()
