@@ -98,7 +98,7 @@ class DeliveryConfig:
     num_workers: int = 4
     """Worker processes per rank; 0 works in the training process."""
     prefetch_batches: int = 4
-    """Batches that the workers run ahead of the training loop."""
+    """Batches that the workers run ahead of the training loop, at least."""
     predownload: int | None = None
     """Documents of look-ahead per worker, whose shards are fetched; default: two shards for each canonical node."""
     download_threads: int = 4

@@ -449,7 +449,7 @@ def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
     workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
     try:
         while True:
-            yield [next(worker) for worker in workers]
+            yield from _by_batch([next(worker) for worker in workers])
     finally:
         for worker in workers:
             worker.close()  # type: ignore[attr-defined]
@@ -461,38 +461,45 @@ def _process_blocks(plan: Plan) -> Iterator[list[Block]]:
         _BlockDataset(plan),
         batch_size=None,
         num_workers=plan.num_workers,
-        prefetch_factor=plan.delivery.prefetch_batches,
+        prefetch_factor=max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once)),
         multiprocessing_context=plan.delivery.start_method,
     )
-    blocks = iter(loader)
+    received = iter(loader)
     try:
         while True:
-            yield [_unpack(*_next_block(blocks)) for _ in range(plan.num_workers)]
+            yield from _by_batch([_unpack(*_receive(received)) for _ in range(plan.num_workers)])
     finally:
         # not left to the collector: the next iteration must not fork beside these
-        getattr(blocks, "_shutdown_workers", lambda: None)()
+        getattr(received, "_shutdown_workers", lambda: None)()
 
 
-def _next_block(blocks: Iterator[_Packed]) -> _Packed:
+def _by_batch(by_worker: list[list[Block]]) -> Iterator[list[Block]]:
+    return map(list, zip(*by_worker, strict=True))
+
+
+def _receive(received: Iterator[_Packed]) -> _Packed:
     try:
-        return next(blocks)
+        return next(received)
     except CloudloadError:
         raise
     except (RuntimeError, ConnectionError, EOFError) as error:
         raise WorkerError(f"a worker process failed: {error}. Resume from the last state") from error
 
 
-_Packed = tuple[torch.Tensor, Block]
+_Packed = tuple[torch.Tensor, list[Block]]
 
 
-def _pack(block: Block) -> _Packed:
+def _pack(blocks: list[Block]) -> _Packed:
     """The tokens go through shared memory, all else through the pipe, in which it is little enough to go at once: a worker that
     is killed must not leave half a block there. A tensor for each array would cost more in descriptors than in bytes."""
-    return torch.from_numpy(block.tokens), replace(block, tokens=block.tokens[:0])
+    tokens = np.concatenate([block.tokens for block in blocks])
+    return torch.from_numpy(tokens), [replace(block, tokens=block.tokens[:, :0]) for block in blocks]
 
 
-def _unpack(tokens: torch.Tensor, block: Block) -> Block:
-    return replace(block, tokens=tokens.numpy())
+def _unpack(tokens: torch.Tensor, blocks: list[Block]) -> list[Block]:
+    ends = np.cumsum([len(block.tokens) for block in blocks])
+    parts = np.split(tokens.numpy(), ends[:-1])
+    return [replace(block, tokens=part) for block, part in zip(blocks, parts, strict=True)]
 
 
 class _BlockDataset(IterableDataset[_Packed]):

@@ -2,15 +2,16 @@
 
     documents ─► tokenizer ─► one packer a lane ─► rows of this batch ─► Block
 
-A worker owns the lanes of its rank that fall to it, and yields one block for every batch, also where no row of it is its own.
-Documents are tokenized many at a time, for all lanes that the coming rows will find short.
+A worker owns the lanes of its rank that fall to it, and makes one block for every batch, also where no row of it is its own.
+Documents are tokenized many at a time, for all lanes that the coming rows will find short: the blocks of several batches are
+made, and sent, at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,8 @@ from cloudload.order import EpochOrders, OrderConfig
 from cloudload.pack import SPAN_FIELDS, ConcatLane, Document
 from cloudload.tokenizer import DocumentTokenizer, TokenizerSpec, Tokens
 
-# enough documents in one call that the tokenizer's work hides ours
-_ROWS_AT_ONCE = 32
+# enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
+_TOKENS_AT_ONCE, _ROWS_AT_ONCE = 65_536, 32
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 
@@ -53,6 +54,12 @@ class Plan:
     cursors: Ints
     """int64 [lanes, 2]: (ordinal, offset) of each lane's next unread token."""
 
+    @property
+    def batches_at_once(self) -> int:
+        """The batches whose blocks every worker makes at once."""
+        rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
+        return max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // self.seq_len) // rows_of_worker)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -70,8 +77,11 @@ class Block:
     """Whether no lane of the worker had a token left before this block."""
 
 
-def read_blocks(plan: Plan, worker: int) -> Iterator[Block]:
-    """The blocks of one worker, without end; where rows are replayed, the first holds their cursors and no tokens."""
+def read_blocks(plan: Plan, worker: int) -> Iterator[list[Block]]:
+    """The blocks of one worker, without end, in lists as long as any other worker's.
+
+    The first list has one block, so that training starts soon; where rows are replayed, it holds their cursors and no tokens.
+    """
     cache = ShardCache(
         plan.corpus, plan.cache_root, plan.delivery.retry, plan.delivery.cache_limit_bytes(), plan.delivery.download_threads
     )
@@ -106,19 +116,15 @@ class _WorkerLanes:
         self._mean_tokens = max(1.0, plan.corpus.raw_bytes / plan.corpus.num_samples / _GUESSED_BYTES_PER_TOKEN)
         self._look_ahead = self._documents_ahead()
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[list[Block]]:
         plan = self._plan
         if plan.rows > plan.table_rows:
-            yield self._replay()
+            yield [self._replay()]
         step = plan.delivery.batch_size * plan.world_size
-        first, batches_at_once = plan.rows, 1
+        first, count = plan.rows, 1
         while True:
-            batches = [self._own_rows(start, start + step) for start in range(first, first + batches_at_once * step, step)]
-            self._fill_rows([row for rows in batches for row in rows])
-            for rows in batches:
-                yield self._cut_block(rows)
-            first += batches_at_once * step
-            batches_at_once = max(1, _ROWS_AT_ONCE // max(1, *map(len, batches)))
+            yield self._make_blocks([self._own_rows(start, start + step) for start in range(first, first + count * step, step)])
+            first, count = first + count * step, plan.batches_at_once
 
     def _own_rows(self, start: int, stop: int) -> list[int]:
         plan = self._plan
@@ -127,10 +133,12 @@ class _WorkerLanes:
         return [row for row, worker in zip(rows, workers.tolist(), strict=True) if worker == self._worker]
 
     def _replay(self) -> Block:
-        rows = self._own_rows(self._plan.table_rows, self._plan.rows)
-        self._fill_rows(rows)
-        block = self._cut_block(rows)
-        return Block(block.tokens[:0], block.lengths, block.cursors, block.spans[:0], block.was_dry)
+        [block] = self._make_blocks([self._own_rows(self._plan.table_rows, self._plan.rows)])
+        return replace(block, tokens=block.tokens[:0], spans=block.spans[:0])
+
+    def _make_blocks(self, batches: list[list[int]]) -> list[Block]:
+        self._fill_rows([row for rows in batches for row in rows])
+        return [self._cut_block(rows) for rows in batches]
 
     def _cut_block(self, rows: list[int]) -> Block:
         was_dry = self._is_dry()
