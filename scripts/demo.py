@@ -141,6 +141,11 @@ def say(number: int, text: str) -> None:
     print(f"\n[{number}/7] {text}", flush=True)
 
 
+def progress(name: str, total: int, **options: Any) -> Any:
+    """A bar; where nobody watches, a line now and then."""
+    return tqdm(total=total, desc=name, mininterval=0.1 if sys.stderr.isatty() else 10.0, **options)
+
+
 # ---------------------------------------------------------------- corpus
 
 
@@ -158,7 +163,7 @@ def collect_corpus(target: Path, most_bytes: int) -> None:
     # an order that mixes packages
     names = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())
     num_documents, num_bytes = 0, 0
-    with target.open("w") as file, tqdm(total=most_bytes, unit="B", unit_scale=True, desc="collect") as bar:
+    with target.open("w") as file, progress("collect", most_bytes, unit="B", unit_scale=True) as bar:
         for name in names:
             text = read_text(found[name])
             if text is None:
@@ -271,7 +276,7 @@ def running_torchrun(command: list[str], ranks: int, record: Path) -> Iterator[s
 def follow(run: Run, process: subprocess.Popen[bytes], record: Path, done: int, stop: int) -> None:
     """Show how a run gets on, until it ends or the step `stop` of a run that is to be killed is reached."""
     path, shown, heard = record / "rank-0.jsonl", done, time.monotonic()
-    with tqdm(total=run.stop, initial=done, unit="step", desc=run.name) as bar:
+    with progress(run.name, run.stop, initial=done, unit="step") as bar:
         while True:
             has_ended = process.poll() is not None
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
