@@ -254,9 +254,7 @@ def shown(file: SourceFile) -> str:
 
 
 @dataclass(frozen=True)
-class LinesUnit:
-    """A file of JSON lines, or of a document a line."""
-
+class _FileUnit:
     file: SourceFile
 
     @property
@@ -270,6 +268,11 @@ class LinesUnit:
     @property
     def files(self) -> tuple[SourceFile, ...]:
         return (self.file,)
+
+
+@dataclass(frozen=True)
+class LinesUnit(_FileUnit):
+    """A file of JSON lines, or of a document a line."""
 
     def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[Block]:
         counter = _Counter(start.stored)
@@ -515,22 +518,8 @@ class TextBlock:
 
 
 @dataclass(frozen=True)
-class ParquetUnit:
+class ParquetUnit(_FileUnit):
     """A Parquet file; only the columns that are asked for are read."""
-
-    file: SourceFile
-
-    @property
-    def name(self) -> str:
-        return self.file.name
-
-    @property
-    def size(self) -> int | None:
-        return self.file.bytes
-
-    @property
-    def files(self) -> tuple[SourceFile, ...]:
-        return (self.file,)
 
     def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[Block]:
         try:
