@@ -16,6 +16,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import itertools
 import logging
 import os
 import re
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 _PART_SUFFIX = ".part"
 _MOST_OPEN_SHARDS = 256
 _TOUCH_EVERY_S = 10.0
+_DATASET_FOLDER = re.compile(r"[A-Za-z0-9-]*-[0-9a-f]{16}")
 
 
 def default_cache() -> Path:
@@ -192,10 +194,11 @@ Files = list[tuple[Path, os.stat_result]]
 
 
 def _sweep(root: Path) -> tuple[Files, Files]:
-    """The parts being fetched and the shards of the cache, less what killed processes left."""
+    """The parts being fetched and the shards of the cache, less what killed processes left; what is not ours is not looked at."""
     parts: Files = []
     shards: Files = []
-    for path in root.glob("*/**/*"):
+    folders = [folder for folder in root.iterdir() if _DATASET_FOLDER.fullmatch(folder.name)]
+    for path in itertools.chain.from_iterable(folder.rglob("*") for folder in folders):
         with contextlib.suppress(FileNotFoundError):
             if path.name.endswith(_PART_SUFFIX):
                 shard = path.with_name(path.name.rsplit(".", 2)[0])
@@ -204,7 +207,7 @@ def _sweep(root: Path) -> tuple[Files, Files]:
                         path.unlink()
                     else:
                         parts.append((path, path.stat()))
-            elif path.suffix not in (".lock", ".npy", ".tmp") and path.is_file():
+            elif path.suffix != ".lock" and path.is_file():
                 shards.append((path, path.stat()))
     return parts, shards
 

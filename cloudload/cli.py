@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloudload.config import parse_bytes
 from cloudload.errors import CloudloadError
 
 if TYPE_CHECKING:
     from cloudload.convert import ConvertReport
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 _CONVERT_EXAMPLE = """\
 A run that stopped or was killed goes on when it is run again.
@@ -90,13 +89,10 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _bytes(text: str) -> int:
-    number, unit = text.lower().rstrip("ib"), ""
-    if number[-1:] in _UNITS:
-        number, unit = number[:-1], number[-1]
     try:
-        return int(float(number) * _UNITS[unit])
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; use bytes, or 512k, 64m, 1g") from None
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _convert(options: argparse.Namespace) -> int:

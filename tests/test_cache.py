@@ -161,6 +161,17 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(s3_url: str, tmp
     assert time.monotonic() - start < 60
 
 
+def test_eviction_leaves_what_else_lies_in_the_folder(s3_url: str, tmp_path: Path) -> None:
+    corpus = write(s3_url)
+    own = tmp_path / "notes" / "deep" / "thesis.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("years of work" * 1000)
+    os.utime(own, (0, 0))
+    largest = max(shard.raw.bytes for shard in corpus.datasets[0].shards)
+    assert texts_of(corpus, tmp_path, limit_bytes=4 * largest) == DOCUMENTS
+    assert own.exists()
+
+
 def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(s3_url: str, tmp_path: Path) -> None:
     corpus = write(s3_url)
     sizes = [shard.raw.bytes for shard in corpus.datasets[0].shards]
