@@ -28,11 +28,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudload.dataset import Corpus, Dataset
+from cloudload.dataset import Corpus, Dataset, is_in_place
 from cloudload.errors import CacheError, DatasetError
 from cloudload.locks import locked, locked_if_free
 from cloudload.mds import FileInfo, Hasher, Shard, ShardInfo, decompress, fastest_hash
-from cloudload.store import Retry, download_object, is_local, join_url, local_path
+from cloudload.store import Retry, download_object, join_url, local_path
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class ShardCache:
             if time.monotonic() - touched > _TOUCH_EVERY_S:
                 self._keep(number, shard)
             return shard
-        info = self._info(number)[1]
+        dataset, info = self._info(number)
         for _ in range(3):
             fetch = self._fetches.pop(number, None)
             path = fetch.result() if fetch else self._fetch(number)
@@ -81,12 +81,14 @@ class ShardCache:
                 shard = Shard(path, info)
                 self._keep(number, shard)
                 return shard
+        if is_in_place(dataset, info):
+            raise DatasetError(f"{path} is not there, though the index of {dataset.url} lists it. Convert or copy it again")
         raise CacheError(f"{path} is evicted as soon as it is fetched. Raise cache_limit: the shards in use do not fit")
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Fetch shards in the background, in this order; an error waits until the shard is asked for."""
         for number in numbers:
-            if number not in self._open and number not in self._fetches and not self._is_in_place(*self._info(number)):
+            if number not in self._open and number not in self._fetches and not is_in_place(*self._info(number)):
                 self._fetches[number] = self._pool.submit(self._fetch, number)
 
     def close(self) -> None:
@@ -101,21 +103,17 @@ class ShardCache:
         return dataset, dataset.shards[shard]
 
     def _keep(self, number: int, shard: Shard) -> None:
-        if not self._is_in_place(*self._info(number)):
-            with contextlib.suppress(FileNotFoundError):
+        if not is_in_place(*self._info(number)):
+            with contextlib.suppress(OSError):  # evicted, or of another user
                 os.utime(shard.path)
         self._open[number] = (shard, time.monotonic())
         self._open.move_to_end(number)
         while len(self._open) > _MOST_OPEN_SHARDS:
             self._open.popitem(last=False)
 
-    @staticmethod
-    def _is_in_place(dataset: Dataset, info: ShardInfo) -> bool:
-        return is_local(dataset.url) and info.zipped is None
-
     def _fetch(self, number: int) -> Path:
         dataset, info = self._info(number)
-        if self._is_in_place(dataset, info):
+        if is_in_place(dataset, info):
             return local_path(dataset.url) / info.raw.name
         path = dataset_folder(self._root, dataset) / info.raw.name
         if _is_whole(path, info):
@@ -136,9 +134,11 @@ class ShardCache:
                     fault = _download(join_url(dataset.url, info.stored.name), info, file, self._retry)
                     if fault is None:
                         file.flush()
+                        os.fsync(file.fileno())  # reserved bytes that were never written would pass for a whole shard
                         part.replace(path)
                         return
-                    logger.warning("%s %s; fetched again" if attempt == 1 else "%s %s", dataset.url, fault)
+                    if attempt == 1:
+                        logger.warning("%s %s; fetched again", join_url(dataset.url, info.stored.name), fault)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise CacheError(

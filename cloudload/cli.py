@@ -1,6 +1,6 @@
 """The command line: one subcommand per verb of the library, and nothing of its own.
 
-Results go to stdout, progress and logs to stderr. An error is one line on stderr and exit status 1; Ctrl-C is 130.
+Results go to stdout, progress, logs and errors to stderr. Exit status 1 is an error, 2 a wrong command line, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cloudload
 from cloudload.config import parse_bytes
 from cloudload.errors import CloudloadError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cloudload.convert import ConvertReport
 
 _CONVERT_EXAMPLE = """\
-A run that stopped or was killed goes on when it is run again.
+A run that stopped or was killed goes on when it is run again; it knows its input again by names and sizes.
 
 example:
   cloudload convert corpus/ 's3://bucket/more/*.jsonl.zst' s3://bucket/mds --split train --keep source --processes 8
@@ -30,19 +31,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING if options.quiet else logging.INFO, format="%(message)s", stream=sys.stderr)
-    for library in ("botocore", "boto3", "urllib3", "google", "datasets", "httpx", "fsspec"):
+    for library in ("botocore", "boto3", "urllib3", "google", "datasets", "huggingface_hub", "httpx", "fsspec"):
         logging.getLogger(library).setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (CloudloadError, ValueError) as error:
+    except BrokenPipeError:
+        return 1
+    except (CloudloadError, ValueError, OSError) as error:
         print(f"cloudload: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"cloudload: interrupted. {options.after_interrupt}", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example:\n  cloudload convert corpus/ s3://bucket/mds --split train",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"cloudload {cloudload.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_convert(commands)
     return parser
@@ -72,7 +74,12 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("inputs", nargs="+", metavar="INPUT", help="a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME")
     add("out", metavar="OUT", help="where the dataset goes: a folder, s3://..., gs://...")
     add("--split", metavar="NAME", help="write below OUT/NAME")
-    add("--format", default="auto", choices=["auto", "jsonl", "parquet", "text", "lines"], help="default: by the file's name")
+    add(
+        "--format",
+        default="auto",
+        choices=["auto", "jsonl", "parquet", "text", "lines"],
+        help="default: by the file's name, else text",
+    )
     add("--text-key", default="text", metavar="FIELD", help="the field with the document (default: text)")
     add("--id-key", default="id", metavar="FIELD", help="the field with the id, where there is one; else file:line (default: id)")
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help="a further field to keep; may be repeated")
@@ -81,8 +88,8 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help="the most raw bytes of a shard (default: 64m)")
     add("--processes", type=int, metavar="N", help="default: one per core")
     add("--skip-bad", action="store_true", help="count bad records and leave them out, instead of stopping")
-    add("--overwrite", action="store_true", help="remove what OUT holds and start afresh")
-    add("--quiet", action="store_true", help="no progress bar")
+    add("--overwrite", action="store_true", help="remove the dataset that OUT holds and start afresh")
+    add("--quiet", action="store_true", help="no progress bar, no notes")
     add("--json", action="store_true", help="print the report as JSON")
     add("--report", type=Path, metavar="FILE", help="write the report to FILE as JSON, too")
     parser.set_defaults(run=_convert, after_interrupt="Run the same command again to go on")
@@ -98,6 +105,8 @@ def _bytes(text: str) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from cloudload.convert import convert_to_mds
 
+    if options.report and not options.report.absolute().parent.is_dir():
+        raise ValueError(f"--report {options.report}: there is no folder {options.report.parent}")
     report = convert_to_mds(
         options.inputs,
         options.out,
@@ -107,7 +116,7 @@ def _convert(options: argparse.Namespace) -> int:
         format=options.format,
         split=options.split,
         compression=None if options.compression == "none" else options.compression,
-        hashes=() if options.hashes == "none" else sorted(options.hashes.split(",")),
+        hashes=() if options.hashes == "none" else options.hashes.split(","),
         shard_bytes=options.shard_bytes,
         processes=options.processes,
         skip_bad=options.skip_bad,

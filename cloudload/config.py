@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudload.store import Retry, join_url
+from cloudload.store import Retry, check_location, join_url
 
 SHUFFLE_ALGORITHMS = ("py1e", "py1br", "py1s", "py2s", "naive")
 PACKINGS = ("concat",)
+START_METHODS = (None, "fork", "spawn", "forkserver")
 AUTO = "auto"
 
 
@@ -27,8 +28,9 @@ class Stream:
     """Sub-folder to read, such as `train`."""
 
     def __post_init__(self) -> None:
-        if not self.remote:
-            raise ValueError("a stream needs a remote: the URL or folder of an MDS dataset")
+        if not isinstance(self.remote, str):
+            raise ValueError(f"a stream's remote is {self.remote!r}; give the URL or folder of an MDS dataset")
+        check_location(self.remote)
 
     @property
     def url(self) -> str:
@@ -71,6 +73,9 @@ class RowsConfig:
         if not self.streams:
             raise ValueError("no streams: give a URL, a Stream, or a list of them")
         _check_positive("seq_len", self.seq_len)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 32:
+            raise ValueError(f"seed is {self.seed!r}; it must be a whole number from 0 to 4,294,967,295")
+        _check_choice("shuffle", self.shuffle, (True, False))
         for name in ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs"):
             if (value := getattr(self, name)) is not None:
                 _check_positive(name, value)
@@ -78,6 +83,9 @@ class RowsConfig:
             raise ValueError(
                 "shuffle_block_size is 1; StreamingDataset's shuffles need at least 2. To keep the order, use shuffle=False"
             )
+        for name in ("bos", "eos"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give the text of a token, None, or 'auto'")
         _check_choice("packing", self.packing, PACKINGS)
         _check_choice("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGORITHMS)
         if self.num_lanes and self.num_canonical_nodes and self.num_lanes % self.num_canonical_nodes:
@@ -96,25 +104,25 @@ class DeliveryConfig:
     local: str | None = None
     """The node's shard cache; default `~/.cache/cloudload` (or `$CLOUDLOAD_CACHE`)."""
     num_workers: int = 4
-    """Worker processes per rank; 0 works in the training process."""
+    """Worker processes per rank, at most one for each of its lanes; 0 works in the training process."""
     prefetch_batches: int = 4
     """Batches that the workers run ahead of the training loop, at least."""
     predownload: int | None = None
-    """Documents of look-ahead per worker, whose shards are fetched; default: two shards for each canonical node."""
+    """Documents of look-ahead per worker, whose shards are fetched; None: two shards for each canonical node."""
     download_threads: int = 4
     """Shards that one worker fetches at a time."""
     cache_limit: int | str | None = None
-    """Most bytes of the node's shard cache, such as `200gb`."""
+    """Most bytes of the node's shard cache, or a text such as `200gb`; None is no limit."""
     retry: Retry = field(default_factory=Retry)
     """How long the store is tried."""
     exchange_every: int = 1
-    """Batches between exchanges of cursors among the ranks; a resume replays at most one less."""
+    """Batches between exchanges of cursors among the ranks; a resume replays at most one less. Always 1 with `epochs`."""
     exchange_timeout_s: float = 1800.0
-    """How long a rank waits for the others."""
+    """Seconds that a rank waits for the others."""
     start_method: str | None = None
     """How workers start: `fork`, `spawn`, `forkserver`; None is Python's default."""
     pin_memory: bool = False
-    """Whether batches are in page-locked memory."""
+    """Whether batches are in page-locked memory, where there is CUDA."""
     dp_rank: int | None = None
     """Data-parallel rank, where it is not the rank of the process."""
     dp_world_size: int | None = None
@@ -123,8 +131,15 @@ class DeliveryConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "prefetch_batches", "download_threads", "exchange_every"):
             _check_positive(name, getattr(self, name))
-        if not isinstance(self.num_workers, int) or self.num_workers < 0:
-            raise ValueError(f"num_workers is {self.num_workers!r}; it must be 0 or more")
+        if not isinstance(self.num_workers, int) or isinstance(self.num_workers, bool) or self.num_workers < 0:
+            raise ValueError(f"num_workers is {self.num_workers!r}; it must be a whole number of 0 or more")
+        if self.predownload is not None:
+            _check_positive("predownload", self.predownload)
+        if not isinstance(self.exchange_timeout_s, int | float) or self.exchange_timeout_s <= 0:
+            raise ValueError(f"exchange_timeout_s is {self.exchange_timeout_s!r}; it must be a number of seconds above 0")
+        _check_choice("start_method", self.start_method, START_METHODS)
+        if not isinstance(self.retry, Retry):
+            raise ValueError(f"retry is {self.retry!r}; give a cloudload.Retry(timeout_s=…, deadline_s=…)")
         if (self.dp_rank is None) != (self.dp_world_size is None):
             raise ValueError("dp_rank and dp_world_size go together: give both or neither")
         self.cache_limit_bytes()
@@ -154,6 +169,6 @@ def _check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} is {value!r}; use one of {', '.join(choices)}")
+        raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(str, choices))}")

@@ -50,7 +50,7 @@ from cloudload.mds import (
 )
 from cloudload.pool import SharedBytes, open_executor, run_in_order
 from cloudload.sources import DEFAULT_BLOCK_BYTES, Block, Record, Start, Unit, list_units, sum_bytes
-from cloudload.store import delete_object, is_local, join_url, list_objects, local_path, read_object, write_object
+from cloudload.store import check_location, delete_object, is_local, join_url, list_objects, local_path, read_object, write_object
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +94,6 @@ class Recipe:
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
                 raise ValueError(f"cannot keep {name!r} as {encoding!r}; use str, bytes, json, int, int32, float64, …")
-        if list(self.hashes) != sorted(set(self.hashes)):
-            raise ValueError(f"hashes {list(self.hashes)} must be in alphabetical order, each once")
         if self.block_bytes < 1:
             raise ValueError(f"block_bytes is {self.block_bytes}; use at least 1")
         if not 1024 <= self.shard_bytes < 1 << 32:
@@ -172,10 +170,9 @@ class ConvertReport:
         return json.dumps(asdict(self), indent=2)
 
     @staticmethod
-    def from_json(text: str | bytes) -> ConvertReport:
-        """The report that `to_json` wrote."""
-        values = json.loads(text)
-        return ConvertReport(**values | {"bad_records": tuple(values["bad_records"])})
+    def from_dict(values: Mapping[str, Any]) -> ConvertReport:
+        """The report of a mapping such as `to_json` writes."""
+        return ConvertReport(**dict(values) | {"bad_records": tuple(values["bad_records"])})
 
 
 @dataclass(frozen=True)
@@ -217,11 +214,16 @@ def convert_to_mds(
     """Write the documents of `inputs` to an MDS dataset at `out` (below `split`, where given), or go on with doing so.
 
     `inputs` is one input or a list of them: a file, folder or glob, local or in a store; `-` for stdin; `hf://NAME`; a `datasets`
-    object; an iterable of mappings or strings. A bad record stops the run with a `ConvertError` unless `skip_bad`; a run that
-    stopped or was killed goes on when it is called again. With `processes=1` everything happens in this process.
+    object; an iterator (not a list) over mappings or strings. A bad record stops the run with a `ConvertError` unless `skip_bad`;
+    a run that stopped or was killed goes on when it is called again, and knows its input again by names and sizes. `processes`
+    is one for each core by default; with 1 everything happens in this process.
     """
-    recipe = Recipe(text_key, id_key, tuple(keep), format, compression, tuple(hashes), shard_bytes, block_bytes)
-    processes = processes or len(os.sched_getaffinity(0))
+    for name, value in {"keep": keep, "hashes": hashes}.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name} is the text {value!r}; give a list: {name}=[{value!r}]")
+    # Streaming's writer sorts them, too
+    recipe = Recipe(text_key, id_key, tuple(keep), format, compression, tuple(sorted(set(hashes))), shard_bytes, block_bytes)
+    processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
         raise ValueError(f"processes is {processes}; use at least 1")
     location = _location(os.fspath(out), split)
@@ -235,12 +237,17 @@ def convert_to_mds(
     if overwrite:
         journal.clear()
     if report := journal.finished_report():
-        logger.info("%s is complete already", location)
-        return replace(report, already_complete=True)
+        if unknown := [unit.name for unit in units if unit.size is None]:
+            raise ConvertError(
+                f"{location} is complete, and whether {unknown[0]} is what it was made of cannot be told. "
+                "Choose another output, or overwrite it (--overwrite)"
+            )
+        return replace(report, already_complete=True, seconds=0.0, resumed_shards=report.shards)
     return _convert(units, recipe, journal, processes=processes, skip_bad=skip_bad, progress=progress)
 
 
 def _location(out: str, split: str | None) -> str:
+    check_location(out)
     if split is not None and (not split or split.startswith(("/", ".")) or ".." in split):
         raise ValueError(f"split is {split!r}; use a plain name such as 'train'")
     return join_url(str(local_path(out)) if is_local(out) else out.rstrip("/"), split or "")
@@ -596,7 +603,7 @@ class _Journal:
                 )
             self._compare(stored["claim"])
             self.tidy()
-            return ConvertReport.from_json(json.dumps(stored["report"]))
+            return ConvertReport.from_dict(stored["report"])
         if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
             raise ConvertError(
                 f"{self.location} holds shards of something else. Choose another output, or overwrite it (--overwrite)"
@@ -606,7 +613,7 @@ class _Journal:
     def read(self) -> _Done:
         """What is finished: the longest run of entries whose shards are there."""
         names = self._list()
-        if f"{JOURNAL_FOLDER}/config.json" not in names:
+        if f"{JOURNAL_FOLDER}/config.json" not in names or not any(map(_SHARD_NAME.fullmatch, names)):
             return _Done()
         config = json.loads(self._read(f"{JOURNAL_FOLDER}/config.json"))
         self._compare(config["claim"])

@@ -13,7 +13,7 @@ import numpy as np
 from cloudload.config import Stream
 from cloudload.errors import DatasetError
 from cloudload.mds import INDEX_NAME, ShardInfo, parse_index
-from cloudload.store import Retry, join_url, read_object
+from cloudload.store import Retry, hide_secrets, is_local, join_url, read_object
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -78,6 +78,25 @@ class Corpus:
                 columns = [(column.name, column.encoding) for column in shard.columns]
                 digest.update(f"{shard.samples} {shard.raw.bytes} {sorted(shard.raw.hashes.items())} {columns}\n".encode())
         return digest.hexdigest()[:32]
+
+
+def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
+    """Whether a shard is mapped where it lies, rather than cached."""
+    return is_local(dataset.url) and shard.zipped is None
+
+
+def check_text_column(corpus: Corpus, text_key: str) -> None:
+    """Raises `DatasetError` where a dataset has no such column, or one that holds no text."""
+    for dataset in corpus.datasets:
+        for columns in dict.fromkeys(shard.columns for shard in dataset.shards):
+            encodings = {column.name: column.encoding for column in columns}
+            if encodings.get(text_key) not in ("str", "bytes"):
+                found = "no column" if text_key not in encodings else f"no text, but {encodings[text_key]}, in column"
+                names = ", ".join(name for name, encoding in encodings.items() if encoding in ("str", "bytes"))
+                raise DatasetError(
+                    f"{hide_secrets(dataset.url)} has {found} {text_key!r}. "
+                    + (f"Set text_key to one of its text columns: {names}" if names else "It has no text column at all")
+                )
 
 
 def open_corpus(streams: Sequence[Stream], retry: Retry) -> Corpus:

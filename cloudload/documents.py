@@ -19,7 +19,6 @@ class DocumentReader:
 
     def __init__(self, corpus: Corpus, cache: ShardCache, text_key: str) -> None:
         self._corpus, self._cache, self._text_key = corpus, cache, text_key
-        self._columns: dict[int, int] = {}
 
     def read(self, samples: Ints) -> list[str]:
         """The texts of samples, in their order; each shard is opened once."""
@@ -27,7 +26,7 @@ class DocumentReader:
         texts = [""] * len(samples)
         for number in dict.fromkeys(shards.tolist()):
             shard = self._cache.shard(number)
-            column = self._text_column(number, shard)
+            column = shard.column_index(self._text_key)
             start = int(self._corpus.shard_starts[number])
             for place in np.flatnonzero(shards == number).tolist():
                 texts[place] = self._read_text(shard, int(samples[place]) - start, column)
@@ -40,17 +39,6 @@ class DocumentReader:
     def shards_of(self, samples: Ints) -> Ints:
         """The shard of each sample."""
         return np.searchsorted(self._corpus.shard_starts, samples, side="right") - 1
-
-    def _text_column(self, number: int, shard: Shard) -> int:
-        if number not in self._columns:
-            column = shard.column_index(self._text_key)
-            encoding = shard.info.columns[column].encoding
-            if encoding not in ("str", "bytes"):
-                raise DatasetError(
-                    f"{shard.path}: column {self._text_key!r} is {encoding}, not text. Set text_key to a str column"
-                )
-            self._columns[number] = column
-        return self._columns[number]
 
     @staticmethod
     def _read_text(shard: Shard, sample: int, column: int) -> str:

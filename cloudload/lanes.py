@@ -88,10 +88,6 @@ class Lanes:
             return None
         return max(0, -(-(self.epochs * self.stride - lane) // self.num_lanes))
 
-    def documents_per_epoch(self) -> int:
-        """The most documents that one lane reads in an epoch."""
-        return -(-self.num_samples // self.num_lanes)
-
 
 # ---------------------------------------------------------------- ranks and workers
 

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cloudload.batch import Batch, join_blocks
+from cloudload.blocks import inline_blocks, process_blocks
 from cloudload.cache import default_cache
 from cloudload.config import AUTO, DeliveryConfig, RowsConfig, Stream
-from cloudload.dataset import open_corpus
-from cloudload.errors import CloudloadError, RanksDisagreeError, WorkerError
+from cloudload.dataset import check_text_column, open_corpus
+from cloudload.errors import CacheError, RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange, Window
 from cloudload.lanes import Ints, Lanes, World, check_world, find_world, rank_rows, resolve, worker_of_rows
 from cloudload.order import EpochOrders, OrderConfig
@@ -40,7 +39,7 @@ from cloudload.state import (
 )
 from cloudload.store import Retry
 from cloudload.tokenizer import load_tokenizer
-from cloudload.worker import Block, Plan, read_blocks
+from cloudload.worker import Block, Plan
 from cloudload.working_set import check_cache_limit
 
 logger = logging.getLogger(__name__)
@@ -140,8 +139,10 @@ class CloudLoader:
             check_world(num_lanes, self._find_world().size)
         self._tokenizer = load_tokenizer(tokenizer, bos, eos)
         self._corpus = open_corpus(self._asked.streams, self._delivery.retry)
+        check_text_column(self._corpus, text_key)
         self._cache_root = Path(self._delivery.local).expanduser() if self._delivery.local else default_cache()
         self._exchange: Exchange | None = None
+        self._knows_all_lanes = True
         self._batches: _Batches | None = None
         self._settle(self._asked)
         self._history: deque[Position] = deque([Position.start(self.num_lanes)], maxlen=_HISTORY)
@@ -186,7 +187,12 @@ class CloudLoader:
             table_rows=position.table_rows,
             cursors=position.cursors,
         )
-        self._cache_root.mkdir(parents=True, exist_ok=True)
+        if plan.num_workers < self._delivery.num_workers:
+            logger.info("%d workers, not %d: one for each lane of the rank", plan.num_workers, self._delivery.num_workers)
+        try:
+            self._cache_root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheError(f"cannot make the cache folder {self._cache_root}: {error}. Choose another `local`") from error
         self._prepare_orders(plan, world)
         return plan
 
@@ -210,6 +216,7 @@ class CloudLoader:
     def _connect(self) -> Exchange:
         if self._exchange is None:
             self._exchange = DistributedExchange(self._delivery.exchange_timeout_s) if self._can_exchange() else NoExchange()
+        self._knows_all_lanes &= self._find_world().size == 1 or not isinstance(self._exchange, NoExchange)
         position, config = self._history[-1], self._identity.config
         self._exchange.compare(
             {
@@ -218,7 +225,9 @@ class CloudLoader:
                 "batch_size": self._delivery.batch_size,
                 "exchange_every": self._delivery.exchange_every,
                 "world_size": self._find_world().size,
+                "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks)": self._find_world().ranks_per_node,
                 "rows": position.rows,
+                "table_rows": position.table_rows,
                 "cursors": hashlib.sha256(position.cursors.tobytes()).hexdigest()[:16],
             },
             self._find_world(),
@@ -232,7 +241,7 @@ class CloudLoader:
 
     def _open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
         """The blocks of each batch, from worker processes or from this one."""
-        return _process_blocks(plan) if self._delivery.num_workers else inline_blocks(plan)
+        return process_blocks(plan) if self._delivery.num_workers else inline_blocks(plan)
 
     def _record(self, position: Position) -> None:
         self._history.append(position)
@@ -254,7 +263,7 @@ class CloudLoader:
         use `local_state_dict` there.
         """
         position = self._past(lag)
-        if isinstance(self._exchange, NoExchange) and self._find_world().size > 1 and not self._is_whole():
+        if not self._knows_all_lanes and len(self._history) > 1:
             raise RanksDisagreeError(
                 "the ranks cannot communicate, so no rank knows the whole state. Initialise torch.distributed before iterating, "
                 "or save local_state_dict() on every rank and load merge_state_dicts([...])"
@@ -284,6 +293,7 @@ class CloudLoader:
         self._stop_batches()
         self._settle(asked)
         self._history = deque([position], maxlen=_HISTORY)
+        self._knows_all_lanes = True
 
     def _past(self, lag: int) -> Position:
         if not 0 <= lag < _HISTORY:
@@ -292,16 +302,17 @@ class CloudLoader:
             raise ValueError(f"lag is {lag}, but only {len(self._history) - 1} batches were handed out")
         return self._history[-1 - lag]
 
-    def _is_whole(self) -> bool:
-        """Whether no batch has been handed out since the position was given."""
-        return len(self._history) == 1
-
     # ------------------------------------------------------------ looking and leaving
 
     @property
     def num_lanes(self) -> int:
         """The lanes of the run."""
         return self._lanes.num_lanes
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._tokenizer.vocab_size
 
     @property
     def rows(self) -> int:
@@ -332,7 +343,9 @@ class CloudLoader:
 
 
 def _as_streams(data: str | os.PathLike[str] | Stream | Sequence[str | Stream]) -> tuple[Stream, ...]:
-    items = [data] if isinstance(data, str | os.PathLike | Stream) else list(data)
+    items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
+    if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
+        raise ValueError(f"data is {wrong[0]!r}; give the URL or folder of an MDS dataset, a Stream, or a list of them")
     return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)
 
 
@@ -367,8 +380,21 @@ class _Batches(Iterator[Batch]):
         self._window_cursors: list[Ints] = []
         self._handed_out = 0
         self._is_over = False
+        self._failure: Exception | None = None
 
     def __next__(self) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._take()
+        except StopIteration:
+            raise
+        except Exception as error:
+            # asked again, it must not look like the end of the data
+            self._failure = error
+            raise
+
+    def _take(self) -> Batch:
         if not self._arrived:
             self.arrive()
         # one batch ahead, so that its exchange is done when it is asked for; not at first, when the trainer waits
@@ -431,83 +457,10 @@ class _Batches(Iterator[Batch]):
 
     def _start_exchange(self, stop: int, was_dry: bool) -> Callable[[], tuple[Position, bool]] | None:
         plan = self._plan
-        step = plan.delivery.batch_size * plan.world_size
-        if (stop - plan.rows) // step % plan.delivery.exchange_every:
+        if stop - self._window_start < plan.delivery.exchange_every * plan.delivery.batch_size * plan.world_size:
             return None
         window = Window(self._window_start, stop, plan.lanes.num_lanes, plan.world_size)
         message = window.message(plan.world_index, np.concatenate(self._window_cursors), was_dry=was_dry)
         self._window_start, self._window_cursors = stop, []
         finish = self._exchange.start(message)
         return lambda: window.apply(finish(), self._position.cursors)
-
-
-# ---------------------------------------------------------------- blocks
-
-
-def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
-    """The blocks of each batch, made in this process."""
-    workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
-    try:
-        while True:
-            yield from _by_batch([next(worker) for worker in workers])
-    finally:
-        for worker in workers:
-            worker.close()  # type: ignore[attr-defined]
-
-
-def _process_blocks(plan: Plan) -> Iterator[list[Block]]:
-    """The blocks of each batch, from worker processes that run ahead."""
-    loader: DataLoader[Any] = DataLoader(
-        _BlockDataset(plan),
-        batch_size=None,
-        num_workers=plan.num_workers,
-        prefetch_factor=max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once)),
-        multiprocessing_context=plan.delivery.start_method,
-    )
-    received = iter(loader)
-    try:
-        while True:
-            yield from _by_batch([_unpack(*_receive(received)) for _ in range(plan.num_workers)])
-    finally:
-        # not left to the collector: the next iteration must not fork beside these
-        getattr(received, "_shutdown_workers", lambda: None)()
-
-
-def _by_batch(by_worker: list[list[Block]]) -> Iterator[list[Block]]:
-    return map(list, zip(*by_worker, strict=True))
-
-
-def _receive(received: Iterator[_Packed]) -> _Packed:
-    try:
-        return next(received)
-    except CloudloadError:
-        raise
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        raise WorkerError(f"a worker process failed: {error}. Resume from the last state") from error
-
-
-_Packed = tuple[torch.Tensor, list[Block]]
-
-
-def _pack(blocks: list[Block]) -> _Packed:
-    """The tokens go through shared memory, all else through the pipe, in which it is little enough to go at once: a worker that
-    is killed must not leave half a block there. A tensor for each array would cost more in descriptors than in bytes."""
-    tokens = np.concatenate([block.tokens for block in blocks])
-    return torch.from_numpy(tokens), [replace(block, tokens=block.tokens[:, :0]) for block in blocks]
-
-
-def _unpack(tokens: torch.Tensor, blocks: list[Block]) -> list[Block]:
-    ends = np.cumsum([len(block.tokens) for block in blocks])
-    parts = np.split(tokens.numpy(), ends[:-1])
-    return [replace(block, tokens=part) for block, part in zip(blocks, parts, strict=True)]
-
-
-class _BlockDataset(IterableDataset[_Packed]):
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def __iter__(self) -> Iterator[_Packed]:
-        info = get_worker_info()
-        # one thread a worker: workers are how the work is spread
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        yield from map(_pack, read_blocks(self._plan, info.id if info else 0))

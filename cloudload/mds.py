@@ -342,9 +342,11 @@ def compress(compression: str, data: bytes) -> bytes:
         "gz": lambda: gzip.compress(data, int(level or 9), mtime=0),
         "bz2": lambda: bz2.compress(data, int(level or 9)),
     }
-    if name not in codecs:
-        raise ValueError(f"no compression named {compression!r}; use zstd, zstd:LEVEL, gz, bz2 or None")
-    return codecs[name]()
+    try:
+        return codecs[name]()
+    except Exception as error:
+        usable = "zstd or zstd:1 to zstd:22, gz or gz:1 to gz:9, bz2 or bz2:1 to bz2:9, or None"
+        raise ValueError(f"compression is {compression!r}; use {usable}") from error
 
 
 def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:

@@ -77,24 +77,35 @@ class EpochOrders:
         """The sample id at each position of `epoch`: [samples], read-only."""
         if epoch not in self._orders:
             path = self._folder / f"epoch-{epoch}.npy"
-            if not path.exists():
-                self._build(path, epoch)
+            try:
+                order = _load(path)
+            except FileNotFoundError:
+                order = self._build(path, epoch)
             # lanes drift apart by less than an epoch, save on tiny data, where a map costs nothing
-            self._orders = {e: order for e, order in self._orders.items() if e >= epoch - 2}
-            self._orders[epoch] = np.load(path, mmap_mode="r" if path.stat().st_size > _MAP_FROM_BYTES else None)
+            self._orders = {e: kept for e, kept in self._orders.items() if e >= epoch - 2}
+            self._orders[epoch] = order
         return self._orders[epoch]
 
-    def _build(self, path: Path, epoch: int) -> None:
+    def _build(self, path: Path, epoch: int) -> Ids:
         self._folder.mkdir(parents=True, exist_ok=True)
+        # files are removed under the lock alone, so that this one is still there when it is mapped
         with locked(self._folder / "build.lock"):
             if path.exists():
-                return
+                return _load(path)
             order = canonical_order(self._shard_sizes, self._config, epoch)
             narrow = np.uint32 if len(order) < 1 << 32 else np.int64
             temporary = path.with_suffix(".tmp")
             with temporary.open("wb") as file:
                 np.save(file, order.astype(narrow))
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, path)
             for old in self._folder.glob("epoch-*.npy"):
                 if int(old.stem.removeprefix("epoch-")) < epoch - 2:
                     old.unlink(missing_ok=True)
+            return _load(path)
+
+
+def _load(path: Path) -> Ids:
+    order: Ids = np.load(path, mmap_mode="r" if path.stat().st_size > _MAP_FROM_BYTES else None)
+    return order

@@ -47,13 +47,11 @@ class ConcatLane:
                     f"the cursor stands at token {self._to_drop} of document {self.cursor[0]}, "
                     f"but document {document.ordinal} has {size} tokens"
                 )
-            self._offset, self._to_drop = self._to_drop, 0
-            size -= self._offset
+            size -= self._to_drop
+            self._offset, self._to_drop = self._to_drop if size else 0, 0
         if size:
             self._documents.append(document)
             self.num_tokens += size
-        else:
-            self._offset = 0
 
     def cut_row(self, row: Tokens) -> list[tuple[int, int, int, int, int]]:
         """Fill `row` (int32 [seq_len]) from its start as far as there are tokens, and move the cursor; returns the row's spans

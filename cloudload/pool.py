@@ -10,11 +10,13 @@ can be cut and sent to another worker unread. The kernel frees them with the las
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import multiprocessing
 import os
 import pickle
 import queue
+import resource
 import signal
 import socket
 import struct
@@ -22,6 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloudload.errors import CloudloadError, WorkerError
@@ -31,6 +34,7 @@ Task = tuple["Future[Any]", Function, Any]
 
 _SHARED_FROM_BYTES = 1 << 20
 _DESCRIPTORS_AT_ONCE = 200
+_MOST_DESCRIPTORS = 1 << 16
 _PATIENCE_S = 30.0
 
 
@@ -44,9 +48,19 @@ class Executor(Protocol):
 @contextlib.contextmanager
 def open_executor(context: Any, processes: int) -> Iterator[Executor]:
     """Worker processes that each hold `context`; this process itself for `processes=1`."""
+    if processes > 1:
+        _allow_descriptors()
     executor: Executor = Pool(context, processes) if processes > 1 else Inline(context)
     with contextlib.closing(executor):
         yield executor
+
+
+def _allow_descriptors() -> None:
+    """Raise this process's soft limit of open files, which on most systems is far below the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def run_in_order(executor: Executor, function: Function, items: Iterable[Any], ahead: int) -> Iterator[tuple[Any, Any]]:
@@ -126,16 +140,18 @@ class Pool:
         """Have one task done; False when the process is gone."""
         future, function, argument = task
         try:
-            _send(pipe, (function, argument))
+            message = _Message.of((function, argument))
+        except Exception as error:
+            future.set_exception(WorkerError(f"cannot hand work to a worker process: {type(error).__name__}: {error}"))
+            return True
+        try:
+            message.send(pipe)
             succeeded, value = _receive(pipe, lambda shared: shared)
-        except (EOFError, OSError):
-            process.join(_PATIENCE_S)
-            self._failure = WorkerError(_epitaph(process))
+        except Exception as error:
+            self._failure = WorkerError(_epitaph(process, error))
             future.set_exception(self._failure)
             self._fail_all(self._failure)
             return False
-        except Exception as error:
-            succeeded, value = False, WorkerError(f"cannot hand work to a worker process: {type(error).__name__}: {error}")
         if succeeded:
             future.set_result(value)
         else:
@@ -148,7 +164,11 @@ class Pool:
                 task[0].set_exception(failure)
 
 
-def _epitaph(process: Any) -> str:
+def _epitaph(process: Any, error: Exception) -> str:
+    """Why no more work can be given to a process: it is gone, or this one cannot talk to it."""
+    if not isinstance(error, EOFError | ConnectionError):
+        return f"cannot talk to worker process {process.pid}: {type(error).__name__}: {error}. Run again with fewer processes"
+    process.join(_PATIENCE_S)
     code = process.exitcode
     if code is not None and code < 0:
         how = f"was killed by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
@@ -162,10 +182,11 @@ def _epitaph(process: Any) -> str:
 def _work(pipe: socket.socket, context: Any) -> None:
     """The life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    with contextlib.suppress(EOFError, OSError):
+    _allow_descriptors()
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, argument = _receive(pipe, SharedBytes.read)
-            _send(pipe, _attempt(function, context, argument))
+            _Message.of(_attempt(function, context, argument)).send(pipe)
 
 
 def _attempt(function: Function, context: Any, argument: Any) -> tuple[bool, Any]:
@@ -253,25 +274,39 @@ class _Unpickler(pickle.Unpickler):
         return self._found(SharedBytes(self._descriptors[number], start, stop))
 
 
-def _send(pipe: socket.socket, value: Any) -> None:
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer)
-    pickler.dump(value)
-    numbers = [shared.descriptor.number for shared in pickler.shared]
-    pipe.sendall(struct.pack("<QQ", buffer.tell(), len(numbers)))
-    for first in range(0, len(numbers), _DESCRIPTORS_AT_ONCE):
-        socket.send_fds(pipe, [b"d"], numbers[first : first + _DESCRIPTORS_AT_ONCE])
-    pipe.sendall(buffer.getbuffer())
+@dataclass(frozen=True)
+class _Message:
+    """A value, ready to be sent."""
+
+    pickled: bytes
+    shared: tuple[SharedBytes, ...]
+
+    @staticmethod
+    def of(value: Any) -> _Message:
+        buffer = io.BytesIO()
+        pickler = _Pickler(buffer)
+        pickler.dump(value)
+        return _Message(buffer.getvalue(), tuple(pickler.shared))
+
+    def send(self, pipe: socket.socket) -> None:
+        numbers = [shared.descriptor.number for shared in self.shared]
+        pipe.sendall(struct.pack("<QQ", len(self.pickled), len(numbers)))
+        for first in range(0, len(numbers), _DESCRIPTORS_AT_ONCE):
+            socket.send_fds(pipe, [b"d"], numbers[first : first + _DESCRIPTORS_AT_ONCE])
+        pipe.sendall(self.pickled)
 
 
 def _receive(pipe: socket.socket, found: Callable[[SharedBytes], Any]) -> Any:
     size, count = struct.unpack("<QQ", _receive_exactly(pipe, 16))
     descriptors: list[_Descriptor] = []
     while len(descriptors) < count:
-        data, numbers, _, _ = socket.recv_fds(pipe, 1, _DESCRIPTORS_AT_ONCE)
+        expected = min(_DESCRIPTORS_AT_ONCE, count - len(descriptors))
+        data, numbers, _, _ = socket.recv_fds(pipe, 1, expected)
+        descriptors += map(_Descriptor, numbers)
         if not data:
             raise EOFError
-        descriptors += map(_Descriptor, numbers)
+        if len(numbers) < expected:
+            raise OSError(errno.EMFILE, "too many open files: raise the limit (ulimit -n)")
     return _Unpickler(io.BytesIO(_receive_exactly(pipe, size)), descriptors, found).load()
 
 

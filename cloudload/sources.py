@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from cloudload.errors import ConvertError, StoreError
-from cloudload.store import Retry, download_object, is_local, list_objects, local_path, open_object
+from cloudload.store import Retry, check_location, download_object, hide_secrets, is_local, list_objects, local_path, open_object
 
 DEFAULT_BLOCK_BYTES = 8 << 20
 FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
@@ -154,6 +154,7 @@ def _load_dataset(url: str, split: str | None) -> Unit:
 
 def _find_files(location: str) -> list[tuple[str, str, int]]:
     """The files of a file, folder or glob as (url, name below it, bytes), sorted; hidden files and `_SUCCESS` are passed over."""
+    check_location(location)
     location = str(local_path(location)) if is_local(location) else location
     is_glob = any(sign in location for sign in "*?[") and not (is_local(location) and Path(location).exists())
     root = _folder_before_wildcard(location) if is_glob else location.rstrip("/")
@@ -161,11 +162,11 @@ def _find_files(location: str) -> list[tuple[str, str, int]]:
     files = []
     for item in list_objects(root):
         name = _name_below(item.url, root)
-        if _is_hidden(name) or (pattern and not pattern.fullmatch(item.url)):
+        if (_is_hidden(name) and item.url != root) or (pattern and not pattern.fullmatch(item.url)):
             continue
         files.append((item.url, name, item.bytes))
     if not files:
-        raise ConvertError(f"no files in {location}; check the location (hidden files are passed over)")
+        raise ConvertError(f"no files in {hide_secrets(location)}; check the location (hidden files are passed over)")
     return files
 
 
@@ -237,12 +238,6 @@ def _group(files: list[SourceFile], block_bytes: int) -> Iterator[Unit]:
 def sum_bytes(files: Iterable[SourceFile]) -> int:
     """The stored bytes of the files whose size is known."""
     return sum(file.bytes or 0 for file in files)
-
-
-def hide_secrets(url: str) -> str:
-    """A location fit for a message: without a user's name and password, or a signature in its query."""
-    url = re.sub(r"//[^/@]*@", "//", url)
-    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
 
 
 def shown(file: SourceFile) -> str:
@@ -340,8 +335,11 @@ def _parse_json(line: bytes, _: str) -> tuple[Mapping[str, Any] | None, str | No
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
         return None, _not_utf8(error)
+    except json.JSONDecodeError as error:
+        hint = "; write one object a line, not a list of them" if line.lstrip().startswith(b"[") else ""
+        return None, f"broken JSON ({error.msg} at column {error.colno}){hint}"
     except (ValueError, RecursionError) as error:
-        return None, f"broken JSON ({error or type(error).__name__})"
+        return None, f"broken JSON ({error})"
     if isinstance(value, dict):
         return value, None
     return None, f"a JSON {type(value).__name__}, not an object; write one object a line"

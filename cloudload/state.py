@@ -43,6 +43,10 @@ _HELD_FIELDS = (
     "epochs",
     "text_key",
 )
+_FINGERPRINTS = {
+    "data": "data (fingerprint of the shards' sizes, hashes and columns)",
+    "tokenizer": "tokenizer (fingerprint, with bos and eos)",
+}
 _ADOPTED_FIELDS = ("num_lanes", "num_canonical_nodes", "shuffle_block_size")
 _KEYS = frozenset(
     {"version", "cloudload", "rows", "table_rows", "cursors", "part", "data", "tokenizer", "seq_len", *_HELD_FIELDS}
@@ -95,7 +99,10 @@ def adopt_defaults(config: RowsConfig, state: Mapping[str, Any]) -> RowsConfig:
     """`config` with what the user left open taken from the state: a default may differ between releases, a run may not."""
     _check_keys(state)
     open_fields = {name: state[name] for name in _ADOPTED_FIELDS if getattr(config, name) is None}
-    return replace(config, **open_fields)
+    try:
+        return replace(config, **open_fields)
+    except ValueError as error:
+        raise StreamChangedError(f"{error}. The state is damaged, or does not fit what was asked for") from error
 
 
 def read_state(state: Mapping[str, Any], identity: Identity) -> Position:
@@ -106,7 +113,9 @@ def read_state(state: Mapping[str, Any], identity: Identity) -> Position:
             f"this is the local state of rank {state['part']}. Join those of all ranks with merge_state_dicts, and load that"
         )
     differing = [
-        f"  {name}: saved {state[name]!r}, found {found!r}" for name, found in identity.fields().items() if state[name] != found
+        f"  {_FINGERPRINTS.get(name, name)}: saved {state[name]!r}, found {found!r}"
+        for name, found in identity.fields().items()
+        if state[name] != found
     ]
     if differing:
         raise StreamChangedError(
@@ -176,12 +185,12 @@ def _check_keys(state: Mapping[str, Any]) -> None:
     missing, unknown = sorted(_KEYS - state.keys()), sorted(state.keys() - _KEYS)
     if missing or unknown:
         raise StreamChangedError(f"the state is damaged: missing fields {missing}, unknown fields {unknown}")
+    for name, least in {"rows": 0, "table_rows": 0, "num_lanes": 1, "seq_len": 1}.items():
+        if not isinstance(state[name], int) or isinstance(state[name], bool) or state[name] < least:
+            raise StreamChangedError(f"{name}: {state[name]!r} is not a count. The state is damaged")
 
 
 def _read_position(state: Mapping[str, Any]) -> Position:
-    for name in ("rows", "table_rows", "num_lanes", "seq_len"):
-        if not isinstance(state[name], int) or isinstance(state[name], bool) or state[name] < 0:
-            raise StreamChangedError(f"{name}: {state[name]!r} is not a count. The state is damaged")
     if state["table_rows"] > state["rows"]:
         raise StreamChangedError(f"table_rows: {state['table_rows']} is past rows {state['rows']}. The state is damaged")
     try:

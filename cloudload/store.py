@@ -1,6 +1,6 @@
-"""Objects in S3, GCS, any fsspec file system, or a local folder, behind seven verbs.
+"""Objects in S3, GCS, any fsspec file system, or a local folder, behind eight verbs.
 
-    read_object  open_object  download_object  write_object  upload_file  delete_object  list_objects
+    read_object  open_object  download_object  write_object  upload_file  delete_object  list_objects  object_exists
 
 A location is a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path. Clients are built lazily, once
 per process and scheme, so a forked worker never inherits a connection. Passing troubles are retried with growing, jittered
@@ -13,6 +13,7 @@ import contextlib
 import io
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,11 +31,19 @@ _CHUNK_BYTES = 1 << 16  # small, so that a body that trickles meets the deadline
 
 @dataclass(frozen=True)
 class Retry:
-    """How long to try: seconds for one request, seconds in all, and the first pause between attempts."""
+    """How long to try."""
 
     timeout_s: float = 20.0
+    """Seconds for one request."""
     deadline_s: float = 120.0
+    """Seconds in all."""
     pause_s: float = 0.2
+    """Seconds before the second attempt; each further pause is about twice as long."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+                raise ValueError(f"{name} is {value!r}; it must be a number of seconds above 0")
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,25 @@ def is_local(url: str) -> bool:
 def local_path(url: str) -> Path:
     """The path of a local location."""
     return Path(url.removeprefix("file://")).expanduser()
+
+
+def check_location(url: str) -> None:
+    """Raises `ValueError` for what is neither a path nor a whole URL, such as the rest of one with an unset variable."""
+    scheme, separator, rest = url.partition("://")
+    if not url.strip():
+        raise ValueError("a location is empty; give a folder or a URL such as s3://bucket/folder")
+    if separator and scheme != "file" and not rest.strip("/").partition("/")[0]:
+        raise ValueError(f"{url!r} names no bucket; write {scheme}://bucket/folder")
+    if separator and rest.startswith("/") and scheme != "file":
+        raise ValueError(f"{url!r} names no bucket between its slashes; write {scheme}://bucket/folder")
+    if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
+        raise ValueError(f"{url!r} is neither a path nor a URL; did you mean {re.sub(':/*', '://', url, count=1)}?")
+
+
+def hide_secrets(url: str) -> str:
+    """A location fit for a message: without a user's name and password, or a signature in its query."""
+    url = re.sub(r"//[^/@]*@", "//", url)
+    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
 
 
 def join_url(base: str, name: str) -> str:
@@ -170,15 +198,16 @@ def _retrying(verb: str, url: str, retry: Retry, attempt: Callable[[], T]) -> T:
         attempts += 1
         try:
             return attempt()
+        except StoreError:
+            raise
         except Exception as error:
             elapsed_s = time.monotonic() - start
             passing = _backend(url).is_passing(error)
             pause_s = min(pause_s * 2, 10.0) * random.uniform(0.5, 1.0)
             if not passing or elapsed_s + pause_s > retry.deadline_s:
                 times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-                raise StoreError(
-                    f"cannot {verb} {url} ({times}, {elapsed_s:.1f} s): {_explain(error)}. {_advice(url, error, passing)}"
-                ) from error
+                what = f"cannot {verb} {hide_secrets(url)} ({times}, {elapsed_s:.1f} s)"
+                raise StoreError(f"{what}: {_explain(error)}{_advice(url, error, passing)}") from error
         time.sleep(pause_s)
 
 
@@ -189,10 +218,22 @@ def _explain(error: BaseException) -> str:
 
 def _advice(url: str, error: BaseException, passing: bool) -> str:
     if _backend(url).is_missing(error):
-        return "Check the location: there is no such object or bucket"
+        return ". Check the location: there is no such object or bucket"
     if passing:
-        return "The store did not answer in time; check that it can be reached, or raise the deadline"
-    return "Check the credentials and the permissions of this account"
+        return ". The store did not answer in time; check that it can be reached, and run again"
+    if _is_denied(error):
+        return ". Check the credentials (without any, requests are anonymous), the region, and the permissions of this account"
+    return ". Check the location" if not isinstance(error, OSError) else ""
+
+
+def _is_denied(error: BaseException) -> bool:
+    response = getattr(error, "response", None)
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+    # an expired token or a wrong region is a 400
+    if (status or getattr(error, "code", None)) in (400, 401, 403) or isinstance(error, PermissionError):
+        return True
+    # of botocore and google.auth, which are not imported for this
+    return bool(re.search(r"Credential|Auth|Profile|Refresh|Token", type(error).__name__))
 
 
 # ---------------------------------------------------------------- backends

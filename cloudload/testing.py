@@ -22,8 +22,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from cloudload.batch import IGNORED_LABEL, Batch
+from cloudload.blocks import inline_blocks
 from cloudload.lanes import Ints, World
-from cloudload.loader import CloudLoader, inline_blocks
+from cloudload.loader import CloudLoader
 from cloudload.state import State
 
 

@@ -51,7 +51,7 @@ class TokenizerSpec:
 
 
 def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) -> TokenizerSpec:
-    """The tokenizer of a name, a folder, a tokenizer.json, or a `PreTrainedTokenizerFast`.
+    """The tokenizer of a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`.
 
     `auto` puts bos where the tokenizer's own template puts it, and eos after each document where the tokenizer names one.
     Raises `TokenizerError` for a slow tokenizer, one that is not there, or one that does not say what ends a document.
@@ -60,11 +60,20 @@ def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) 
     backend.no_truncation()
     backend.no_padding()
     return TokenizerSpec(
-        json=backend.to_str(),
+        json=_without_dropout(backend.to_str()),
         bos_id=_bos_id(backend, bos, names.get("bos_token")),
         eos_id=_eos_id(backend, eos, names.get("eos_token"), source),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
     )
+
+
+def _without_dropout(text: str) -> str:
+    """The tokenizer.json without BPE dropout, under which a document would have other ids every time."""
+    fields = json.loads(text)
+    if not fields["model"].get("dropout"):
+        return text
+    fields["model"]["dropout"] = None
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
@@ -77,6 +86,10 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
         return _from_transformers(source)
     path = Path(source).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists() and not (path / "tokenizer_config.json").exists():
+        raise TokenizerError(f"no tokenizer.json in {path}. Give the folder, or the tokenizer.json, of a fast tokenizer")
+    if path.is_absolute() and not path.exists():
+        raise TokenizerError(f"no tokenizer at {path}. Give a name on the hub, a folder, or a tokenizer.json")
     if file.is_file():
         try:
             return Tokenizer.from_file(str(file)), _special_names(file.parent)
@@ -87,7 +100,7 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
 
         return _from_transformers(AutoTokenizer.from_pretrained(str(source), use_fast=True))
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
             f"no tokenizer {str(source)!r}: {reason}. Give a name on the hub, a folder, or a tokenizer.json"
         ) from error
@@ -96,7 +109,12 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
 def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
     from tokenizers import Tokenizer
 
-    if not getattr(tokenizer, "is_fast", False):
+    if not hasattr(tokenizer, "is_fast"):
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} is no tokenizer. Give a name on the hub, a folder, a tokenizer.json, "
+            "a PreTrainedTokenizerFast, or a tokenizers.Tokenizer"
+        )
+    if not tokenizer.is_fast:
         raise TokenizerError(
             f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast form (AutoTokenizer with use_fast=True), "
             "or convert it with transformers.convert_slow_tokenizer and pass the tokenizer.json"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +100,7 @@ class _Lane:
     next_ordinal: int
     barren: int = 0
     """Documents without a token since the last one that had some."""
-    looked_ahead: int = field(default=0)
+    looked_ahead: int = 0
     """The ordinal up to which shards have been asked for."""
 
 
@@ -220,7 +220,10 @@ class _WorkerLanes:
         lane.barren = 0 if len(document.tokens) else lane.barren + 1
         if lane.barren > self._plan.lanes.num_samples:
             urls = ", ".join(dataset.url for dataset in self._plan.corpus.datasets)
-            raise DatasetError(f"a whole epoch of {urls} gave no token: all its documents are empty. Convert another corpus")
+            raise DatasetError(
+                f"a whole epoch of lane {lane.number} of {urls} gave no token: all its documents are empty. "
+                "Use more documents, fewer lanes (num_lanes), or an eos"
+            )
 
     # ------------------------------------------------------------ looking ahead
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloudload.dataset import Corpus
+from cloudload.dataset import Corpus, is_in_place
 from cloudload.errors import CacheError
 from cloudload.lanes import Ints, World
-from cloudload.store import is_local
 
 
 def check_cache_limit(
@@ -32,11 +31,7 @@ def check_cache_limit(
 def _cached_bytes(corpus: Corpus) -> Ints:
     """The bytes that each shard takes in the cache: none where it is mapped in place."""
     return np.array(
-        [
-            0 if is_local(dataset.url) and shard.zipped is None else shard.raw.bytes
-            for dataset in corpus.datasets
-            for shard in dataset.shards
-        ],
+        [0 if is_in_place(dataset, shard) else shard.raw.bytes for dataset in corpus.datasets for shard in dataset.shards],
         np.int64,
     )
 

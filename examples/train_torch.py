@@ -75,8 +75,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     """Train from the start, or from the last checkpoint, to step `args.steps`."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
-    model = GPT(args.vocab_size, args.seq_len, args.width, args.depth).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
     loader = CloudLoader(
         args.data,
         tokenizer=args.tokenizer,
@@ -87,6 +85,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         local=args.cache,
         pin_memory=device.type == "cuda",
     )
+    model = GPT(loader.vocab_size, args.seq_len, args.width, args.depth).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
     step = 0
     if args.resume:
         checkpoint = load_checkpoint(args.checkpoints)
@@ -134,7 +134,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--lr", type=float, default=2e-3)
     numbers = {"steps": 300, "save-every": 50, "warmup": 20, "global-batch": 16, "seq-len": 256, "seed": 17, "workers": 1}
-    for name, default in {**numbers, "vocab-size": 4096, "width": 128, "depth": 4}.items():
+    parser.add_argument("--width", type=int, default=128, help="a multiple of 32; default 128")
+    for name, default in {**numbers, "depth": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     args = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")

@@ -35,6 +35,7 @@ ORDER = [
     "batch",
     "state",
     "exchange",
+    "blocks",
     "loader",
     "testing",
     "cli",

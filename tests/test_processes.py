@@ -117,6 +117,7 @@ def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Co
 
 def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(corpus: Corpus, tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "mds", ["abc"] * 20)
+    next(Path(folder).glob("shard.*")).unlink()
     with corpus.make_loader(batch_size=2, num_workers=2) as loader:
         broken = CloudLoader(
             folder,
@@ -125,12 +126,41 @@ def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(corpus: Corpus
             seq_len=8,
             batch_size=2,
             num_workers=2,
-            text_key="no such",
-            local=tmp_path,
+            local=tmp_path / "cache",
         )
-        with broken, pytest.raises(DatasetError, match="has no column 'no such'; its columns are: text"):
+        with broken, pytest.raises(DatasetError, match=r"^[^\n]*shard[^\n]* is not there, though the index .* lists it[^\n]*$"):
             next(iter(broken))
         assert rows_of([next(iter(loader))])
+
+
+def test_after_an_error_there_is_the_error_again_not_an_end(corpus: Corpus) -> None:
+    with corpus.make_loader(batch_size=2, num_workers=1) as loader:
+        others = children_of(os.getpid())
+        batches = iter(loader)
+        next(batches)
+        for worker in children_of(os.getpid()) - others:
+            os.kill(worker, signal.SIGKILL)
+        for _ in range(3):
+            with pytest.raises(WorkerError):
+                list(batches)
+
+
+def test_starting_workers_draws_no_random_numbers_from_the_model(corpus: Corpus) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with corpus.make_loader(batch_size=2, num_workers=2) as loader:
+        next(iter(loader))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_workers_epochs_apart_on_tiny_data_find_their_orders(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "mds", ["abc", "de", "f"])
+    settings = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 512, "batch_size": 4}
+    loaders = [CloudLoader(folder, local=tmp_path / f"cache-{workers}", num_workers=workers, **settings) for workers in (4, 0)]
+    with loaders[0], loaders[1]:
+        several, alone = (rows_of([batch for _, batch in zip(range(12), loader, strict=False)]) for loader in loaders)
+    assert several == alone
 
 
 def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> None:
@@ -230,7 +260,12 @@ def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("batch_size", "batch_size: [2, 3]"), ("seed", "seed: [17, 18]"), ("state", "rows: [0, ")],
+    [
+        ("batch_size", "batch_size: [2, 3]"),
+        ("seed", "seed: [17, 18]"),
+        ("state", "rows: [0, "),
+        ("nodes", "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks): [1, 2]"),
+    ],
 )
 def test_ranks_that_would_not_read_one_stream_are_an_error(corpus: Corpus, tmp_path: Path, fault: str, message: str) -> None:
     if fault == "state":
@@ -251,6 +286,8 @@ def test_ranks_that_cannot_communicate_save_their_parts_and_merge_them(corpus: C
     parts = [torch_round_trip(loader.local_state_dict()) for loader in loaders]
     for loader in loaders:
         loader.close()
+    with pytest.raises(RanksDisagreeError, match="local_state_dict"):
+        loaders[0].state_dict()
     rows = {
         batch.first_row + place * batch.row_step: ids
         for batches in taken

@@ -80,6 +80,16 @@ def test_truncation_and_padding_inside_a_tokenizer_are_switched_off(tokenizer_fo
     assert ids_of(tmp_path, "the quick brown fox jumps", eos=END) == ids_of(tokenizer_folder, "the quick brown fox jumps")
 
 
+def test_dropout_inside_a_tokenizer_is_switched_off(tokenizer_folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    plain = load_tokenizer(tokenizer, eos=None)
+    tokenizer.model.dropout = 0.5
+    encoders = [DocumentTokenizer(load_tokenizer(tokenizer, eos=None)) for _ in range(2)]
+    text = ["the quick brown fox jumps over the lazy dog " * 20]
+    first, second = (encoder.encode(text)[0].tolist() for encoder in encoders)
+    assert first == second == DocumentTokenizer(plain).encode(text)[0].tolist()
+
+
 def test_a_slow_tokenizer_hears_what_to_do(tmp_path: Path) -> None:
     from transformers import BertTokenizer
 

@@ -19,6 +19,8 @@ def train(options: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     rank, out = dist.get_rank(), Path(options["out"])
     differing = options.get("differ_in") if rank else None
+    if options.get("differ_in") == "nodes":
+        os.environ["LOCAL_WORLD_SIZE"] = str(1 + rank)
     mesh = None
     if options.get("mesh"):
         from torch.distributed.device_mesh import init_device_mesh

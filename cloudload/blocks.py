@@ -1,0 +1,95 @@
+"""The blocks of each batch, from worker processes or from this one.
+
+worker 0    [block of batch 0] [blocks of batches 1 to 4] …        a list at a time, as long as every other worker's
+worker 1    [block of batch 0] [blocks of batches 1 to 4] …
+yielded     [block of worker 0, block of worker 1] for batch 0, then for batch 1, …
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from cloudload.errors import CloudloadError, WorkerError
+from cloudload.worker import Block, Plan, read_blocks
+
+_Packed = tuple[torch.Tensor, list[Block]]
+
+
+def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
+    """The blocks of each batch, made in this process."""
+    workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
+    try:
+        while True:
+            yield from _by_batch([next(worker) for worker in workers])
+    finally:
+        for worker in workers:
+            worker.close()  # type: ignore[attr-defined]
+
+
+def process_blocks(plan: Plan) -> Iterator[list[Block]]:
+    """The blocks of each batch, from worker processes that run ahead."""
+    loader: DataLoader[Any] = DataLoader(
+        _BlockDataset(plan),
+        batch_size=None,
+        num_workers=plan.num_workers,
+        prefetch_factor=max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once)),
+        multiprocessing_context=plan.delivery.start_method,
+        # of its own: the model's dropout must not depend on when workers start
+        generator=torch.Generator(),
+    )
+    received = iter(loader)
+    try:
+        while True:
+            yield from _by_batch([_unpack(*_receive(received)) for _ in range(plan.num_workers)])
+    finally:
+        # not left to the collector: the next iteration must not fork beside these
+        getattr(received, "_shutdown_workers", lambda: None)()
+
+
+def _by_batch(by_worker: list[list[Block]]) -> Iterator[list[Block]]:
+    return map(list, zip(*by_worker, strict=True))
+
+
+def _receive(received: Iterator[_Packed | CloudloadError]) -> _Packed:
+    try:
+        item = next(received)
+    except Exception as error:
+        raise WorkerError(f"a worker process failed: {error}. Resume from the last state") from error
+    if isinstance(item, CloudloadError):
+        raise item
+    return item
+
+
+def _pack(blocks: list[Block]) -> _Packed:
+    """The tokens go through shared memory, all else through the pipe, in which it is little enough to go at once: a worker that
+    is killed must not leave half a block there. A tensor for each array would cost more in descriptors than in bytes."""
+    tokens = np.concatenate([block.tokens for block in blocks])
+    return torch.from_numpy(tokens), [replace(block, tokens=block.tokens[:, :0]) for block in blocks]
+
+
+def _unpack(tokens: torch.Tensor, blocks: list[Block]) -> list[Block]:
+    ends = np.cumsum([len(block.tokens) for block in blocks])
+    parts = np.split(tokens.numpy(), ends[:-1])
+    return [replace(block, tokens=part) for block, part in zip(blocks, parts, strict=True)]
+
+
+class _BlockDataset(IterableDataset[Any]):
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[_Packed | CloudloadError]:
+        info = get_worker_info()
+        # one thread a worker: workers are how the work is spread
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        try:
+            yield from map(_pack, read_blocks(self._plan, info.id if info else 0))
+        except CloudloadError as error:
+            # as a value: raised here, it would arrive with a traceback for its message
+            yield type(error)(str(error))
