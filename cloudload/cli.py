@@ -17,7 +17,7 @@ from cloudload.config import parse_bytes
 from cloudload.errors import CloudloadError
 
 if TYPE_CHECKING:
-    from cloudload.convert import ConvertReport
+    from cloudload.journal import ConvertReport
 
 _CONVERT_EXAMPLE = """\
 A run that stopped or was killed goes on when it is run again; it knows its input again by names and sizes.

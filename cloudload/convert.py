@@ -6,20 +6,11 @@
 Shards are cut by the rule of MosaicML's `MDSWriter`: a sample that would make a shard larger than `shard_bytes` begins the
 next one. A sample larger than a whole shard has a shard to itself; no shard is ever empty.
 
-Below the output lies a journal until the conversion is finished:
-
-    .convert/config.json     what is converted, and how; a rerun must agree with it
-    .convert/00000.json      a finished shard: its index entry, and where in the input the next shard begins
-    shard.00000.mds.zstd     stored before its journal entry
-    convert-report.json      the report, and what a rerun needs to know that there is nothing left to do
-    index.json               last, so that a half-written dataset is never readable as a whole one
-
-A rerun takes the longest run of entries from 00000 on whose shards are there, and goes on behind them.
+A conversion that was killed goes on behind the shards that its journal (`cloudload.journal`) lists.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -27,19 +18,17 @@ import multiprocessing
 import os
 import re
 import struct
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cloudload.errors import ConvertError, StoreError
+from cloudload.errors import ConvertError
+from cloudload.journal import MAX_LISTED, ConvertReport, Counts, Done, Journal, Position, note_shard
 from cloudload.mds import (
     DEFAULT_SHARD_BYTES,
-    INDEX_NAME,
     Column,
     ShardFormat,
     compress,
@@ -50,19 +39,12 @@ from cloudload.mds import (
 )
 from cloudload.pool import SharedBytes, open_executor, run_in_order
 from cloudload.sources import DEFAULT_BLOCK_BYTES, Block, Record, Start, Unit, list_units, sum_bytes
-from cloudload.store import check_location, delete_object, is_local, join_url, list_objects, local_path, read_object, write_object
+from cloudload.store import check_location, is_local, join_url, local_path, write_object
 
 logger = logging.getLogger(__name__)
 
-JOURNAL_FOLDER = ".convert"
-REPORT_NAME = "convert-report.json"
-
-_MAX_LISTED = 20
 _MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 _BLOCKS_SEARCHED = 8
-_SHARD_NAME = re.compile(r"shard\.\d{5,}\.mds(\.\w+)?")
-_NOTE_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
-_LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp")
 _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
 
@@ -117,79 +99,6 @@ class Recipe:
         return ShardFormat(tuple(columns), self.compression, self.hashes, self.shard_bytes)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What has been read: documents written, empty documents, bad records (the first of them listed), and bytes."""
-
-    documents: int = 0
-    empty: int = 0
-    bad: int = 0
-    bad_records: tuple[str, ...] = ()
-    input_bytes: int = 0
-    text_bytes: int = 0
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Counts:
-        """The counts of a journal entry."""
-        return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
-
-    def plus(self, other: Counts) -> Counts:
-        """Both together."""
-        return Counts(
-            self.documents + other.documents,
-            self.empty + other.empty,
-            self.bad + other.bad,
-            (self.bad_records + other.bad_records)[:_MAX_LISTED],
-            self.input_bytes + other.input_bytes,
-            self.text_bytes + other.text_bytes,
-        )
-
-
-@dataclass(frozen=True)
-class ConvertReport:
-    """What a conversion did. `seconds` and `resumed_shards` tell of this run, all else of the whole dataset."""
-
-    out: str
-    documents: int
-    empty: int
-    bad: int
-    bad_records: tuple[str, ...]
-    files: int
-    input_bytes: int
-    text_bytes: int
-    raw_bytes: int
-    stored_bytes: int
-    shards: int
-    columns: Mapping[str, str]
-    seconds: float = 0.0
-    resumed_shards: int = 0
-    already_complete: bool = False
-
-    def to_json(self) -> str:
-        """The report for machines."""
-        return json.dumps(asdict(self), indent=2)
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> ConvertReport:
-        """The report of a mapping such as `to_json` writes."""
-        return ConvertReport(**dict(values) | {"bad_records": tuple(values["bad_records"])})
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a shard begins: the unit of the input, the block in it, the sample in that; and the counts before that block."""
-
-    unit: int = 0
-    start: Start = field(default_factory=Start)
-    sample: int = 0
-    counts: Counts = field(default_factory=Counts)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Position:
-        """The position of a journal entry."""
-        return Position(value["unit"], Start(**value["start"]), value["sample"], Counts.from_json(value["counts"]))
-
-
 # ---------------------------------------------------------------- the conversion
 
 
@@ -231,7 +140,7 @@ def convert_to_mds(
     units = list_units(inputs, format, split, block_bytes)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
         raise ValueError(f"the output {location} lies among the inputs; choose a folder beside them")
-    journal = _Journal(
+    journal = Journal(
         location, {"recipe": asdict(recipe) | {"keep": list(keep), "hashes": list(hashes)}, "inputs": _identity(units)}
     )
     if overwrite:
@@ -273,7 +182,7 @@ def _identity(units: Sequence[Unit]) -> dict[str, Any]:
 
 
 def _convert(
-    units: Sequence[Unit], recipe: Recipe, journal: _Journal, *, processes: int, skip_bad: bool, progress: bool
+    units: Sequence[Unit], recipe: Recipe, journal: Journal, *, processes: int, skip_bad: bool, progress: bool
 ) -> ConvertReport:
     done = journal.read()
     resumed = len(done.entries)
@@ -322,7 +231,7 @@ def _checked(
         yield Position(unit, block.start), samples
 
 
-def _report(location: str, units: Sequence[Unit], done: _Done, resumed: int) -> ConvertReport:
+def _report(location: str, units: Sequence[Unit], done: Done, resumed: int) -> ConvertReport:
     return ConvertReport(
         out=location,
         **vars(done.counts),
@@ -449,7 +358,7 @@ def _encode_block(plan: Plan, numbered: tuple[int, Block]) -> Samples:
             samples.append(sample)
         else:
             empty += 1
-    counts = Counts(len(samples), empty, len(bad), tuple(bad[:_MAX_LISTED]), block.input_bytes, text_bytes)
+    counts = Counts(len(samples), empty, len(bad), tuple(bad[:MAX_LISTED]), block.input_bytes, text_bytes)
     return Samples(b"".join(samples), np.fromiter(map(len, samples), np.int64, len(samples)), counts)
 
 
@@ -509,9 +418,7 @@ def _store_shard(plan: Plan, job: ShardJob) -> dict[str, Any]:
     if parent and not parent.is_alive():
         raise SystemExit("the conversion was stopped")  # another run may be writing here by now
     write_object(join_url(plan.location, name), stored)
-    following = asdict(job.next) if job.next else None
-    note = {"shard": entry, "next": following, "counts": asdict(job.counts)}
-    write_object(join_url(plan.location, f"{JOURNAL_FOLDER}/{job.number:05}.json"), json.dumps(note).encode())
+    note_shard(plan.location, job.number, entry, job.next, job.counts)
     return entry
 
 
@@ -564,129 +471,6 @@ class _Cutter:
         self._number += 1
         self._reset()
         return job
-
-
-# ---------------------------------------------------------------- the journal
-
-
-@dataclass(frozen=True)
-class _Done:
-    """What is finished: shards, columns, where the next shard begins (None: nowhere), and the counts by then."""
-
-    entries: list[dict[str, Any]] = field(default_factory=list)
-    columns: tuple[Column, ...] | None = None
-    position: Position | None = field(default_factory=Position)
-    counts: Counts = field(default_factory=Counts)
-
-
-class _Journal:
-    """What is stored at the output so far, and whether it belongs to this conversion."""
-
-    def __init__(self, location: str, claim: Mapping[str, Any]) -> None:
-        self.location, self.claim, self._began = location, claim, time.monotonic()
-
-    def clear(self) -> None:
-        """Remove a dataset and its journal, the index first."""
-        names = self._list()
-        for name in sorted(names, key=lambda name: (name != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name)):
-            if name in (INDEX_NAME, REPORT_NAME) or name.startswith(f"{JOURNAL_FOLDER}/") or _SHARD_NAME.fullmatch(name):
-                delete_object(join_url(self.location, name))
-
-    def finished_report(self) -> ConvertReport | None:
-        """The report, if this very conversion is complete. Raises `ConvertError` where the output holds something else."""
-        names = self._list()
-        if INDEX_NAME in names:
-            stored = json.loads(self._read(REPORT_NAME)) if REPORT_NAME in names else None
-            if stored is None:
-                raise ConvertError(
-                    f"{self.location} holds a dataset already. Choose another output, or overwrite it (--overwrite)"
-                )
-            self._compare(stored["claim"])
-            self.tidy()
-            return ConvertReport.from_dict(stored["report"])
-        if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
-            raise ConvertError(
-                f"{self.location} holds shards of something else. Choose another output, or overwrite it (--overwrite)"
-            )
-        return None
-
-    def read(self) -> _Done:
-        """What is finished: the longest run of entries whose shards are there."""
-        names = self._list()
-        if f"{JOURNAL_FOLDER}/config.json" not in names or not any(map(_SHARD_NAME.fullmatch, names)):
-            return _Done()
-        config = json.loads(self._read(f"{JOURNAL_FOLDER}/config.json"))
-        self._compare(config["claim"])
-        done = _Done(columns=tuple(Column.of(name, encoding) for name, encoding in config["columns"]))
-        notes = sorted((name for name in names if _NOTE_NAME.fullmatch(name)), key=lambda name: (len(name), name))
-        with ThreadPoolExecutor(16) as threads:
-            for number, note in enumerate(map(json.loads, threads.map(self._read, notes))):
-                if notes[number] != self._note_name(number) or not self._is_stored(note["shard"], names):
-                    break
-                done.entries.append(note["shard"])
-                following = Position.from_json(note["next"]) if note["next"] else None
-                done = replace(done, position=following, counts=Counts.from_json(note["counts"]))
-        return done
-
-    def _is_stored(self, entry: Mapping[str, Any], names: Mapping[str, int]) -> bool:
-        stored = entry["zip_data"] or entry["raw_data"]
-        return bool(names.get(stored["basename"]) == stored["bytes"])
-
-    @staticmethod
-    def _note_name(number: int) -> str:
-        return f"{JOURNAL_FOLDER}/{number:05}.json"
-
-    def begin(self, columns: Sequence[Column]) -> None:
-        """Claim the output for this conversion."""
-        config = {"claim": self.claim, "columns": [[column.name, column.encoding] for column in columns]}
-        write_object(join_url(self.location, f"{JOURNAL_FOLDER}/config.json"), json.dumps(config, indent=1).encode())
-
-    def finish(self, entries: Sequence[Mapping[str, Any]], report: ConvertReport) -> ConvertReport:
-        """Store the report, then the index, then remove the journal."""
-        names = self._list()
-        if lost := [entry["raw_data"]["basename"] for entry in entries if not self._is_stored(entry, names)]:
-            raise ConvertError(
-                f"{self.location} lost {lost[0]} while it was written (in all {len(lost)} shards). Run again to go on"
-            )
-        report = replace(report, seconds=round(time.monotonic() - self._began, 3))
-        index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)
-        stored = {"claim": self.claim, "report": asdict(report)}
-        write_object(join_url(self.location, REPORT_NAME), json.dumps(stored, indent=2).encode())
-        write_object(join_url(self.location, INDEX_NAME), index.encode())
-        self.tidy()
-        return report
-
-    def tidy(self) -> None:
-        """Remove the journal, and what writers that were killed left."""
-        for name in self._list():
-            if name.startswith(f"{JOURNAL_FOLDER}/") or _LEFTOVER_NAME.fullmatch(name):
-                delete_object(join_url(self.location, name))
-        if is_local(self.location):
-            with contextlib.suppress(OSError):
-                (local_path(self.location) / JOURNAL_FOLDER).rmdir()
-
-    def _list(self) -> dict[str, int]:
-        """Every object below the output: its name and bytes."""
-        try:
-            found = list_objects(self.location)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return {}
-            raise
-        return {item.url.removeprefix(self.location).lstrip("/"): item.bytes for item in found}
-
-    def _read(self, name: str) -> bytes:
-        return read_object(join_url(self.location, name))
-
-    def _compare(self, other: Mapping[str, Any]) -> None:
-        for part in ("recipe", "inputs"):
-            for key in self.claim[part]:
-                before, now = other[part].get(key), self.claim[part][key]
-                if before != now:
-                    raise ConvertError(
-                        f"{self.location} was begun with other {part}: {key} was {before!r} and is {now!r}. "
-                        "Run with what it was begun with, choose another output, or start afresh (--overwrite)"
-                    )
 
 
 # ---------------------------------------------------------------- progress

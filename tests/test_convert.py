@@ -23,9 +23,10 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudload import cli, convert
-from cloudload.convert import ConvertReport, convert_to_mds
+from cloudload import cli, convert, journal
+from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
+from cloudload.journal import ConvertReport
 from cloudload.mds import Shard, decompress, parse_index
 from cloudload.store import list_objects, read_object, write_object
 
@@ -235,7 +236,8 @@ def test_twenty_kills_end_in_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_index_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    monkeypatch.setattr(convert, "write_object", lambda url, data: (written.append(Path(url).name), write_object(url, data)))
+    for module in (convert, journal):
+        monkeypatch.setattr(module, "write_object", lambda url, data: (written.append(Path(url).name), write_object(url, data)))
     convert_to_mds(write_corpus(tmp_path / "corpus"), tmp_path / "out", shard_bytes=50_000, **QUIET)
     assert written[-1] == "index.json"
     assert written.count("index.json") == 1

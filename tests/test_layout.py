@@ -22,6 +22,7 @@ ORDER = [
     "mds",
     "pool",
     "sources",
+    "journal",
     "convert",
     "lanes",
     "order",
