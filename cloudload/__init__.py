@@ -12,20 +12,20 @@ except PackageNotFoundError:
     __version__ = "0.0.0"
 
 if TYPE_CHECKING:
+    from cloudload.backends import Retry as Retry
     from cloudload.batch import Batch as Batch
     from cloudload.config import Stream as Stream
     from cloudload.convert import convert_to_mds as convert_to_mds
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.loader import CloudLoader as CloudLoader
     from cloudload.state import merge_state_dicts as merge_state_dicts
-    from cloudload.store import Retry as Retry
 
 # imported when first used, so that `cloudload --help` and the converter never wait for torch
 _HOMES = {
     "Batch": "batch",
     "CloudLoader": "loader",
     "CloudloadError": "errors",
-    "Retry": "store",
+    "Retry": "backends",
     "Stream": "config",
     "convert_to_mds": "convert",
     "merge_state_dicts": "state",

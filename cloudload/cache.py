@@ -28,11 +28,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
+from cloudload.backends import Retry
 from cloudload.dataset import Corpus, Dataset, is_in_place
 from cloudload.errors import CacheError, DatasetError
+from cloudload.locations import join_url, local_path
 from cloudload.locks import locked, locked_if_free
 from cloudload.mds import FileInfo, Hasher, Shard, ShardInfo, decompress, fastest_hash
-from cloudload.store import Retry, download_object, join_url, local_path
+from cloudload.store import download_object
 
 logger = logging.getLogger(__name__)
 

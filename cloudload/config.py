@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudload.store import Retry, check_location, join_url
+from cloudload.backends import Retry
+from cloudload.locations import check_location, join_url
 
 SHUFFLE_ALGORITHMS = ("py1e", "py1br", "py1s", "py2s", "naive")
 PACKINGS = ("concat",)

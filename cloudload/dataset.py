@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.backends import Retry
 from cloudload.config import Stream
 from cloudload.errors import DatasetError
+from cloudload.locations import hide_secrets, is_local, join_url
 from cloudload.mds import INDEX_NAME, ShardInfo, parse_index
-from cloudload.store import Retry, hide_secrets, is_local, join_url, read_object
+from cloudload.store import read_object
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

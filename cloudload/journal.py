@@ -22,9 +22,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cloudload.errors import ConvertError, StoreError
+from cloudload.locations import is_local, join_url, local_path
 from cloudload.mds import INDEX_NAME, Column
 from cloudload.sources import Start
-from cloudload.store import delete_object, is_local, join_url, list_objects, local_path, read_object, write_object
+from cloudload.store import delete_object, list_objects, read_object, write_object
 
 JOURNAL_FOLDER = ".convert"
 REPORT_NAME = "convert-report.json"

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.backends import Retry
 from cloudload.batch import Batch, join_blocks
 from cloudload.blocks import inline_blocks, process_blocks
 from cloudload.cache import default_cache
@@ -37,7 +38,6 @@ from cloudload.state import (
     mask_lanes,
     read_state,
 )
-from cloudload.store import Retry
 from cloudload.tokenizer import load_tokenizer
 from cloudload.worker import Block, Plan
 from cloudload.working_set import check_cache_limit

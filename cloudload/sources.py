@@ -15,25 +15,25 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from cloudload.errors import ConvertError, StoreError
-from cloudload.store import Retry, check_location, download_object, hide_secrets, is_local, list_objects, local_path, open_object
+from cloudload.backends import Retry
+from cloudload.errors import ConvertError
+from cloudload.locations import check_location, hide_secrets, is_local, local_path
+from cloudload.source_files import DamagedError, SourceFile, StoredBytes, read_uncompressed, shown
+from cloudload.store import download_object, list_objects
 
 DEFAULT_BLOCK_BYTES = 8 << 20
 FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
 
-_CHUNK_BYTES = 1 << 16
 _MAX_FILES_A_BLOCK = 1024
 _MAX_ROWS_A_BLOCK = 8192
-_REOPENINGS = 5
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _FORMATS_BY_EXTENSION = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
@@ -79,17 +79,6 @@ class Unit(Protocol):
     @property
     def files(self) -> tuple[SourceFile, ...]: ...
     def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[Block]: ...
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """An input file: its location, its name below the input it was found in, and how it is to be read."""
-
-    url: str
-    name: str
-    bytes: int | None
-    format: str
-    compression: str | None
 
 
 # ---------------------------------------------------------------- inputs to units
@@ -240,11 +229,6 @@ def sum_bytes(files: Iterable[SourceFile]) -> int:
     return sum(file.bytes or 0 for file in files)
 
 
-def shown(file: SourceFile) -> str:
-    """The file as a message names it."""
-    return "stdin" if file.url == "-" else hide_secrets(file.url)
-
-
 # ---------------------------------------------------------------- lines
 
 
@@ -270,22 +254,12 @@ class LinesUnit(_FileUnit):
     """A file of JSON lines, or of a document a line."""
 
     def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[Block]:
-        counter = _Counter(start.stored)
-        chunks = _uncompressed(self.file, start.offset, counter)
+        counter = StoredBytes(start.stored)
+        chunks = read_uncompressed(self.file, start.offset, counter)
         for data, damage in _whole_lines(chunks, block_bytes):
             end = Start(start.block + 1, start.offset + len(data), start.line + data.count(b"\n"), counter.bytes)
             yield LinesBlock(self.file, start, end.stored - start.stored, data, damage)
             start = end
-
-
-class _Counter:
-    """The stored bytes read of a file so far; what is read twice counts once."""
-
-    def __init__(self, bytes: int) -> None:
-        self.bytes = bytes
-
-    def reach(self, position: int) -> None:
-        self.bytes = max(self.bytes, position)
 
 
 @dataclass(frozen=True)
@@ -360,110 +334,11 @@ def _whole_lines(chunks: Iterator[bytes], block_bytes: int) -> Iterator[tuple[by
                 del pending[: cut + 1]
                 searched = block_bytes - 1
             searched = max(searched, len(pending))
-    except _DamagedError as error:
+    except DamagedError as error:
         damage = str(error)
         del pending[pending.rfind(b"\n") + 1 :]
     if pending or damage:
         yield bytes(pending), damage
-
-
-# ---------------------------------------------------------------- bytes
-
-
-class _DamagedError(Exception):
-    """A compressed file that cannot be undone any further."""
-
-
-class _Decoder(Protocol):
-    """What zlib, bz2, lzma and zstandard have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-def _decoder(compression: str) -> _Decoder:
-    if compression == "zstd":
-        import zstandard
-
-        decoder: _Decoder = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-        return decoder
-    if compression == "gz":
-        import zlib
-
-        return zlib.decompressobj(wbits=31)
-    if compression == "bz2":
-        import bz2
-
-        return bz2.BZ2Decompressor()
-    import lzma
-
-    return lzma.LZMADecompressor()
-
-
-def _uncompressed(file: SourceFile, offset: int, counter: _Counter) -> Iterator[bytes]:
-    """The file's bytes from `offset` on, decompressed."""
-    if file.compression is None:
-        yield from _stored(file, offset, counter)
-        return
-    skip = offset
-    for chunk in _decompressed(_stored(file, 0, counter), file.compression):
-        if len(chunk) > skip:
-            yield chunk[skip:]
-        skip = max(0, skip - len(chunk))
-
-
-def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
-    """Undo the compression of one or more members, one after the other; zeros between them are padding."""
-    decoder: _Decoder | None = None
-    for stored in chunks:
-        left = stored
-        while left := left if decoder else left.lstrip(b"\0"):
-            decoder = decoder or _decoder(compression)
-            try:
-                yield decoder.decompress(left)
-            except Exception as error:
-                raise _DamagedError(f"the {compression} data is damaged from here on ({error})") from error
-            left = decoder.unused_data if decoder.eof else b""
-            decoder = None if decoder.eof else decoder
-    if decoder:
-        raise _DamagedError(f"the {compression} data ends too early; the file is not whole")
-
-
-def _stored(file: SourceFile, offset: int, counter: _Counter) -> Iterator[bytes]:
-    """The bytes that lie in the store, from `offset` on; a connection that breaks is opened again where it broke."""
-    position, failures = offset, 0
-    while True:
-        try:
-            with _open(file.url) as stream:
-                _advance(stream, position, file.url)
-                while chunk := stream.read(_CHUNK_BYTES):
-                    position, failures = position + len(chunk), 0
-                    counter.reach(position)
-                    yield chunk
-            return
-        except (StoreError, GeneratorExit):
-            raise
-        except Exception as error:
-            failures += 1
-            if failures > _REOPENINGS or is_local(file.url):
-                raise StoreError(
-                    f"cannot read {hide_secrets(file.url)} after byte {position:,}: {error}. Run again to go on"
-                ) from error
-
-
-def _open(url: str) -> BinaryIO:
-    return open(sys.stdin.fileno(), "rb", closefd=False) if url == "-" else open_object(url)
-
-
-def _advance(stream: BinaryIO, position: int, url: str) -> None:
-    if url != "-" and is_local(url):
-        stream.seek(position)
-        return
-    while position > 0 and (skipped := len(stream.read(min(position, 1 << 20)))):
-        position -= skipped
 
 
 # ---------------------------------------------------------------- whole files
@@ -503,12 +378,12 @@ class TextBlock:
         for file in self.group:
             where = shown(file)
             try:
-                data = b"".join(_uncompressed(file, 0, _Counter(0))).removeprefix(_BYTE_ORDER_MARK)
+                data = b"".join(read_uncompressed(file)).removeprefix(_BYTE_ORDER_MARK)
                 yield Record(where, file.name, {text_key: data.decode()})
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
                 yield Record(f"{where}:{line}", file.name, None, _not_utf8(error))
-            except _DamagedError as error:
+            except DamagedError as error:
                 yield Record(where, file.name, None, str(error))
 
 
@@ -560,7 +435,7 @@ def _local_copy(file: SourceFile, folder: Path) -> Path:
     path = folder / "file.parquet"
     with path.open("w+b") as target:
         if file.url == "-" or file.compression:
-            target.writelines(_uncompressed(file, 0, _Counter(0)))
+            target.writelines(read_uncompressed(file))
         else:
             download_object(file.url, target, _LONG_DOWNLOAD)
     return path

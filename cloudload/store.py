@@ -2,113 +2,26 @@
 
     read_object  open_object  download_object  write_object  upload_file  delete_object  list_objects  object_exists
 
-A location is a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path. Clients are built lazily, once
-per process and scheme, so a forked worker never inherits a connection. Passing troubles are retried with growing, jittered
-pauses until `Retry.deadline_s`; what will not pass (403, 404, a bad secret) fails at once and says what it is.
+Passing troubles are retried with growing, jittered pauses until `Retry.deadline_s`; what will not pass (403, 404, a bad secret)
+fails at once and says what it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
-from urllib.parse import urlsplit
+from typing import BinaryIO, TypeVar
 
+from cloudload.backends import CHUNK_BYTES, Retry, StoredObject, backend_of
 from cloudload.errors import StoreError
+from cloudload.locations import hide_secrets
 
 T = TypeVar("T")
-Sink = Callable[[bytes], Any]
-
-_CHUNK_BYTES = 1 << 16  # small, so that a body that trickles meets the deadline
-
-
-@dataclass(frozen=True)
-class Retry:
-    """How long to try."""
-
-    timeout_s: float = 20.0
-    """Seconds for one request."""
-    deadline_s: float = 120.0
-    """Seconds in all."""
-    pause_s: float = 0.2
-    """Seconds before the second attempt; each further pause is about twice as long."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-                raise ValueError(f"{name} is {value!r}; it must be a number of seconds above 0")
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """One object of a listing: its location and its size in bytes."""
-
-    url: str
-    bytes: int
-
-
-class Backend(Protocol):
-    """What a kind of store must do; every method takes whole locations and raises its client's own errors."""
-
-    def open(self, url: str, retry: Retry) -> BinaryIO: ...
-    def upload(self, path: Path, url: str, retry: Retry) -> None: ...
-    def delete(self, url: str, retry: Retry) -> None: ...
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]: ...
-    def is_missing(self, error: BaseException) -> bool: ...
-    def is_passing(self, error: BaseException) -> bool: ...
-
-
-# ---------------------------------------------------------------- locations
-
-
-def scheme_of(url: str) -> str:
-    """The scheme of a location: `s3`, `gs`, … or `file` for a path."""
-    head, separator, _ = url.partition("://")
-    return head.lower() if separator else "file"
-
-
-def is_local(url: str) -> bool:
-    """Whether a location is a path of this machine."""
-    return scheme_of(url) == "file"
-
-
-def local_path(url: str) -> Path:
-    """The path of a local location."""
-    return Path(url.removeprefix("file://")).expanduser()
-
-
-def check_location(url: str) -> None:
-    """Raises `ValueError` for what is neither a path nor a whole URL, such as the rest of one with an unset variable."""
-    scheme, separator, rest = url.partition("://")
-    if not url.strip():
-        raise ValueError("a location is empty; give a folder or a URL such as s3://bucket/folder")
-    if separator and scheme != "file" and not rest.strip("/").partition("/")[0]:
-        raise ValueError(f"{url!r} names no bucket; write {scheme}://bucket/folder")
-    if separator and rest.startswith("/") and scheme != "file":
-        raise ValueError(f"{url!r} names no bucket between its slashes; write {scheme}://bucket/folder")
-    if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
-        raise ValueError(f"{url!r} is neither a path nor a URL; did you mean {re.sub(':/*', '://', url, count=1)}?")
-
-
-def hide_secrets(url: str) -> str:
-    """A location fit for a message: without a user's name and password, or a signature in its query."""
-    url = re.sub(r"//[^/@]*@", "//", url)
-    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
-
-
-def join_url(base: str, name: str) -> str:
-    """The location of `name` below `base`."""
-    return f"{base.rstrip('/')}/{name}" if name else base
-
-
-# ---------------------------------------------------------------- verbs
 
 
 def read_object(url: str, retry: Retry | None = None) -> bytes:
@@ -126,8 +39,8 @@ def download_object(url: str, target: BinaryIO, retry: Retry | None = None) -> i
 
     def attempt() -> int:
         target.seek(start)
-        with contextlib.closing(_backend(url).open(url, retry)) as source:
-            while chunk := source.read(_CHUNK_BYTES):
+        with contextlib.closing(backend_of(url).open(url, retry)) as source:
+            while chunk := source.read(CHUNK_BYTES):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"not finished after {retry.deadline_s:.0f} s")
                 target.write(chunk)
@@ -141,13 +54,13 @@ def download_object(url: str, target: BinaryIO, retry: Retry | None = None) -> i
 def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
     """A stream over the object; only opening it is retried."""
     retry = retry or Retry()
-    return _retrying("open", url, retry, lambda: _backend(url).open(url, retry))
+    return _retrying("open", url, retry, lambda: backend_of(url).open(url, retry))
 
 
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
     """Store the file's bytes as an object; a reader sees all of it or nothing."""
     retry = retry or Retry()
-    _retrying("write", url, retry, lambda: _backend(url).upload(path, url, retry))
+    _retrying("write", url, retry, lambda: backend_of(url).upload(path, url, retry))
 
 
 def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
@@ -166,9 +79,9 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 
     def attempt() -> None:
         try:
-            _backend(url).delete(url, retry)
+            backend_of(url).delete(url, retry)
         except Exception as error:
-            if not _backend(url).is_missing(error):
+            if not backend_of(url).is_missing(error):
                 raise
 
     _retrying("delete", url, retry, attempt)
@@ -177,7 +90,7 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     """Every object below a folder or prefix (or the one object that it names), sorted by location."""
     retry = retry or Retry()
-    found = _retrying("list", url, retry, lambda: list(_backend(url).list(url, retry)))
+    found = _retrying("list", url, retry, lambda: list(backend_of(url).list(url, retry)))
     return sorted(found, key=lambda item: item.url)
 
 
@@ -186,7 +99,7 @@ def object_exists(url: str, retry: Retry | None = None) -> bool:
     try:
         open_object(url, retry).close()
     except StoreError as error:
-        if error.__cause__ is not None and _backend(url).is_missing(error.__cause__):
+        if error.__cause__ is not None and backend_of(url).is_missing(error.__cause__):
             return False
         raise
     return True
@@ -202,7 +115,7 @@ def _retrying(verb: str, url: str, retry: Retry, attempt: Callable[[], T]) -> T:
             raise
         except Exception as error:
             elapsed_s = time.monotonic() - start
-            passing = _backend(url).is_passing(error)
+            passing = backend_of(url).is_passing(error)
             pause_s = min(pause_s * 2, 10.0) * random.uniform(0.5, 1.0)
             if not passing or elapsed_s + pause_s > retry.deadline_s:
                 times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
@@ -217,7 +130,7 @@ def _explain(error: BaseException) -> str:
 
 
 def _advice(url: str, error: BaseException, passing: bool) -> str:
-    if _backend(url).is_missing(error):
+    if backend_of(url).is_missing(error):
         return ". Check the location: there is no such object or bucket"
     if passing:
         return ". The store did not answer in time; check that it can be reached, and run again"
@@ -234,265 +147,3 @@ def _is_denied(error: BaseException) -> bool:
         return True
     # of botocore and google.auth, which are not imported for this
     return bool(re.search(r"Credential|Auth|Profile|Refresh|Token", type(error).__name__))
-
-
-# ---------------------------------------------------------------- backends
-
-_backends: dict[tuple[int, str], Backend] = {}
-
-
-def _backend(url: str) -> Backend:
-    scheme = scheme_of(url)
-    key = (os.getpid(), scheme)
-    if key not in _backends:
-        kinds: dict[str, Callable[[], Backend]] = {"file": _LocalStore, "s3": _S3Store, "gs": _GCSStore}
-        _backends[key] = kinds.get(scheme, _FsspecStore)()
-    return _backends[key]
-
-
-class _LocalStore:
-    def open(self, url: str, retry: Retry) -> BinaryIO:
-        return local_path(url).open("rb")
-
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
-        import shutil
-
-        target = local_path(url)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            shutil.copyfile(path, temporary)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def delete(self, url: str, retry: Retry) -> None:
-        local_path(url).unlink()
-
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        root = local_path(url)
-        if root.is_file():
-            yield StoredObject(url, root.stat().st_size)
-        elif not root.is_dir():
-            raise FileNotFoundError(f"no such file or folder: {root}")
-        for folder, _, names in os.walk(root):
-            for name in names:
-                path = Path(folder, name)
-                if path.is_file():
-                    yield StoredObject(str(path), path.stat().st_size)
-
-    def is_missing(self, error: BaseException) -> bool:
-        return isinstance(error, FileNotFoundError | NotADirectoryError)
-
-    def is_passing(self, error: BaseException) -> bool:
-        return False
-
-
-def _split(url: str) -> tuple[str, str]:
-    parts = urlsplit(url, allow_fragments=False)
-    return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
-
-
-class _ShortRead(OSError):
-    """A body ended before the length that its header promised."""
-
-
-class _Counted(io.RawIOBase):
-    """A body that fails when it ends early, whatever its client says."""
-
-    def __init__(self, body: Any, expected: int | None) -> None:
-        self._body, self._left = body, expected
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._body.read(len(buffer))
-        if self._left is not None:
-            if not data and self._left:
-                raise _ShortRead(f"the body ended {self._left} bytes early")
-            self._left -= len(data)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._body.close()
-        super().close()
-
-
-class _S3Store:
-    """boto3, with its own credential chain, profiles and endpoints; anonymous where there are no credentials."""
-
-    def __init__(self) -> None:
-        self._clients: dict[float, Any] = {}
-
-    def _client(self, retry: Retry) -> Any:
-        if retry.timeout_s not in self._clients:
-            import boto3
-            from botocore import UNSIGNED
-            from botocore.config import Config
-
-            session = boto3.Session()
-            self._clients[retry.timeout_s] = session.client(
-                "s3",
-                endpoint_url=os.environ.get("S3_ENDPOINT_URL"),
-                config=Config(
-                    connect_timeout=min(retry.timeout_s, 10.0),
-                    read_timeout=retry.timeout_s,
-                    retries={"total_max_attempts": 1},
-                    max_pool_connections=32,
-                    signature_version=UNSIGNED if session.get_credentials() is None else None,
-                ),
-            )
-        return self._clients[retry.timeout_s]
-
-    def open(self, url: str, retry: Retry) -> BinaryIO:
-        bucket, key = _split(url)
-        answer = self._client(retry).get_object(Bucket=bucket, Key=key)
-        return io.BufferedReader(_Counted(answer["Body"], answer.get("ContentLength")), _CHUNK_BYTES)
-
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
-        bucket, key = _split(url)
-        with path.open("rb") as file:  # boto3's upload_file hides the error's class and code
-            self._client(retry).upload_fileobj(file, bucket, key)
-
-    def delete(self, url: str, retry: Retry) -> None:
-        bucket, key = _split(url)
-        self._client(retry).delete_object(Bucket=bucket, Key=key)
-
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        bucket, prefix = _split(url)
-        pages = self._client(retry).get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        for page in pages:
-            for item in page.get("Contents", []):
-                if _is_below(item["Key"], prefix):
-                    yield StoredObject(f"s3://{bucket}/{item['Key']}", item["Size"])
-
-    def is_missing(self, error: BaseException) -> bool:
-        return _s3_code(error) in {"NoSuchKey", "NoSuchBucket", "404", "NotFound"}
-
-    def is_passing(self, error: BaseException) -> bool:
-        from botocore import exceptions
-
-        if isinstance(error, exceptions.ClientError):
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            return status >= 500 or status == 429 or _s3_code(error) in {"SlowDown", "RequestTimeout", "Throttling"}
-        if isinstance(error, exceptions.BotoCoreError):  # most of them are about arguments, profiles and credentials
-            passing = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
-            return isinstance(error, (*passing, exceptions.FlexibleChecksumError, exceptions.CredentialRetrievalError))
-        return _is_network_error(error)
-
-
-def _s3_code(error: BaseException) -> str:
-    response: dict[str, Any] = getattr(error, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
-
-
-class _GCSStore:
-    """google-cloud-storage, with application default credentials; anonymous where there are none."""
-
-    def __init__(self) -> None:
-        self._client: Any = None
-
-    def _bucket(self, name: str) -> Any:
-        if self._client is None:
-            from google.auth.exceptions import DefaultCredentialsError
-            from google.cloud import storage
-
-            try:
-                self._client = storage.Client(project=None)
-            except DefaultCredentialsError:
-                if "GOOGLE_APPLICATION_CREDENTIALS" in os.environ:
-                    raise
-                self._client = storage.Client.create_anonymous_client()
-        return self._client.bucket(name)
-
-    def open(self, url: str, retry: Retry) -> BinaryIO:
-        bucket, key = _split(url)
-        blob = self._bucket(bucket).blob(key)
-        # one plain request: the library's own stream asks for ranges, and says nothing before it has a whole one
-        location = f"{self._client._connection.API_BASE_URL}/download/storage/v1{blob.path}?alt=media"
-        # taken as it is stored: undoing a gzip encoding would change its size under our checks
-        stored = {"Accept-Encoding": "gzip"}
-        answer = self._client._http.get(location, headers=stored, stream=True, timeout=retry.timeout_s)
-        if answer.status_code != 200:
-            from google.api_core.exceptions import from_http_response
-
-            raise from_http_response(answer)
-        size = answer.headers.get("Content-Length")
-        return io.BufferedReader(_Counted(answer.raw, None if size is None else int(size)), _CHUNK_BYTES)
-
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
-        bucket, key = _split(url)
-        self._bucket(bucket).blob(key).upload_from_filename(str(path), timeout=retry.deadline_s, retry=None)
-
-    def delete(self, url: str, retry: Retry) -> None:
-        bucket, key = _split(url)
-        self._bucket(bucket).blob(key).delete(timeout=retry.timeout_s, retry=None)
-
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        bucket, prefix = _split(url)
-        for blob in self._bucket(bucket).list_blobs(prefix=prefix, timeout=retry.timeout_s, retry=None):
-            if _is_below(blob.name, prefix):
-                yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size)
-
-    def is_missing(self, error: BaseException) -> bool:
-        return getattr(error, "code", None) == 404
-
-    def is_passing(self, error: BaseException) -> bool:
-        code = getattr(error, "code", None)
-        status = code if isinstance(code, int) else getattr(getattr(error, "response", None), "status_code", None)
-        if isinstance(status, int):
-            return status >= 500 or status in (408, 429)
-        from google.auth.exceptions import GoogleAuthError, TransportError
-
-        if isinstance(error, GoogleAuthError):
-            return isinstance(error, TransportError) or bool(getattr(error, "retryable", False))
-        return _is_network_error(error)
-
-
-class _FsspecStore:
-    """Any other scheme, through fsspec and whatever package serves that scheme."""
-
-    def _filesystem(self, url: str) -> Any:
-        try:
-            import fsspec
-
-            return fsspec.core.url_to_fs(url)[0]
-        except (ImportError, ValueError) as error:
-            raise StoreError(
-                f"no way to read {scheme_of(url)}:// ({error}). Install fsspec and the package named there"
-            ) from None
-
-    def open(self, url: str, retry: Retry) -> BinaryIO:
-        opened: BinaryIO = self._filesystem(url).open(url, "rb")
-        return opened
-
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
-        self._filesystem(url).put_file(str(path), url)
-
-    def delete(self, url: str, retry: Retry) -> None:
-        self._filesystem(url).rm_file(url)
-
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        filesystem = self._filesystem(url)
-        for name, info in filesystem.find(url, detail=True).items():
-            yield StoredObject(filesystem.unstrip_protocol(name), int(info.get("size") or 0))
-
-    def is_missing(self, error: BaseException) -> bool:
-        return isinstance(error, FileNotFoundError)
-
-    def is_passing(self, error: BaseException) -> bool:
-        return not isinstance(error, FileNotFoundError | PermissionError | StoreError) and _is_network_error(error)
-
-
-def _is_below(key: str, prefix: str) -> bool:
-    """A folder's own contents, or the very object: `a/b` is not below `a/bc`."""
-    return not key.endswith("/") and (not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/"))
-
-
-def _is_network_error(error: BaseException) -> bool:
-    """Resets, timeouts, refused connections and short bodies, from whichever client."""
-    if isinstance(error, TimeoutError | ConnectionError | _ShortRead):
-        return True
-    return type(error).__module__.partition(".")[0] in {"botocore", "urllib3", "requests", "http", "aiohttp", "google"}

@@ -106,14 +106,14 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
     """Within this block, cloudload's clients are made from an environment with these variables."""
-    from cloudload import store
+    from cloudload import backends
 
     with _environment(variables):
-        store._backends.clear()
+        backends._backends.clear()
         try:
             yield
         finally:
-            store._backends.clear()
+            backends._backends.clear()
 
 
 @contextlib.contextmanager

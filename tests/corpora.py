@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+from cloudload.locations import join_url
 from cloudload.mds import (
     INDEX_NAME,
     Column,
@@ -23,7 +24,7 @@ from cloudload.mds import (
     encode_shard,
     hash_bytes,
 )
-from cloudload.store import join_url, write_object
+from cloudload.store import write_object
 
 _WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "one", "two", "three", "Grüße", "Füchse", "狐", "🦊"]
 

@@ -16,11 +16,14 @@ PACKAGE = Path(cloudload.__file__).parent
 # each module imports only from those before it
 ORDER = [
     "errors",
+    "locations",
+    "backends",
     "store",
     "config",
     "locks",
     "mds",
     "pool",
+    "source_files",
     "sources",
     "journal",
     "convert",

@@ -17,13 +17,12 @@ from conftest import BUCKET, new_clients
 from fault_proxy import Fault, FaultProxy
 from servers import GCSServer, S3Server, free_ports, service_account, start_token_endpoint
 
+from cloudload.backends import Retry, StoredObject
 from cloudload.errors import StoreError
+from cloudload.locations import join_url
 from cloudload.store import (
-    Retry,
-    StoredObject,
     delete_object,
     download_object,
-    join_url,
     list_objects,
     object_exists,
     open_object,

@@ -1,0 +1,44 @@
+"""Where data lies: a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a location: `s3`, `gs`, … or `file` for a path."""
+    head, separator, _ = url.partition("://")
+    return head.lower() if separator else "file"
+
+
+def is_local(url: str) -> bool:
+    """Whether a location is a path of this machine."""
+    return scheme_of(url) == "file"
+
+
+def local_path(url: str) -> Path:
+    """The path of a local location."""
+    return Path(url.removeprefix("file://")).expanduser()
+
+
+def check_location(url: str) -> None:
+    """Raises `ValueError` for what is neither a path nor a whole URL, such as the rest of one with an unset variable."""
+    scheme, separator, rest = url.partition("://")
+    if not url.strip():
+        raise ValueError("a location is empty; give a folder or a URL such as s3://bucket/folder")
+    if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
+        raise ValueError(f"{url!r} names no bucket; write {scheme}://bucket/folder")
+    if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
+        raise ValueError(f"{url!r} is neither a path nor a URL; did you mean {re.sub(':/*', '://', url, count=1)}?")
+
+
+def hide_secrets(url: str) -> str:
+    """A location fit for a message: without a user's name and password, or a signature in its query."""
+    url = re.sub(r"//[^/@]*@", "//", url)
+    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
+
+
+def join_url(base: str, name: str) -> str:
+    """The location of `name` below `base`."""
+    return f"{base.rstrip('/')}/{name}" if name else base
