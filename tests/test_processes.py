@@ -18,7 +18,7 @@ import torch
 from awkward import EOS, byte_tokenizer
 from corpora import random_documents, write_mds
 
-from cloudload import CloudLoader
+from cloudload import CloudLoader, blocks
 from cloudload.errors import DatasetError, RanksDisagreeError, WorkerError
 from cloudload.testing import Leg, Row, run_leg
 
@@ -143,6 +143,27 @@ def test_after_an_error_there_is_the_error_again_not_an_end(corpus: Corpus) -> N
         for _ in range(3):
             with pytest.raises(WorkerError):
                 list(batches)
+
+
+def test_a_worker_that_hangs_in_its_fork_is_started_again(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_START_S", 5.0)
+    hang = tmp_path / "hang"
+
+    def hang_once() -> None:
+        if hang.exists():
+            hang.unlink()
+            time.sleep(3600)
+
+    os.register_at_fork(after_in_child=hang_once)
+    hang.touch()
+    with corpus.make_loader(batch_size=2, num_workers=2, start_method="fork") as loader:
+        others = children_of(os.getpid())
+        rows = rows_of([batch for _, batch in zip(range(3), loader, strict=False)])
+        assert not hang.exists()
+        assert len(children_of(os.getpid()) - others) == 2
+    assert rows == [list(row.input_ids) for row in expected_rows(corpus, 6)]
 
 
 def test_starting_workers_draws_no_random_numbers_from_the_model(corpus: Corpus) -> None:
