@@ -6,18 +6,16 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from cloudload.backends import Retry
 from cloudload.config import Stream
 from cloudload.errors import DatasetError
+from cloudload.lanes import Ints
 from cloudload.locations import hide_secrets, is_local, join_url
 from cloudload.mds import INDEX_NAME, ShardInfo, parse_index
 from cloudload.store import read_object
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)

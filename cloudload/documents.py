@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from cloudload.cache import ShardCache
 from cloudload.dataset import Corpus
 from cloudload.errors import DatasetError
+from cloudload.lanes import Ints
 from cloudload.mds import Shard
-
-Ints = np.ndarray[Any, np.dtype[Any]]
 
 
 class DocumentReader:

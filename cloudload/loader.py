@@ -216,21 +216,21 @@ class CloudLoader:
     def _connect(self) -> Exchange:
         if self._exchange is None:
             self._exchange = DistributedExchange(self._delivery.exchange_timeout_s) if self._can_exchange() else NoExchange()
-        self._knows_all_lanes &= self._find_world().size == 1 or not isinstance(self._exchange, NoExchange)
-        position, config = self._history[-1], self._identity.config
+        position, config, world = self._history[-1], self._identity.config, self._find_world()
+        self._knows_all_lanes &= world.size == 1 or not isinstance(self._exchange, NoExchange)
         self._exchange.compare(
             {
                 **self._identity.fields(),
                 "seq_len": config.seq_len,
                 "batch_size": self._delivery.batch_size,
                 "exchange_every": self._delivery.exchange_every,
-                "world_size": self._find_world().size,
-                "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks)": self._find_world().ranks_per_node,
+                "world_size": world.size,
+                "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks)": world.ranks_per_node,
                 "rows": position.rows,
                 "table_rows": position.table_rows,
                 "cursors": hashlib.sha256(position.cursors.tobytes()).hexdigest()[:16],
             },
-            self._find_world(),
+            world,
         )
         return self._exchange
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ class TokenizerSpec:
     def __repr__(self) -> str:
         return f"TokenizerSpec({self.fingerprint[:12]}, bos_id={self.bos_id}, eos_id={self.eos_id}, vocab_size={self.vocab_size})"
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Equal for tokenizers that give the same documents the same ids."""
         # sorted only here: a vocabulary read in another order than its ids' lies scattered in memory, and encodes a fifth slower
@@ -59,21 +60,14 @@ def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) 
     backend, names = _find(source)
     backend.no_truncation()
     backend.no_padding()
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None  # a document would have other ids every time
     return TokenizerSpec(
-        json=_without_dropout(backend.to_str()),
+        json=backend.to_str(),
         bos_id=_bos_id(backend, bos, names.get("bos_token")),
         eos_id=_eos_id(backend, eos, names.get("eos_token"), source),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
     )
-
-
-def _without_dropout(text: str) -> str:
-    """The tokenizer.json without BPE dropout, under which a document would have other ids every time."""
-    fields = json.loads(text)
-    if not fields["model"].get("dropout"):
-        return text
-    fields["model"]["dropout"] = None
-    return json.dumps(fields, ensure_ascii=False)
 
 
 def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:

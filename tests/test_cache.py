@@ -46,6 +46,10 @@ def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
         cache.close()
 
 
+def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
+    return CloudLoader(url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, epochs=1, **settings)
+
+
 def cached_files(root: Path) -> list[str]:
     return sorted(path.name for path in root.rglob("*") if path.is_file())
 
@@ -144,17 +148,7 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(s3_url: str, tmp
     write(s3_url)
     names = [entry["zip_data"]["basename"] for entry in json.loads(read_object(f"{s3_url}/index.json"))["shards"]]
     _delete(f"{s3_url}/{names[3]}")
-    loader = CloudLoader(
-        s3_url,
-        local=tmp_path,
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=64,
-        batch_size=8,
-        num_workers=2,
-        epochs=1,
-        retry=QUICK,
-    )
+    loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=QUICK)
     start = time.monotonic()
     with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}"):
         list(loader)
@@ -191,18 +185,7 @@ def test_a_limit_below_the_working_set_is_refused_with_the_number_that_would_do(
     write(s3_url)
 
     def loader_with(limit: int) -> CloudLoader:
-        return CloudLoader(
-            s3_url,
-            local=tmp_path,
-            tokenizer=byte_tokenizer(),
-            eos=EOS,
-            seq_len=64,
-            batch_size=4,
-            num_workers=1,
-            download_threads=1,
-            epochs=1,
-            cache_limit=limit,
-        )
+        return loader_of(s3_url, tmp_path, batch_size=4, num_workers=1, download_threads=1, cache_limit=limit)
 
     with loader_with(9_000) as loader, pytest.raises(CacheError, match=r"cache_limit 9,000 is below the [\d,]+ bytes") as refusal:
         iter(loader)

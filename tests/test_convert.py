@@ -375,12 +375,18 @@ def test_another_conversion_is_refused_until_told_to_overwrite(tmp_path: Path) -
     ]
 
 
-def test_a_changed_input_is_noticed_when_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stopped_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int) -> list[str]:
+    """The lines of a conversion that stopped after some shards."""
     lines = [json.dumps({"text": f"document {number}"}) for number in range(400)]
-    stop_after(monkeypatch, 2)
+    stop_after(monkeypatch, shards)
     with pytest.raises(StoreError, match="no room"):
         convert_lines(tmp_path, lines, shard_bytes=2000)
     monkeypatch.undo()
+    return lines
+
+
+def test_a_changed_input_is_noticed_when_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = stopped_conversion(tmp_path, monkeypatch, 2)
     with pytest.raises(ConvertError, match="inputs: names and sizes was"):
         convert_lines(tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
 
@@ -396,11 +402,7 @@ def test_a_dataset_of_another_tool_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_is_gone_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [json.dumps({"text": f"document {number}"}) for number in range(400)]
-    stop_after(monkeypatch, 5)
-    with pytest.raises(StoreError, match="no room"):
-        convert_lines(tmp_path, lines, shard_bytes=2000)
-    monkeypatch.undo()
+    lines = stopped_conversion(tmp_path, monkeypatch, 5)
     (tmp_path / "out" / "shard.00002.mds.zstd").write_bytes(b"half")
     assert convert_lines(tmp_path, lines, shard_bytes=2000).resumed_shards == 2
     assert texts(str(tmp_path / "out"), tmp_path) == [json.loads(line)["text"] for line in lines]
