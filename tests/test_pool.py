@@ -67,7 +67,7 @@ def test_what_cannot_be_sent_is_an_error_of_its_task_alone() -> None:
 
 
 @pytest.mark.usefixtures("descriptor_limit")
-def test_too_descriptor_limit_are_an_error_not_a_wait() -> None:
+def test_too_few_descriptors_are_an_error_not_a_wait() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         message = _Message.of([SharedBytes.of(b"x" * LARGE) for _ in range(30)])

@@ -154,6 +154,7 @@ def test_a_worker_that_hangs_in_its_fork_is_started_again(
     def hang_once() -> None:
         if hang.exists():
             hang.unlink()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(3600)
 
     os.register_at_fork(after_in_child=hang_once)
