@@ -63,18 +63,21 @@ class Corpus:
         """Samples of all datasets."""
         return int(self.shard_starts[-1])
 
+    def num_shards(self, stream: int) -> int:
+        """Shards of one dataset."""
+        return len(self.datasets[stream].shards)
+
     @property
     def raw_bytes(self) -> int:
         """Bytes of all raw shards."""
         return sum(shard.raw.bytes for dataset in self.datasets for shard in dataset.shards)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Equal for the same shards in the same order, wherever they lie and however they are compressed."""
+    def fingerprint(self, streams: range) -> str:
+        """Of some datasets: equal for the same shards in the same order, wherever they lie and however they are compressed."""
         digest = hashlib.sha256()
-        for dataset in self.datasets:
+        for stream in streams:
             digest.update(b"dataset\n")
-            for shard in dataset.shards:
+            for shard in self.datasets[stream].shards:
                 columns = [(column.name, column.encoding) for column in shard.columns]
                 digest.update(f"{shard.samples} {shard.raw.bytes} {sorted(shard.raw.hashes.items())} {columns}\n".encode())
         return digest.hexdigest()[:32]
@@ -99,11 +102,13 @@ def check_text_column(corpus: Corpus, text_key: str) -> None:
                 )
 
 
-def open_corpus(streams: Sequence[Stream], retry: Retry) -> Corpus:
-    """Read the index of each stream. Raises `StoreError` or `DatasetError`, and where there is no sample at all."""
+def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool = True) -> Corpus:
+    """Read the index of each stream. Raises `StoreError` or `DatasetError`, and where there is no sample in any, or in one that
+    may not be empty."""
     corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
-    if not corpus.num_samples:
-        raise DatasetError(f"no samples in {', '.join(dataset.url for dataset in corpus.datasets)}. Convert a corpus first")
+    empty = [dataset for dataset in corpus.datasets if not sum(shard.samples for shard in dataset.shards)]
+    if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
+        raise DatasetError(f"no samples in {', '.join(hide_secrets(dataset.url) for dataset in empty)}. Convert a corpus first")
     return corpus
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+from typing import Any
+
 import numpy as np
 
 from cloudload.cache import ShardCache
+from cloudload.config import Transform
 from cloudload.dataset import Corpus
 from cloudload.errors import DatasetError
 from cloudload.lanes import Ints
@@ -14,32 +18,62 @@ from cloudload.mds import Shard
 class DocumentReader:
     """Reads the texts of a corpus' samples, fetching their shards."""
 
-    def __init__(self, corpus: Corpus, cache: ShardCache, text_key: str) -> None:
-        self._corpus, self._cache, self._text_key = corpus, cache, text_key
+    def __init__(self, corpus: Corpus, cache: ShardCache, text_key: str, transform: Transform | None = None) -> None:
+        self._corpus, self._cache, self._text_key, self._transform = corpus, cache, text_key, transform
 
-    def read(self, samples: Ints) -> list[str]:
-        """The texts of samples, in their order; each shard is opened once."""
-        shards = self.shards_of(samples)
-        texts = [""] * len(samples)
-        for number in dict.fromkeys(shards.tolist()):
-            shard = self._cache.shard(number)
-            column = shard.column_index(self._text_key)
-            start = int(self._corpus.shard_starts[number])
-            for place in np.flatnonzero(shards == number).tolist():
-                texts[place] = self._read_text(shard, int(samples[place]) - start, column)
-        return texts
+    @property
+    def stream_starts(self) -> Ints:
+        """First sample of each stream: int64 [streams + 1]."""
+        return self._corpus.stream_starts
 
-    def prefetch(self, samples: Ints) -> None:
-        """Begin to fetch the shards of samples, those of the first samples first."""
-        self._cache.prefetch(dict.fromkeys(self.shards_of(samples).tolist()))
+    def streams_of(self, samples: Ints) -> Ints:
+        """The stream of each sample."""
+        return np.searchsorted(self._corpus.stream_starts, samples, side="right") - 1
 
     def shards_of(self, samples: Ints) -> Ints:
         """The shard of each sample."""
         return np.searchsorted(self._corpus.shard_starts, samples, side="right") - 1
 
-    @staticmethod
-    def _read_text(shard: Shard, sample: int, column: int) -> str:
+    def read(self, samples: Ints) -> list[str | None]:
+        """The texts of samples, in their order, None where the transform leaves one out; each shard is opened once."""
+        shards = self.shards_of(samples)
+        texts: list[str | None] = [None] * len(samples)
+        for number in dict.fromkeys(shards.tolist()):
+            shard = self._cache.shard(number)
+            column = shard.column_index(self._text_key) if self._transform is None else -1
+            start = int(self._corpus.shard_starts[number])
+            for place in np.flatnonzero(shards == number).tolist():
+                sample = int(samples[place]) - start
+                texts[place] = _read_text(shard, sample, column) if self._transform is None else self._transformed(shard, sample)
+        return texts
+
+    def read_sample(self, sample: int) -> tuple[Shard, dict[str, Any]]:
+        """The shard of a sample, and all its columns that can be read."""
+        [number] = self.shards_of(np.array([sample]))
+        shard = self._cache.shard(int(number))
+        return shard, shard.read(sample - int(self._corpus.shard_starts[number]))
+
+    def prefetch(self, samples: Ints) -> None:
+        """Begin to fetch the shards of samples, those of the first samples first."""
+        self._cache.prefetch(dict.fromkeys(self.shards_of(samples).tolist()))
+
+    def _transformed(self, shard: Shard, sample: int) -> str | None:
+        assert self._transform is not None
+        values = shard.read(sample)
+        where = f"sample {sample} of {shard.path}" + (f" (id {values['id']!r})" if "id" in values else "")
         try:
-            return shard.read_bytes(sample, column).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"{shard.path}: sample {sample} is not UTF-8 ({error}). Convert the corpus again") from error
+            text = self._transform(values)
+        except Exception as error:
+            raise DatasetError(f"the transform failed on {where}: {error!r}\n{traceback.format_exc()}") from error
+        if text is not None and not isinstance(text, str):
+            raise DatasetError(
+                f"the transform gave {type(text).__name__} for {where}; it must give text, or None to leave it out"
+            )
+        return text
+
+
+def _read_text(shard: Shard, sample: int, column: int) -> str:
+    try:
+        return shard.read_bytes(sample, column).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{shard.path}: sample {sample} is not UTF-8 ({error}). Convert the corpus again") from error

@@ -3,32 +3,38 @@
     rank 0    batch t arrives ──► start ─────────────► finish ──► batch t is handed out
     rank 1      batch t arrives ──► start ───────────► finish ──► batch t is handed out
 
-A rank's message for a window of batches is its own cursors after each of its rows, its row count, and whether it had run dry.
-All ranks gather all messages, asynchronously, over a CPU process group of the loader's own. What follows from the messages is
-the same on every rank: the cursor table, and whether the data has ended.
+A rank's message for a window of batches is its lanes' cursors after each of its rows, its row count, what it counted, and the
+first row that a lane could not fill. All ranks gather all messages, asynchronously, over a CPU process group of the loader's own.
+What follows from the messages is the same on every rank: the cursor table, the statistics, and whether the lanes have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
 import numpy as np
 
+from cloudload.batch import Progress
 from cloudload.errors import RanksDisagreeError
 from cloudload.lanes import Ints, World, rank_rows
+from cloudload.mixture import Mixture
 from cloudload.state import Position
 
 _HEADER = 3
+_FIRST_CAPACITY = 1 << 10
 
 
 class Exchange(Protocol):
     """Carries the messages of the ranks."""
 
-    def start(self, message: Ints) -> Callable[[], Ints]:
-        """Send `message` (int64 [n]); the call returned waits for those of all ranks (int64 [ranks, n])."""
+    def start(self, message: Ints) -> Callable[[], list[Ints]]:
+        """Send `message` (int64 [n], of any length); the call returned waits for those of all ranks.
+
+        All ranks start and finish their messages in the same order.
+        """
         ...
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
@@ -43,8 +49,8 @@ class Exchange(Protocol):
 class NoExchange:
     """A rank on its own."""
 
-    def start(self, message: Ints) -> Callable[[], Ints]:
-        return lambda: message[None]
+    def start(self, message: Ints) -> Callable[[], list[Ints]]:
+        return lambda: [message]
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
         pass
@@ -54,7 +60,11 @@ class NoExchange:
 
 
 class DistributedExchange:
-    """Over torch.distributed, in a gloo group of its own. Making one, and each of its calls, takes all ranks."""
+    """Over torch.distributed, in a gloo group of its own. Making one, and each of its calls, takes all ranks.
+
+    Messages travel in buffers of equal size. Where one does not fit, all ranks see so from the sizes, gather the rest at once,
+    and take larger buffers from then on.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         import torch.distributed as dist
@@ -62,15 +72,34 @@ class DistributedExchange:
         self._dist = dist
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._size = dist.get_world_size()
+        self._capacity = _FIRST_CAPACITY
 
-    def start(self, message: Ints) -> Callable[[], Ints]:
+    def start(self, message: Ints) -> Callable[[], list[Ints]]:
+        capacity = self._capacity
+        first = self._gather(np.concatenate([[len(message)], message[:capacity]]), capacity + 1)
+
+        def finish() -> list[Ints]:
+            parts = first()
+            sizes = [int(part[0]) for part in parts]
+            messages = [part[1 : 1 + size] for part, size in zip(parts, sizes, strict=True)]
+            longest = max(sizes)
+            if longest > capacity:
+                self._capacity = max(self._capacity, longest + longest // 4)
+                rests = self._gather(message[capacity:], longest - capacity)()
+                messages = [np.concatenate([part, rest])[:size] for part, rest, size in zip(messages, rests, sizes, strict=True)]
+            return messages
+
+        return finish
+
+    def _gather(self, numbers: Ints, size: int) -> Callable[[], list[Ints]]:
         import torch
 
-        own = torch.from_numpy(np.ascontiguousarray(message))
+        own = torch.zeros(size, dtype=torch.int64)
+        own.numpy()[: len(numbers)] = numbers
         gathered = [torch.empty_like(own) for _ in range(self._size)]
         work = self._dist.all_gather(gathered, own, group=self._group, async_op=True)
 
-        def finish() -> Ints:
+        def finish() -> list[Ints]:
             try:
                 work.wait()
             except RuntimeError as error:
@@ -78,7 +107,7 @@ class DistributedExchange:
                     f"the exchange between ranks broke off: another rank has stopped or is out of step ({error}). "
                     "Look at the first rank that failed, and resume from the last state"
                 ) from error
-            return np.stack([tensor.numpy() for tensor in gathered])
+            return [tensor.numpy() for tensor in gathered]
 
         return finish
 
@@ -114,30 +143,59 @@ class Window:
     stop: int
     num_lanes: int
     world_size: int
+    mixture: Mixture | None
 
-    @property
-    def rows_per_rank(self) -> int:
-        """The most rows of one rank."""
-        return -(-(self.stop - self.start) // self.world_size)
+    def message(self, index: int, parts: Sequence[Progress]) -> Ints:
+        """The message of the rank of virtual index `index`: of its rows' progress, batch after batch.
 
-    def message(self, index: int, cursors: Ints, *, was_dry: bool) -> Ints:
-        """The message of the rank of virtual index `index`, whose cursors after its rows are int64 [rows, 2]."""
-        message = np.zeros(_HEADER + 2 * self.rows_per_rank, np.int64)
-        message[:_HEADER] = self.stop, index, was_dry
-        message[_HEADER : _HEADER + cursors.size] = cursors.ravel()
-        return message
+        stop, index, first dry row, counts [streams × counts], cursors [rows × 2], sizes of residues [rows], residues
+        """
+        residues = [residue for part in parts for residue in part.residues]
+        sizes = [len(residue) for residue in residues]
+        joined = b"".join(residues)
+        joined += bytes(-len(joined) % 8)
+        return np.concatenate(
+            [
+                np.array([self.stop, index, min(part.first_dry for part in parts)], np.int64),
+                np.sum([part.counts for part in parts], axis=0).ravel(),
+                np.concatenate([part.cursors for part in parts]).ravel(),
+                np.array(sizes if joined else [], np.int64),
+                np.frombuffer(joined, np.int64),
+            ]
+        )
 
-    def apply(self, messages: Ints, cursors: Ints) -> tuple[Position, bool]:
-        """The position after the window, and whether every rank was dry before its last batch."""
-        stops = messages[:, 0].tolist()
+    def apply(self, messages: Sequence[Ints], before: Position) -> tuple[Position, int]:
+        """The position after the window, or where a lane ran dry, at the first row that it could not fill; and that row."""
+        stops = [int(message[0]) for message in messages]
         if any(stop != self.stop for stop in stops):
             raise RanksDisagreeError(
                 f"the ranks are out of step: after this batch their rows are {stops}. "
                 "Every rank must take the same number of batches"
             )
-        table = cursors.copy()
+        first_dry = min(int(message[2]) for message in messages)
+        stop = min(self.stop, first_dry)
+        cursors, counts = before.cursors.copy(), before.counts.copy()
+        residues = None if before.residues is None else before.residues.copy()
         for message in messages:
             rows = np.asarray(rank_rows(self.start, self.stop, int(message[1]), self.world_size), np.int64)
+            ends = np.cumsum([_HEADER, counts.size, 2 * len(rows), len(rows)])
+            counts += message[ends[0] : ends[1]].reshape(counts.shape)
             # where a lane has several rows in the window, the last one counts
-            table[rows % self.num_lanes] = message[_HEADER : _HEADER + 2 * len(rows)].reshape(-1, 2)
-        return Position(self.stop, self.stop, table), bool(messages[:, 2].all())
+            known = rows < stop
+            lanes = rows[known] % self.num_lanes
+            components = np.zeros_like(lanes) if self.mixture is None else self.mixture.components(rows[known], self.num_lanes)
+            cursors[components, lanes] = message[ends[1] : ends[2]].reshape(-1, 2)[known]
+            if residues is not None:
+                parts = _split_residues(message[ends[2] :], len(rows))
+                for component, lane, part in zip(components.tolist(), lanes.tolist(), parts, strict=False):
+                    residues[component, lane] = part
+        position = replace(before, rows=stop, table_rows=stop, cursors=cursors, residues=residues, counts=counts)
+        return position, first_dry
+
+
+def _split_residues(words: Ints, num_rows: int) -> list[bytes]:
+    if not len(words):
+        return [b""] * num_rows
+    joined = words[num_rows:].tobytes()
+    stops = np.cumsum(words[:num_rows]).tolist()
+    return [joined[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)]

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,19 +31,37 @@ _SHARDS_PER_NODE = 4
 _SHARDS_PER_WINDOW = 4
 
 
-def resolve(config: RowsConfig, num_samples: int, num_shards: int) -> RowsConfig:
-    """`config` with every None filled in from the data and the config alone, never from the world.
+@dataclass(frozen=True)
+class Layout:
+    """What a run takes for its lanes, and each order of it for its shuffle."""
+
+    num_lanes: int
+    canonical_nodes: tuple[int, ...]
+    shuffle_block_sizes: tuple[int, ...]
+
+
+def resolve(config: RowsConfig, sizes: Sequence[tuple[int, int]], saved: Layout | None = None) -> Layout:
+    """What `config` leaves open, from the data (documents and shards of each order) and the config alone, never from the world.
 
     Lanes: the most of 3840, 1920, … 60 that leave a lane `lanes / 4` documents (16 at least, 256 at most); 12 for less data.
     Canonical nodes: the most of 64, 32, … that divide the lanes and leave 4 shards a node. Shuffle block: 4 shards of documents.
+    Where a run goes on, what it took before counts in place of these.
     """
     nodes = config.num_canonical_nodes
-    if nodes is not None and nodes > num_samples:
-        raise ValueError(f"num_canonical_nodes {nodes} is more than the {num_samples} documents. Use {num_samples} or fewer")
-    lanes = config.num_lanes or _default_lanes(num_samples, nodes or 1)
-    nodes = nodes or _default_canonical_nodes(lanes, num_samples, num_shards)
-    window = config.shuffle_block_size or max(2, _SHARDS_PER_WINDOW * num_samples // num_shards)
-    return replace(config, num_lanes=lanes, num_canonical_nodes=nodes, shuffle_block_size=window)
+    documents = sum(samples for samples, _ in sizes)
+    if nodes is not None and nodes > documents:
+        raise ValueError(f"num_canonical_nodes {nodes} is more than the {documents} documents. Use {documents} or fewer")
+    lanes = config.num_lanes or (saved.num_lanes if saved else _default_lanes(documents, nodes or 1))
+    canonical_nodes, block_sizes = [], []
+    for place, (samples, shards) in enumerate(sizes):
+        known = saved if saved and place < len(saved.canonical_nodes) else None
+        if nodes is not None:
+            canonical_nodes.append(max(fewer for fewer in divisors(nodes) if fewer <= samples))
+        else:
+            canonical_nodes.append(known.canonical_nodes[place] if known else _default_canonical_nodes(lanes, samples, shards))
+        block = config.shuffle_block_size or (known.shuffle_block_sizes[place] if known else 0)
+        block_sizes.append(block or max(2, _SHARDS_PER_WINDOW * samples // shards))
+    return Layout(lanes, tuple(canonical_nodes), tuple(block_sizes))
 
 
 def _default_lanes(num_samples: int, nodes: int) -> int:
@@ -67,19 +86,19 @@ class Lanes:
     """How the positions of all epochs fall to lanes."""
 
     num_lanes: int
-    num_samples: int
+    num_positions: int
     epochs: int | None
 
     @property
     def stride(self) -> int:
         """Positions from one epoch's start to the next's. Rounded up to whole lanes, so that a lane keeps to its canonical node;
         not for fewer documents than lanes, where some lanes would never have a document."""
-        if self.num_samples < self.num_lanes:
-            return self.num_samples
-        return -(-self.num_samples // self.num_lanes) * self.num_lanes
+        if self.num_positions < self.num_lanes:
+            return self.num_positions
+        return -(-self.num_positions // self.num_lanes) * self.num_lanes
 
     def place(self, lane: int, ordinal: int) -> tuple[int, int]:
-        """(epoch, position) of a lane's document; a position of `num_samples` or more is a hole at the epoch's end."""
+        """(epoch, position) of a lane's document; a position of `num_positions` or more is a hole at the epoch's end."""
         return divmod(ordinal * self.num_lanes + lane, self.stride)
 
     def end(self, lane: int) -> int | None:

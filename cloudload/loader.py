@@ -1,45 +1,41 @@
-"""The loader: joins the workers' blocks into batches, keeps the cursor table, saves and resumes.
+"""The loader: what users hold. It opens data and tokenizer, settles what was left open, iterates, saves and resumes.
 
-workers ─► arrive: join blocks, start the exchange ─► hand out: finish the exchange, move the position, yield the batch
-                                                                                   │
-                                                      state_dict(): the position as of the last batch handed out
+arguments ─► corpus, components, mixture ─► plan ─► batches ─► position ─► state_dict()
+                                             ▲                               │
+                                             └───────── load_state_dict() ◄──┘
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cloudload.backends import Retry
-from cloudload.batch import Batch, join_blocks
+from cloudload.batch import Batch
+from cloudload.batches import Batches
 from cloudload.blocks import inline_blocks, process_blocks
 from cloudload.cache import default_cache
-from cloudload.config import AUTO, DeliveryConfig, RowsConfig, Stream
+from cloudload.components import build_components, component_sizes
+from cloudload.config import AUTO, SAME, DeliveryConfig, RowsConfig, Stream, Transform
 from cloudload.dataset import check_text_column, open_corpus
 from cloudload.errors import CacheError, RanksDisagreeError
-from cloudload.exchange import DistributedExchange, Exchange, NoExchange, Window
-from cloudload.lanes import Ints, Lanes, World, check_world, find_world, rank_rows, resolve, worker_of_rows
-from cloudload.order import EpochOrders, OrderConfig
-from cloudload.state import (
-    Identity,
-    Position,
-    State,
-    adopt_defaults,
-    build_state,
-    check_cursors,
-    mask_lanes,
-    read_state,
-)
+from cloudload.exchange import DistributedExchange, Exchange, NoExchange
+from cloudload.lanes import Layout, World, check_world, find_world, resolve
+from cloudload.locations import hide_secrets
+from cloudload.mixture import Mixture, build_mixture
+from cloudload.pack import Packing
+from cloudload.state import Identity, Position, State, build_state, go_on, mask_lanes, read_state
+from cloudload.stats import COUNTS, Stats, StreamStats
 from cloudload.tokenizer import load_tokenizer
-from cloudload.worker import Block, Plan
+from cloudload.worker import NOT_DRY, Block, Plan
 from cloudload.working_set import check_cache_limit
 
 logger = logging.getLogger(__name__)
@@ -54,7 +50,8 @@ class CloudLoader:
     has one live iterator; a new one ends the old. After the last batch of `epochs` there is nothing left to iterate.
 
     Args:
-        data: URL or folder of an MDS dataset, a `Stream`, or a list of them, read as one corpus.
+        data: URL or folder of an MDS dataset, a `Stream`, or a list of them: read as one corpus, or, where they have
+            proportions, mixed.
         tokenizer: name, folder, tokenizer.json, or `PreTrainedTokenizerFast`.
         seq_len: tokens a row.
         batch_size: rows per rank and step. The global batch is `batch_size` times the number of data-parallel ranks.
@@ -77,6 +74,9 @@ class CloudLoader:
         batch_size: int,
         local: str | os.PathLike[str] | None = None,
         packing: str = "concat",
+        open_rows: int = 16,
+        overflow: str = "cut",
+        schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
         shuffle: bool = True,
         seed: int = 17,
         shuffle_algo: str = "py1e",
@@ -85,8 +85,13 @@ class CloudLoader:
         num_lanes: int | None = None,
         epochs: int | None = None,
         text_key: str = "text",
+        transform: Transform | None = None,
+        min_tokens: int = 0,
         bos: str | None = AUTO,
         eos: str | None = AUTO,
+        tail: str = "pad",
+        fields: Sequence[str] = (),
+        mask_edges: bool = False,
         num_workers: int = 4,
         prefetch_batches: int = 4,
         predownload: int | None = None,
@@ -107,6 +112,9 @@ class CloudLoader:
             streams=_as_streams(data),
             seq_len=seq_len,
             packing=packing,
+            open_rows=open_rows,
+            overflow=overflow,
+            schedule=None if schedule is None else tuple(schedule),
             shuffle=shuffle,
             shuffle_algo=shuffle_algo,
             shuffle_block_size=shuffle_block_size,
@@ -115,11 +123,16 @@ class CloudLoader:
             num_lanes=num_lanes,
             epochs=epochs,
             text_key=text_key,
+            transform=transform,
+            min_tokens=min_tokens,
             bos=bos,
             eos=eos,
         )
         self._delivery = DeliveryConfig(
             batch_size=batch_size,
+            tail=tail,
+            fields=(fields,) if isinstance(fields, str) else tuple(fields),
+            mask_edges=mask_edges,
             local=None if local is None else str(local),
             num_workers=num_workers,
             prefetch_batches=prefetch_batches,
@@ -137,47 +150,103 @@ class CloudLoader:
         )
         if num_lanes is not None:
             check_world(num_lanes, self._find_world().size)
-        self._tokenizer = load_tokenizer(tokenizer, bos, eos)
-        self._corpus = open_corpus(self._asked.streams, self._delivery.retry)
-        check_text_column(self._corpus, text_key)
+        frames = [(_own(stream.bos, bos), _own(stream.eos, eos)) for stream in self._asked.streams]
+        self._tokenizer = load_tokenizer(tokenizer, frames)
+        self._corpus = open_corpus(self._asked.streams, self._delivery.retry, may_be_empty=not self._asked.is_mixed)
+        if transform is None:
+            check_text_column(self._corpus, text_key)
+        self._sources = _describe_sources(self._asked.streams, tokenizer, text_key)
         self._cache_root = Path(self._delivery.local).expanduser() if self._delivery.local else default_cache()
         self._exchange: Exchange | None = None
         self._knows_all_lanes = True
-        self._batches: _Batches | None = None
-        self._settle(self._asked)
-        self._history: deque[Position] = deque([Position.start(self.num_lanes)], maxlen=_HISTORY)
+        self._batches: Batches | None = None
+        self._settle(None)
+        self._start_at(Position.start(len(self._components), self.num_lanes, len(self._asked.streams), self._packing))
 
-    def _settle(self, asked: RowsConfig) -> None:
-        """Fill in what was left open, and check it against the world."""
-        config = resolve(asked, self._corpus.num_samples, len(self._corpus.shard_sizes))
-        assert config.num_lanes is not None
-        check_world(config.num_lanes, self._find_world().size)
-        self._identity = Identity(config, self._corpus.fingerprint, self._tokenizer.fingerprint)
-        self._lanes = Lanes(config.num_lanes, self._corpus.num_samples, config.epochs)
+    def _settle(self, saved: Layout | None) -> None:
+        """Fill in what was left open, from the data or from what was saved, and check it against the world."""
+        config, corpus = self._asked, self._corpus
+        layout = resolve(config, component_sizes(config, corpus), saved)
+        check_world(layout.num_lanes, self._find_world().size)
+        self._components = build_components(config, corpus, layout)
+        labels = [stream.label for stream in config.streams]
+        if config.is_mixed:
+            self._mixture = build_mixture(labels, [stream.proportion for stream in config.streams], config.schedule)
+        else:
+            self._mixture = build_mixture([" + ".join(labels)], [1.0], None)
+        chosen = [
+            component.sampling.choose if component.sampling else (component.lanes.num_positions,)
+            for component in self._components
+        ]
+        self._identity = Identity(
+            config=config,
+            layout=layout,
+            mixture=self._mixture,
+            data=tuple(corpus.fingerprint(component.streams) for component in self._components),
+            tokenizer=self._tokenizer.fingerprint,
+            frames=self._tokenizer.frames,
+            choose=tuple(itertools.chain.from_iterable(chosen)),
+            sources=self._sources,
+        )
+
+    def _start_at(self, position: Position) -> None:
+        self._started_at = position
+        self._history: deque[Position] = deque([position], maxlen=_HISTORY)
+
+    @property
+    def _packing(self) -> Packing:
+        config = self._asked
+        return Packing(config.packing, config.seq_len, config.open_rows, config.overflow)
 
     # ------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Batch]:
         self._stop_batches()
-        self._batches = _Batches(self._plan(), self._connect(), self._record, self._open_blocks)
+        position = self._history[-1]
+        self._batches = Batches(self._plan(position), position, self._connect(), self._record, self._open_blocks)
         return self._batches
 
-    def _plan(self) -> Plan:
-        config, world = self._identity.config, self._find_world()
-        assert config.num_canonical_nodes
-        assert config.shuffle_block_size
+    def take(self, number: int) -> Iterator[Batch]:
+        """The next `number` batches, or fewer where the data ends."""
+        return itertools.islice(iter(self), number)
+
+    def skip(self, number: int) -> None:
+        """Pass over the next `number` global batches: call it on every rank alike.
+
+        Their rows are read, for only then is it known where they end; they are counted as `skipped_rows`, and recorded in the
+        state. Fewer are passed over where the data ends.
+        """
+        if self._batches is None or self._batches.is_over:
+            iter(self)
+        assert self._batches is not None
+        self._batches.skip(number)
+
+    def __len__(self) -> int:
+        """Batches of the whole run with this batch size and world.
+
+        Known only where every document is a row of its own; raises `TypeError` everywhere else, for only the tokens can tell.
+        """
+        config = self._asked
+        is_known = config.packing == "one_per_row" and config.overflow == "cut" and config.epochs is not None
+        is_known = is_known and config.transform is None and config.min_tokens <= 1
+        if not is_known or not all(bos is not None or eos is not None for bos, eos in self._tokenizer.frames):
+            raise TypeError("how many batches there are is known only with packing='one_per_row', overflow='cut' and epochs=N")
+        rows = (config.epochs or 0) * self._components[0].lanes.num_positions
+        global_batch = self._delivery.batch_size * self._find_world().size
+        return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
+
+    def _plan(self, position: Position) -> Plan:
+        config, world = self._asked, self._find_world()
         check_world(self.num_lanes, world.size)
-        order = OrderConfig(
-            config.shuffle, config.shuffle_algo, config.shuffle_block_size, config.num_canonical_nodes, config.seed
-        )
-        position = self._history[-1]
         plan = Plan(
             corpus=self._corpus,
-            lanes=self._lanes,
-            order=order,
+            components=self._components,
+            mixture=self._mixture if config.is_mixed else None,
             tokenizer=self._tokenizer,
-            seq_len=config.seq_len,
+            packing=self._packing,
             text_key=config.text_key,
+            transform=config.transform,
+            min_tokens=config.min_tokens,
             delivery=self._delivery,
             cache_root=self._cache_root,
             world_index=world.index,
@@ -186,6 +255,9 @@ class CloudLoader:
             rows=position.rows,
             table_rows=position.table_rows,
             cursors=position.cursors,
+            residues=position.residues,
+            is_measured=position.tail is not None,
+            tail_start=NOT_DRY if position.tail is None else position.table_rows,
         )
         if plan.num_workers < self._delivery.num_workers:
             logger.info("%d workers, not %d: one for each lane of the rank", plan.num_workers, self._delivery.num_workers)
@@ -198,37 +270,48 @@ class CloudLoader:
 
     def _prepare_orders(self, plan: Plan, world: World) -> None:
         """Build the order of the epochs that the lanes stand in, here rather than in every worker."""
-        orders = EpochOrders(self._cache_root / "orders", self._corpus.shard_sizes, plan.order)
-        own = world.lanes(self.num_lanes)
-        last = (plan.lanes.epochs or 1 << 62) - 1
-        epochs = {min(last, plan.lanes.place(lane, int(plan.cursors[lane, 0]))[0]) for lane in own}
-        for epoch in sorted(epochs)[-2:]:
-            order = orders(epoch)
+        current = []
+        for component, cursors in zip(plan.components, plan.cursors, strict=True):
+            orders, lanes = component.orders(self._cache_root), component.lanes
+            last = (lanes.epochs or 1 << 62) - 1
+            epochs = {min(last, lanes.place(lane, int(cursors[lane, 0]))[0]) for lane in world.lanes(self.num_lanes)}
+            for epoch in sorted(epochs)[-2:]:
+                order = orders(epoch)
+            current.append(order)
         check_cache_limit(
             self._delivery.cache_limit_bytes(),
             self._corpus,
-            order,
-            num_nodes=plan.order.num_canonical_nodes,
+            plan.components,
+            current,
             world=world,
             downloads_at_once=plan.num_workers * world.ranks_per_node * self._delivery.download_threads,
         )
 
     def _connect(self) -> Exchange:
+        world, position = self._find_world(), self._history[-1]
         if self._exchange is None:
             self._exchange = DistributedExchange(self._delivery.exchange_timeout_s) if self._can_exchange() else NoExchange()
-        position, config, world = self._history[-1], self._identity.config, self._find_world()
-        self._knows_all_lanes &= world.size == 1 or not isinstance(self._exchange, NoExchange)
+        is_alone = world.size > 1 and isinstance(self._exchange, NoExchange)
+        if is_alone and self._asked.epochs is not None:
+            raise RanksDisagreeError(
+                f"epochs={self._asked.epochs} on {world.size} ranks: to end on the same step they have to communicate. "
+                "Initialise torch.distributed before iterating, or leave epochs out and use take(n)"
+            )
+        self._knows_all_lanes &= not is_alone
+        residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
         self._exchange.compare(
             {
                 **self._identity.fields(),
-                "seq_len": config.seq_len,
+                "seq_len": self._asked.seq_len,
+                "mixture": self._identity.mixture.to_json(),
                 "batch_size": self._delivery.batch_size,
+                "tail": self._delivery.tail,
                 "exchange_every": self._delivery.exchange_every,
                 "world_size": world.size,
                 "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks)": world.ranks_per_node,
                 "rows": position.rows,
                 "table_rows": position.table_rows,
-                "cursors": hashlib.sha256(position.cursors.tobytes()).hexdigest()[:16],
+                "cursors": hashlib.sha256(position.cursors.tobytes() + residues).hexdigest()[:16],
             },
             world,
         )
@@ -274,25 +357,35 @@ class CloudLoader:
         """This rank's part of the state, for ranks that cannot communicate; `merge_state_dicts` joins the parts of all."""
         world = self._find_world()
         position = mask_lanes(self._past(lag), world.lanes(self.num_lanes))
+        if world.index:
+            # what was counted before is in the part of one rank
+            position = replace(position, counts=position.counts - self._started_at.counts)
         return build_state(self._identity, position, f"{world.index}/{world.size}")
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None) -> None:
         """Stand where the state was saved: any world size that divides its lanes, any workers, batch size, and `seq_len`.
+
+        Shares of streams and their schedule, and streams added at the end, count from the next row on. Every other change is
+        refused, unless it can be taken on purpose: `on_change={"min_tokens": "accept"}`. Of what changes the documents
+        themselves (data, tokenizer, bos_eos, text_key, transform, overflow), lanes in the middle of documents leave them out.
 
         Raises `StreamChangedError` that lists every field that differs.
         """
-        asked = adopt_defaults(self._asked, state)
+        saved = read_state(state)
+        check_world(saved.layout.num_lanes, self._find_world().size)
+        before = self._identity.layout
         try:
-            config = resolve(asked, self._corpus.num_samples, len(self._corpus.shard_sizes))
-        except ValueError:
-            config = self._identity.config
-        position = read_state(state, replace(self._identity, config=config))
-        check_world(state["num_lanes"], self._find_world().size)
-        lanes = Lanes(state["num_lanes"], self._corpus.num_samples, config.epochs)
-        check_cursors(position, lanes)
+            self._settle(saved.layout)
+            position = go_on(saved, self._identity, self._components, on_change or {})
+            names = self._mixture.names[: len(saved.mixture.names)]
+            mixture = self._mixture.resume(replace(saved.mixture, names=names), position.rows)
+        except Exception:
+            self._settle(before)
+            raise
+        self._mixture = mixture
+        self._identity = replace(self._identity, mixture=mixture)
         self._stop_batches()
-        self._settle(asked)
-        self._history = deque([position], maxlen=_HISTORY)
+        self._start_at(position)
         self._knows_all_lanes = True
 
     def _past(self, lag: int) -> Position:
@@ -307,7 +400,7 @@ class CloudLoader:
     @property
     def num_lanes(self) -> int:
         """The lanes of the run."""
-        return self._lanes.num_lanes
+        return self._identity.layout.num_lanes
 
     @property
     def vocab_size(self) -> int:
@@ -324,6 +417,24 @@ class CloudLoader:
         """Samples of an epoch."""
         return self._corpus.num_samples
 
+    def stats(self) -> Stats:
+        """What has been read up to the batch last handed out; with `exchange_every` above 1, up to the last exchange."""
+        position = self._history[-1]
+        streams = {}
+        for component in self._components:
+            counts = [dict(zip(COUNTS, position.counts[stream].tolist(), strict=True)) for stream in component.streams]
+            read = sum(each["documents"] + each["filtered"] + each["empty"] for each in counts)
+            for stream, each in zip(component.streams, counts, strict=True):
+                del each["padding"]
+                streams[self._asked.streams[stream].label] = StreamStats(**each, epoch=read / component.lanes.num_positions)
+        return Stats(
+            rows=position.rows,
+            **dict(zip(COUNTS, position.counts.sum(axis=0).tolist(), strict=True)),
+            skipped_rows=sum(stop - start for start, stop in position.skipped),
+            dropped=self._batches.dropped if self._batches else 0,
+            streams=streams,
+        )
+
     def close(self) -> None:
         """End the workers and let go of the connections. The state stays readable; iterating starts workers anew."""
         self._stop_batches()
@@ -339,7 +450,7 @@ class CloudLoader:
 
     def __repr__(self) -> str:
         urls = ", ".join(dataset.url for dataset in self._corpus.datasets)
-        return f"CloudLoader({urls}, {self.num_lanes} lanes, {self.rows} rows handed out, data {self._identity.data[:12]})"
+        return f"CloudLoader({urls}, {self.num_lanes} lanes, {self.rows} rows handed out, data {self._identity.data[0][:12]})"
 
 
 def _as_streams(data: str | os.PathLike[str] | Stream | Sequence[str | Stream]) -> tuple[Stream, ...]:
@@ -349,118 +460,13 @@ def _as_streams(data: str | os.PathLike[str] | Stream | Sequence[str | Stream]) 
     return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)
 
 
-# ---------------------------------------------------------------- batches
+def _own(token: str | None, of_loader: str | None) -> str | None:
+    return of_loader if token == SAME else token
 
 
-@dataclass(frozen=True)
-class _Arrived:
-    """A batch that the workers have delivered and that waits to be handed out."""
-
-    batch: Batch
-    stop: int
-    finish: Callable[[], tuple[Position, bool]] | None
-
-
-class _Batches(Iterator[Batch]):
-    """One iteration of a loader."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        exchange: Exchange,
-        record: Callable[[Position], None],
-        open_blocks: Callable[[Plan], Iterator[list[Block]]],
-    ) -> None:
-        self._plan, self._exchange, self._record, self._open_blocks = plan, exchange, record, open_blocks
-        self._blocks: Iterator[list[Block]] | None = None
-        self._position = Position(plan.rows, plan.table_rows, plan.cursors)
-        self._arrived: deque[_Arrived] = deque()
-        self._arrived_rows = plan.rows
-        self._window_start = plan.table_rows
-        self._window_cursors: list[Ints] = []
-        self._handed_out = 0
-        self._is_over = False
-        self._failure: Exception | None = None
-
-    def __next__(self) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        try:
-            return self._take()
-        except StopIteration:
-            raise
-        except Exception as error:
-            # asked again, it must not look like the end of the data
-            self._failure = error
-            raise
-
-    def _take(self) -> Batch:
-        if not self._arrived:
-            self.arrive()
-        # one batch ahead, so that its exchange is done when it is asked for; not at first, when the trainer waits
-        if self._handed_out and isinstance(self._exchange, DistributedExchange):
-            self.arrive()
-        return self.hand_out()
-
-    def arrive(self) -> None:
-        """Take the next batch from the workers and start its exchange."""
-        if self._is_over:
-            raise StopIteration
-        if self._blocks is None:
-            self._blocks = self._open_blocks(self._plan)
-            self._take_replay()
-        plan = self._plan
-        start = self._arrived_rows
-        stop = start + plan.delivery.batch_size * plan.world_size
-        rows = rank_rows(start, stop, plan.world_index, plan.world_size)
-        blocks = next(self._blocks)
-        workers = worker_of_rows(rows, plan.lanes.num_lanes, plan.world_size, plan.num_workers)
-        batch, cursors = join_blocks(blocks, workers, rows, pin_memory=plan.delivery.pin_memory)
-        self._arrived_rows = stop
-        self._window_cursors.append(cursors)
-        self._arrived.append(_Arrived(batch, stop, self._start_exchange(stop, all(block.was_dry for block in blocks))))
-
-    def hand_out(self) -> Batch:
-        """Finish the oldest arrived batch's exchange, move the position past it, and return it."""
-        arrived = self._arrived.popleft()
-        if arrived.finish is None:
-            position = replace(self._position, rows=arrived.stop)
-        else:
-            position, is_over = arrived.finish()
-            if is_over:
-                self.close()
-                raise StopIteration
-        self._position = position
-        self._record(position)
-        self._handed_out += 1
-        return arrived.batch
-
-    def close(self) -> None:
-        """End the workers; whatever they had read ahead is read again by the next iteration."""
-        self._is_over = True
-        self._arrived.clear()
-        blocks, self._blocks = self._blocks, None
-        if blocks is not None:
-            blocks.close()  # type: ignore[attr-defined]
-
-    def _take_replay(self) -> None:
-        plan = self._plan
-        if plan.rows == plan.table_rows:
-            return
-        assert self._blocks is not None
-        rows = rank_rows(plan.table_rows, plan.rows, plan.world_index, plan.world_size)
-        workers = worker_of_rows(rows, plan.lanes.num_lanes, plan.world_size, plan.num_workers)
-        cursors = np.empty((len(rows), 2), np.int64)
-        for worker, block in enumerate(next(self._blocks)):
-            cursors[workers == worker] = block.cursors
-        self._window_cursors.append(cursors)
-
-    def _start_exchange(self, stop: int, was_dry: bool) -> Callable[[], tuple[Position, bool]] | None:
-        plan = self._plan
-        if stop - self._window_start < plan.delivery.exchange_every * plan.delivery.batch_size * plan.world_size:
-            return None
-        window = Window(self._window_start, stop, plan.lanes.num_lanes, plan.world_size)
-        message = window.message(plan.world_index, np.concatenate(self._window_cursors), was_dry=was_dry)
-        self._window_start, self._window_cursors = stop, []
-        finish = self._exchange.start(message)
-        return lambda: window.apply(finish(), self._position.cursors)
+def _describe_sources(streams: Sequence[Stream], tokenizer: Any, text_key: str) -> str:
+    """Where data and tokenizer are, for `cloudload trace`."""
+    name = os.fspath(tokenizer) if isinstance(tokenizer, str | os.PathLike) else getattr(tokenizer, "name_or_path", None)
+    return json.dumps(
+        {"streams": [hide_secrets(stream.url) for stream in streams], "tokenizer": name or None, "text_key": text_key}
+    )

@@ -1,75 +1,283 @@
-"""Cut a lane's documents into rows of exactly `seq_len` tokens.
+"""Pack a lane's documents into rows of `seq_len` tokens. Integers only: documents are ordinals and sizes.
 
-    documents   aaaa bbbbbbb cc        seq_len = 5
-    rows        aaaab bbbbb bcc..      spans of row 0: a[0:4] b[0:1]
-    cursors     (1,1) (1,6) (3,0)      after each row: the document of the next unread token, and the token
+    documents     aaaa bbbbbbb cc        seq_len = 5
+    concat        aaaab bbbbb bcc..      documents run on over the ends of rows: nothing cut, no padding but at the end of the data
+    best_fit      bbbbb aaaa. bbcc.      a document that fits a row is never split; what is left of a longer one is packed likewise
+    one_per_row   aaaa. bbbbb cc...      one document a row, cut at its end (overflow="cut"), or going on in rows of its own ("rows")
 
-A cursor is all that a lane's future depends on: two integers, never tokens, and the same however far the lane has read ahead.
+A packer is given its lane's documents one by one and appends each row to `rows` as soon as it is full, however far the lane has
+read ahead. A row comes with the **cursor** after it, all that the lane's future depends on: the next unread token
+(ordinal, offset), and the **residue**, the spans that are read but not in a row yet; only `best_fit` has one.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
+from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from cloudload.tokenizer import Tokens
+from typing import NamedTuple, Protocol
 
 SPAN_FIELDS = ("row", "stream", "epoch", "sample", "start", "stop")
 
+Cursor = tuple[int, int]
 
-@dataclass(frozen=True)
-class Document:
-    """A tokenized document of a lane. `sample` counts within its stream."""
+
+class Piece(NamedTuple):
+    """Tokens [start, stop) of a document; `is_last` where no later row has more of it."""
 
     ordinal: int
-    stream: int
-    epoch: int
-    sample: int
-    tokens: Tokens
+    start: int
+    stop: int
+    is_last: bool
 
 
-class ConcatLane:
-    """A lane whose documents run on over the ends of rows: no padding but at the end of the data, nothing cut."""
+class PackedRow(NamedTuple):
+    """The pieces of a row from its start, and the cursor after it."""
 
-    def __init__(self, ordinal: int, offset: int) -> None:
-        self.cursor = (ordinal, offset)
-        self.num_tokens = 0
-        self._documents: deque[Document] = deque()
-        self._offset = 0
-        self._to_drop = offset
+    pieces: Sequence[Piece]
+    cursor: Cursor
+    residue: bytes = b""
 
-    def add(self, document: Document) -> None:
-        """Append the lane's next document."""
-        size = len(document.tokens)
-        if self._to_drop:
-            if document.ordinal != self.cursor[0] or self._to_drop > size:
-                raise ValueError(
-                    f"the cursor stands at token {self._to_drop} of document {self.cursor[0]}, "
-                    f"but document {document.ordinal} has {size} tokens"
-                )
-            size -= self._to_drop
-            self._offset, self._to_drop = self._to_drop if size else 0, 0
-        if size:
-            self._documents.append(document)
-            self.num_tokens += size
 
-    def cut_row(self, row: Tokens) -> list[tuple[int, int, int, int, int]]:
-        """Fill `row` (int32 [seq_len]) from its start as far as there are tokens, and move the cursor; returns the row's spans
-        (stream, epoch, sample, start, stop)."""
-        filled, spans = 0, []
-        while filled < len(row) and self._documents:
-            document = self._documents[0]
-            start = self._offset
-            stop = min(len(document.tokens), start + len(row) - filled)
-            row[filled : filled + stop - start] = document.tokens[start:stop]
-            spans.append((document.stream, document.epoch, document.sample, start, stop))
-            filled += stop - start
-            if stop == len(document.tokens):
-                self._documents.popleft()
-                self._offset = 0
-                self.cursor = (document.ordinal + 1, 0)
-            else:
-                self._offset = stop
-                self.cursor = (document.ordinal, stop)
-        self.num_tokens -= filled
-        return spans
+class Packer(Protocol):
+    """Packs the documents of one lane."""
+
+    rows: deque[PackedRow]
+    """Full rows that wait to be taken."""
+    num_pending: int
+    """Tokens that surely become part of the next rows."""
+
+    def add(self, ordinal: int, size: int) -> None:
+        """Pack the lane's next document, `size` tokens or, where nothing of it is to be packed, 0.
+
+        Raises `ValueError` where the cursor stands beyond its end.
+        """
+        ...
+
+    def finish(self) -> None:
+        """There are no more documents: what is left becomes rows, too."""
+        ...
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How documents become rows."""
+
+    name: str
+    seq_len: int
+    open_rows: int
+    """Rows that `best_fit` holds open."""
+    overflow: str
+    """What `one_per_row` does with the tokens of a document that do not fit its row."""
+
+    def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
+        """A packer that goes on from a cursor. Raises `ValueError` for a residue that cannot be."""
+        if self.name == "best_fit":
+            return _BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
+        if self.name == "one_per_row":
+            return _OnePerRowPacker(self.seq_len, self.overflow == "cut", cursor)
+        return _ConcatPacker(self.seq_len, cursor)
+
+    def num_truncated(self, size: int) -> int:
+        """The tokens of a document that no row will have."""
+        return max(0, size - self.seq_len) if (self.name, self.overflow) == ("one_per_row", "cut") else 0
+
+
+class _Start:
+    """The offset of the cursor, for the document that it stands in."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._ordinal, self._offset = cursor
+
+    def of(self, ordinal: int, size: int) -> int:
+        if not self._offset:
+            return 0
+        offset, self._offset = self._offset, 0
+        if ordinal != self._ordinal or offset > size:
+            raise ValueError(f"the cursor stands at token {offset} of document {self._ordinal}, but {ordinal} has {size} tokens")
+        return offset
+
+
+def _after(ordinal: int, stop: int, size: int) -> Cursor:
+    return (ordinal + 1, 0) if stop == size else (ordinal, stop)
+
+
+class _ConcatPacker:
+    def __init__(self, seq_len: int, cursor: Cursor) -> None:
+        self.rows: deque[PackedRow] = deque()
+        self.num_pending = 0
+        self._seq_len, self._start, self._cursor = seq_len, _Start(cursor), cursor
+        self._pieces: list[Piece] = []
+
+    def add(self, ordinal: int, size: int) -> None:
+        start = self._start.of(ordinal, size)
+        while start < size:
+            stop = min(size, start + self._seq_len - self.num_pending)
+            self._pieces.append(Piece(ordinal, start, stop, stop == size))
+            self.num_pending += stop - start
+            self._cursor = _after(ordinal, stop, size)
+            if self.num_pending == self._seq_len:
+                self._emit()
+            start = stop
+
+    def finish(self) -> None:
+        if self._pieces:
+            self._emit()
+
+    def _emit(self) -> None:
+        self.rows.append(PackedRow(self._pieces, self._cursor))
+        self._pieces, self.num_pending = [], 0
+
+
+class _OnePerRowPacker:
+    num_pending = 0
+
+    def __init__(self, seq_len: int, cuts: bool, cursor: Cursor) -> None:
+        self.rows: deque[PackedRow] = deque()
+        self._seq_len, self._cuts, self._start = seq_len, cuts, _Start(cursor)
+
+    def add(self, ordinal: int, size: int) -> None:
+        start = self._start.of(ordinal, size)
+        while start < size:
+            stop = min(size, start + self._seq_len)
+            end = stop if self._cuts else size
+            self.rows.append(PackedRow([Piece(ordinal, start, stop, stop == end)], _after(ordinal, stop, end)))
+            start = size if self._cuts else stop
+
+    def finish(self) -> None:
+        pass
+
+
+Span = tuple[int, int, int]
+"""(ordinal, start, stop): of a document up to its end."""
+
+
+class _BestFitPacker:
+    """Open rows are held by ascending free space, and among equals by age: a residue that lists them so restores them exactly."""
+
+    num_pending = 0
+
+    def __init__(self, seq_len: int, open_rows: int, cursor: Cursor, residue: bytes) -> None:
+        self.rows: deque[PackedRow] = deque()
+        self._seq_len, self._open_rows, self._start, self._cursor = seq_len, open_rows, _Start(cursor), cursor
+        self._free: list[int] = []
+        self._open: list[list[Span]] = []
+        waiting, rows = decode_residue(residue, cursor[0])
+        for spans in rows:
+            free = seq_len - sum(stop - start for _, start, stop in spans)
+            if free <= 0 or (self._free and free < self._free[-1]):
+                raise ValueError(f"open rows do not fit {seq_len} tokens in ascending order of free space")
+            self._free.append(free)
+            self._open.append(spans)
+        self._waiting = deque(waiting)
+        while self._waiting:
+            self._pack(*self._waiting.popleft())
+
+    def add(self, ordinal: int, size: int) -> None:
+        start = self._start.of(ordinal, size)
+        while size - start >= self._seq_len:
+            stop = start + self._seq_len
+            self._cursor = _after(ordinal, stop, size)
+            self._emit([(ordinal, start, stop)], is_last=stop == size)
+            start = stop
+        self._cursor = (ordinal + 1, 0)
+        if start < size:
+            self._place((ordinal, start, size))
+
+    def finish(self) -> None:
+        while self._open:
+            self._free.pop(0)
+            self._emit(self._open.pop(0))
+
+    def _pack(self, ordinal: int, start: int, size: int) -> None:
+        """Pack a span that another `seq_len` had left."""
+        while size - start >= self._seq_len:
+            stop = start + self._seq_len
+            if stop < size:
+                self._waiting.appendleft((ordinal, stop, size))
+            self._emit([(ordinal, start, stop)], is_last=stop == size)
+            if stop < size:
+                self._waiting.popleft()
+            start = stop
+        if start < size:
+            self._place((ordinal, start, size))
+
+    def _place(self, span: Span) -> None:
+        """Put a span into the open row that it leaves fullest, or into a new one."""
+        size = span[2] - span[1]
+        place = bisect_left(self._free, size)
+        if place == len(self._free):
+            free, spans = self._seq_len - size, [span]
+        else:
+            free, spans = self._free.pop(place) - size, [*self._open.pop(place), span]
+        if not free:
+            self._emit(spans)
+            return
+        insort(self._free, free)
+        self._open.insert(bisect_left(self._free, free + 1) - 1, spans)
+        while len(self._open) > self._open_rows:
+            self._free.pop(0)
+            self._emit(self._open.pop(0))
+
+    def _emit(self, spans: list[Span], *, is_last: bool = True) -> None:
+        pieces = [Piece(*span, is_last) for span in spans]
+        self.rows.append(PackedRow(pieces, self._cursor, encode_residue(self._waiting, self._open, self._cursor[0])))
+
+
+# ---------------------------------------------------------------- residues
+
+
+def encode_residue(waiting: Sequence[Span], rows: Sequence[Sequence[Span]], ordinal: int) -> bytes:
+    """Little-endian int32: spans that wait to be packed and their number, then each open row's; none is no bytes.
+
+    A span is how far its document lies before `ordinal`, and the tokens from `start` to `stop`.
+    """
+    if not waiting and not rows:
+        return b""
+    numbers = array("i")
+    for spans in (waiting, *rows):
+        numbers.append(len(spans))
+        for document, start, stop in spans:
+            numbers.extend((ordinal - document, start, stop))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[Span]]]:
+    """The spans that wait, and the open rows. Raises `ValueError` for bytes that cannot be a residue."""
+    if not residue:
+        return [], []
+    numbers = array("i")
+    numbers.frombytes(residue)  # which refuses a number cut short
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    groups: list[list[Span]] = []
+    place = 0
+    while place < len(numbers):
+        stop = place + 1 + 3 * numbers[place]
+        spans = [
+            (ordinal - numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(place + 1, min(stop, len(numbers) - 2), 3)
+        ]
+        if numbers[place] < 0 or stop > len(numbers) or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans):
+            raise ValueError("spans that lie outside the documents read so far")
+        groups.append(spans)
+        place = stop
+    if any(not spans for spans in groups[1:]):
+        raise ValueError("an open row without a span")
+    return groups[0], groups[1:]
+
+
+def unpack_residue(residue: bytes, ordinal: int) -> bytes:
+    """The residue with its rows dissolved: for rows of another `seq_len`, which pack its spans anew."""
+    waiting, rows = decode_residue(residue, ordinal)
+    return encode_residue([*waiting, *(span for spans in rows for span in spans)], [], ordinal)
+
+
+def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
+    """All spans of a residue."""
+    waiting, rows = decode_residue(residue, ordinal)
+    return [*waiting, *(span for spans in rows for span in spans)]

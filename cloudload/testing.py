@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from cloudload.batch import IGNORED_LABEL, Batch
+from cloudload.batch import Batch
 from cloudload.blocks import inline_blocks
 from cloudload.lanes import Ints, World
 from cloudload.loader import CloudLoader
+from cloudload.segments import IGNORED_LABEL
 from cloudload.state import State
 
 
@@ -77,9 +76,7 @@ def run_leg(make_loader: MakeLoader, leg: Leg, state: State | None = None) -> tu
         rows: list[Row] = []
         states = [_common_state(loaders)]
         while leg.batches is None or len(states) <= leg.batches:
-            for iterator in iterators:
-                iterator.arrive()
-            batches = _hand_out(iterators)
+            batches = _next_batches(iterators)
             if batches is None:
                 break
             rows += _rows_in_order(batches)
@@ -159,16 +156,26 @@ def _make_rank(make_loader: MakeLoader, leg: Leg, rank: int, hub: _Hub) -> Cloud
     return loader
 
 
-def _hand_out(iterators: list[Any]) -> list[Batch] | None:
-    batches: list[Batch] = []
-    ended = 0
-    for iterator in iterators:
-        try:
-            batches.append(iterator.hand_out())
-        except StopIteration:
-            ended += 1
-    assert ended in (0, len(iterators)), f"{ended} of {len(iterators)} ranks ended before the others"
-    return None if ended else batches
+def _next_batches(iterators: list[Any]) -> list[Batch] | None:
+    """The next batch of every rank, or None at the end."""
+    while True:
+        for iterator in iterators:
+            iterator.arrive()
+        batches: list[Batch | None] = []
+        ended = 0
+        for iterator in iterators:
+            try:
+                batches.append(iterator.hand_out())
+            except StopIteration:
+                ended += 1
+        assert ended in (0, len(iterators)), f"{ended} of {len(iterators)} ranks ended before the others"
+        if ended:
+            return None
+        # a rank hands out nothing where the lanes have ended and their sizes are yet to be exchanged
+        if any(batch is None for batch in batches):
+            assert not any(batches), "some ranks are in the tail before the others"
+            continue
+        return [batch for batch in batches if batch is not None]
 
 
 def _rows_in_order(batches: list[Batch]) -> list[Row]:
@@ -201,11 +208,11 @@ class _HubExchange:
     def __init__(self, hub: _Hub, rank: int) -> None:
         self._hub, self._rank = hub, rank
 
-    def start(self, message: Ints) -> Callable[[], Ints]:
+    def start(self, message: Ints) -> Callable[[], list[Ints]]:
         own = self._hub.messages[self._rank]
         turn = len(own)
         own.append(message.copy())
-        return lambda: np.stack([messages[turn] for messages in self._hub.messages])
+        return lambda: [messages[turn] for messages in self._hub.messages]
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
         pass

@@ -25,36 +25,36 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
+Frame = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer as plain data, ready for another process."""
+    """A tokenizer as plain data, ready for another process, and what frames a document of each stream."""
 
     json: str
     """The text of its tokenizer.json, without truncation and padding."""
-    bos_id: int | None
-    """Put before each document."""
-    eos_id: int | None
-    """Put after each document."""
+    frames: tuple[Frame, ...]
+    """The ids put before and after each document, by stream."""
     vocab_size: int
     """Ids are below this."""
 
     def __repr__(self) -> str:
-        return f"TokenizerSpec({self.fingerprint[:12]}, bos_id={self.bos_id}, eos_id={self.eos_id}, vocab_size={self.vocab_size})"
+        return f"TokenizerSpec({self.fingerprint[:12]}, frames={self.frames}, vocab_size={self.vocab_size})"
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for tokenizers that give the same documents the same ids."""
+        """Equal for tokenizers that give the same texts the same ids."""
         # sorted only here: a vocabulary read in another order than its ids' lies scattered in memory, and encodes a fifth slower
         text = json.dumps(json.loads(self.json), sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(f"{self.bos_id} {self.eos_id} {text}".encode()).hexdigest()[:32]
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) -> TokenizerSpec:
+def load_tokenizer(source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)) -> TokenizerSpec:
     """The tokenizer of a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`.
 
-    `auto` puts bos where the tokenizer's own template puts it, and eos after each document where the tokenizer names one.
+    `frames` has bos and eos for each stream. `auto` puts bos where the tokenizer's own template puts it, and eos after each
+    document where the tokenizer names one.
     Raises `TokenizerError` for a slow tokenizer, one that is not there, or one that does not say what ends a document.
     """
     backend, names = _find(source)
@@ -64,8 +64,10 @@ def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) 
         backend.model.dropout = None  # a document would have other ids every time
     return TokenizerSpec(
         json=backend.to_str(),
-        bos_id=_bos_id(backend, bos, names.get("bos_token")),
-        eos_id=_eos_id(backend, eos, names.get("eos_token"), source),
+        frames=tuple(
+            (_bos_id(backend, bos, names.get("bos_token")), _eos_id(backend, eos, names.get("eos_token"), source))
+            for bos, eos in frames
+        ),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
     )
 
@@ -171,18 +173,22 @@ class DocumentTokenizer:
         with ThreadPoolExecutor(1) as thread:
             self._tokenizer = thread.submit(Tokenizer.from_str, spec.json).result()
         self._tokenizer.encode_special_tokens = True
-        self._head = [] if spec.bos_id is None else [spec.bos_id]
-        self._tail = [] if spec.eos_id is None else [spec.eos_id]
+        self._frames = [([] if bos is None else [bos], [] if eos is None else [eos]) for bos, eos in spec.frames]
 
-    def encode(self, documents: Sequence[str]) -> list[Tokens]:
-        """The ids of each document: int32 [tokens], bos and eos included."""
+    def encode(self, documents: Sequence[str], streams: Sequence[int]) -> list[Tokens]:
+        """The ids of each document: int32 [tokens], with its stream's bos and eos."""
         encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        return [self._frame(encoding.ids) for encoding in encodings]
+        return [_frame(encoding.ids, *self._frames[stream]) for encoding, stream in zip(encodings, streams, strict=True)]
 
-    def _frame(self, ids: list[int]) -> Tokens:
-        head, tail = len(self._head), len(self._tail)
-        tokens = np.empty(head + len(ids) + tail, np.int32)
-        tokens[:head] = self._head
-        tokens[head : head + len(ids)] = ids
-        tokens[head + len(ids) :] = self._tail
-        return tokens
+    def decode(self, tokens: Tokens) -> str:
+        """The text of ids, control tokens included."""
+        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
+
+
+def _frame(ids: list[int], head: list[int], tail: list[int]) -> Tokens:
+    stop = len(head) + len(ids)
+    tokens = np.empty(stop + len(tail), np.int32)
+    tokens[: len(head)] = head
+    tokens[len(head) : stop] = ids
+    tokens[stop:] = tail
+    return tokens

@@ -4,32 +4,43 @@
 
 A worker owns the lanes of its rank that fall to it, and makes one block for every batch, also where no row of it is its own.
 Documents are tokenized many at a time, for all lanes that the coming rows will find short: the blocks of several batches are
-made, and sent, at once.
+made, and sent, at once. The rows of a tail come from all lanes, and go round the workers as if from one lane each.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cloudload.cache import ShardCache
-from cloudload.config import DeliveryConfig
+from cloudload.components import Component
+from cloudload.config import DeliveryConfig, Transform
 from cloudload.dataset import Corpus
 from cloudload.documents import DocumentReader
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.lanes import Ints, Lanes, rank_rows, worker_of_rows
-from cloudload.order import EpochOrders, OrderConfig
-from cloudload.pack import SPAN_FIELDS, ConcatLane, Document
+from cloudload.lane_documents import Document, LaneDocuments, Place
+from cloudload.lanes import Ints, rank_rows, worker_of_rows
+from cloudload.mixture import Mixture
+from cloudload.pack import SPAN_FIELDS, PackedRow, Packer, Packing, residue_spans
+from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED
+from cloudload.tail import FILTERED as FILTERED_SIZE
+from cloudload.tail import NO_DOCUMENT, Tail
 from cloudload.tokenizer import DocumentTokenizer, TokenizerSpec, Tokens
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
 _TOKENS_AT_ONCE, _ROWS_AT_ONCE = 65_536, 32
+_DOCUMENTS_AT_ONCE = 256
+_REPLAYED_ROWS_AT_ONCE = 2_048
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
+
+NOT_DRY = 1 << 62
+Residues = np.ndarray[Any, np.dtype[np.object_]]
 
 
 @dataclass(frozen=True)
@@ -37,11 +48,14 @@ class Plan:
     """All that the workers of one rank need, from where the state stands; picklable."""
 
     corpus: Corpus
-    lanes: Lanes
-    order: OrderConfig
+    components: tuple[Component, ...]
+    mixture: Mixture | None
+    """Which component each row is of; None where there is one."""
     tokenizer: TokenizerSpec
-    seq_len: int
+    packing: Packing
     text_key: str
+    transform: Transform | None
+    min_tokens: int
     delivery: DeliveryConfig
     cache_root: Path
     world_index: int
@@ -52,13 +66,49 @@ class Plan:
     table_rows: int
     """Rows up to which `cursors` counts; the rows from there to `rows` are read again and dropped."""
     cursors: Ints
-    """int64 [lanes, 2]: (ordinal, offset) of each lane's next unread token."""
+    """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token."""
+    residues: Residues | None
+    """bytes [components, lanes], where the packing has any."""
+    is_measured: bool = False
+    """Whether the sizes of all documents that the lanes have left are asked for, in place of rows."""
+    tail: Tail | None = None
+    """Where the rows come from that are after its start."""
+    tail_start: int = NOT_DRY
+    """The row at which the lanes ended."""
+
+    @property
+    def num_lanes(self) -> int:
+        """The lanes of the run."""
+        return int(self.cursors.shape[1])
 
     @property
     def batches_at_once(self) -> int:
         """The batches whose blocks every worker makes at once."""
         rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
-        return max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // self.seq_len) // rows_of_worker)
+        return max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // self.packing.seq_len) // rows_of_worker)
+
+    @property
+    def window_start(self) -> int:
+        """The row from which on rows have yet to be exchanged."""
+        return self.table_rows if self.rows < self.tail_start else self.rows
+
+    def replays(self) -> list[tuple[int, int]]:
+        """The stretches [start, stop) of rows that are read again, each for one block of each worker."""
+        step = _REPLAYED_ROWS_AT_ONCE * self.world_size
+        return [(start, min(start + step, self.rows)) for start in range(self.window_start, self.rows, step)]
+
+    def own_lanes(self, worker: int) -> range:
+        """The lanes of one worker."""
+        return range(self.world_index, self.num_lanes, self.world_size)[worker :: self.num_workers]
+
+    def rank_rows(self, start: int, stop: int) -> tuple[range, Ints]:
+        """The rows of this rank among [start, stop), and the worker of each."""
+        rows = rank_rows(start, stop, self.world_index, self.world_size)
+        return rows, worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
+
+    def residue(self, component: int, lane: int) -> bytes:
+        """What a lane has read and not emitted."""
+        return b"" if self.residues is None else bytes(self.residues[component, lane])
 
 
 @dataclass(frozen=True)
@@ -67,18 +117,22 @@ class Block:
 
     tokens: Tokens
     """int32 [rows, seq_len], in the order of the rank's rows."""
-    lengths: Tokens
-    """int32 [rows]: the real tokens at the start of each row; the rest is padding."""
+    lengths: Ints
+    """int64 [rows]: the real tokens at the start of each row; the rest is padding. Where a plan is measured, document sizes."""
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
+    residues: list[bytes]
+    """The lane's residue after each row."""
     spans: Ints
     """int64 [spans, 6]: row of the block, stream, epoch, sample, start, stop."""
-    was_dry: bool
-    """Whether no lane of the worker had a token left before this block."""
+    counts: Ints
+    """int64 [streams, counts]: what these rows add to the statistics, by `stats.COUNTS`."""
+    first_dry: int
+    """The first row of the run that its lane could not fill, from which on all is void; `NOT_DRY` where there is none."""
 
 
 def read_blocks(plan: Plan, worker: int) -> Iterator[list[Block]]:
-    """The blocks of one worker, without end, in lists as long as any other worker's.
+    """The blocks of one worker, in lists as long as any other worker's: without end, or one of sizes where they are asked for.
 
     The first list has one block, so that training starts soon; where rows are replayed, it holds their cursors and no tokens.
     """
@@ -91,35 +145,123 @@ def read_blocks(plan: Plan, worker: int) -> Iterator[list[Block]]:
         cache.close()
 
 
-@dataclass
-class _Lane:
-    """A lane and how far it has read ahead."""
+def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
+    """The documents of a plan's lanes."""
+    return LaneDocuments(
+        plan.components,
+        [component.orders(plan.cache_root) for component in plan.components],
+        DocumentReader(plan.corpus, cache, plan.text_key, plan.transform),
+        DocumentTokenizer(plan.tokenizer),
+        plan.min_tokens,
+    )
 
-    number: int
-    packer: ConcatLane
-    next_ordinal: int
-    barren: int = 0
-    """Documents without a token since the last one that had some."""
-    looked_ahead: int = 0
-    """The ordinal up to which shards have been asked for."""
+
+class _Lane:
+    """A lane of one component, and how far it has read ahead."""
+
+    def __init__(self, component: int, number: int, packer: Packer, cursor: tuple[int, int], residue: bytes) -> None:
+        self.component, self.number, self.packer = component, number, packer
+        self.next_ordinal = cursor[0]
+        self.looked_ahead = cursor[0]
+        """The ordinal up to which shards have been asked for."""
+        self.barren = 0
+        """Documents without a token since the last one that had some."""
+        self.residue = {ordinal: size for ordinal, _, size in residue_spans(residue, cursor[0])}
+        """The sizes of documents that are packed, but have yet to be read again."""
+        self._documents: dict[int, Document] = {}
+        self._uncounted: deque[Document] = deque()
+
+    def add(self, document: Document) -> None:
+        size = self.residue.pop(document.ordinal, None)
+        if size is not None:
+            if len(document.tokens) != size:
+                raise ValueError(f"document {document.ordinal} had {size} tokens, and now has {len(document.tokens)}")
+            self._documents[document.ordinal] = document
+            return
+        self.packer.add(document.ordinal, document.size)
+        self._uncounted.append(document)
+        if document.size:
+            self._documents[document.ordinal] = document
+        self.barren = 0 if document.size else self.barren + 1
+
+    def cut(self, row: Tokens, packing: Packing, counts: list[list[int]]) -> tuple[PackedRow, list[tuple[int, ...]]]:
+        """Fill `row` with the next packed row; returns it, and its spans (stream, epoch, sample, start, stop)."""
+        packed = self.packer.rows.popleft()
+        filled = 0
+        spans: list[tuple[int, ...]] = []
+        for ordinal, start, stop, is_last in packed.pieces:
+            document = self._documents.pop(ordinal) if is_last else self._documents[ordinal]
+            row[filled : filled + stop - start] = document.tokens[start:stop]
+            spans.append((document.stream, document.epoch, document.sample, start, stop))
+            counts[document.stream][TOKENS] += stop - start
+            filled += stop - start
+        while self._uncounted and self._uncounted[0].ordinal < packed.cursor[0]:
+            document = self._uncounted.popleft()
+            _count(counts[document.stream], FILTERED_SIZE if document.is_filtered else document.size, packing)
+        return packed, spans
+
+
+def _count(counts: list[int], size: int, packing: Packing) -> None:
+    """Count a document that is read to its end."""
+    counts[FILTERED if size == FILTERED_SIZE else DOCUMENTS if size else EMPTY] += 1
+    counts[TRUNCATED] += packing.num_truncated(size)
+
+
+@dataclass
+class _Rows:
+    """A block in the making."""
+
+    tokens: Tokens
+    lengths: Ints
+    cursors: Ints
+    counts: list[list[int]]
+    residues: list[bytes] = field(default_factory=list)
+    spans: list[tuple[int, ...]] = field(default_factory=list)
+    first_dry: int = NOT_DRY
+
+    @staticmethod
+    def empty(num_rows: int, seq_len: int, num_streams: int) -> _Rows:
+        return _Rows(
+            tokens=np.zeros((num_rows, seq_len), np.int32),
+            lengths=np.zeros(num_rows, np.int64),
+            cursors=np.zeros((num_rows, 2), np.int64),
+            counts=[[0] * len(COUNTS) for _ in range(num_streams)],
+        )
+
+    def set_spans(self, place: int, spans: Sequence[tuple[int, ...]], padding_stream: int) -> None:
+        length = sum(stop - start for *_, start, stop in spans)
+        self.lengths[place] = length
+        self.counts[padding_stream][PADDING] += self.tokens.shape[1] - length
+        self.spans += [(place, *span) for span in spans]
+
+    def block(self) -> Block:
+        spans = np.array(self.spans, np.int64).reshape(-1, len(SPAN_FIELDS))
+        return Block(
+            self.tokens, self.lengths, self.cursors, self.residues, spans, np.array(self.counts, np.int64), self.first_dry
+        )
 
 
 class _WorkerLanes:
     def __init__(self, plan: Plan, worker: int, cache: ShardCache) -> None:
         self._plan, self._worker = plan, worker
-        self._orders = EpochOrders(plan.cache_root / "orders", plan.corpus.shard_sizes, plan.order)
-        self._reader = DocumentReader(plan.corpus, cache, plan.text_key)
-        self._tokenizer = DocumentTokenizer(plan.tokenizer)
-        own = range(plan.world_index, plan.lanes.num_lanes, plan.world_size)[worker :: plan.num_workers]
-        self._lanes = {lane: self._start_lane(lane) for lane in own}
-        self._maybe_wet = list(reversed(self._lanes.values()))
-        self._mean_tokens = max(1.0, plan.corpus.raw_bytes / plan.corpus.num_samples / _GUESSED_BYTES_PER_TOKEN)
-        self._look_ahead = self._documents_ahead()
+        self._documents = open_documents(plan, cache)
+        self._lanes: dict[tuple[int, int], _Lane] = {}
+        self._first_dry = NOT_DRY
+        self._tail_documents: dict[tuple[int, int], Document] = {}
+        self._mean_tokens = [
+            max(1.0, component.raw_bytes / max(1, component.num_samples) / _GUESSED_BYTES_PER_TOKEN)
+            for component in plan.components
+        ]
 
     def blocks(self) -> Iterator[list[Block]]:
         plan = self._plan
-        if plan.rows > plan.table_rows:
-            yield [self._replay()]
+        if plan.is_measured:
+            yield [self._measure()]
+            return
+        for start, stop in plan.replays():
+            rows = self._own_rows(start, stop)
+            self._fill_rows(rows)
+            yield [self._cut_block(rows, keeps_tokens=False)]
         step = plan.delivery.batch_size * plan.world_size
         first, count = plan.rows, 1
         while True:
@@ -127,145 +269,193 @@ class _WorkerLanes:
             first, count = first + count * step, plan.batches_at_once
 
     def _own_rows(self, start: int, stop: int) -> list[int]:
-        plan = self._plan
-        rows = rank_rows(start, stop, plan.world_index, plan.world_size)
-        workers = worker_of_rows(rows, plan.lanes.num_lanes, plan.world_size, plan.num_workers)
+        rows, workers = self._plan.rank_rows(start, stop)
         return [row for row, worker in zip(rows, workers.tolist(), strict=True) if worker == self._worker]
 
-    def _replay(self) -> Block:
-        [block] = self._make_blocks([self._own_rows(self._plan.table_rows, self._plan.rows)])
-        return replace(block, tokens=block.tokens[:0], spans=block.spans[:0])
-
     def _make_blocks(self, batches: list[list[int]]) -> list[Block]:
-        self._fill_rows([row for rows in batches for row in rows])
+        rows = [row for rows in batches for row in rows]
+        if self._first_dry == NOT_DRY:
+            self._fill_rows(rows)
+            self._read_tail(rows)
         return [self._cut_block(rows) for rows in batches]
 
-    def _cut_block(self, rows: list[int]) -> Block:
-        was_dry = self._is_dry()
-        tokens = np.zeros((len(rows), self._plan.seq_len), np.int32)
-        lengths = np.zeros(len(rows), np.int32)
-        cursors = np.zeros((len(rows), 2), np.int64)
-        spans = []
-        for place, row in enumerate(rows):
-            packer = self._lane_of(row).packer
-            cut = packer.cut_row(tokens[place])
-            lengths[place] = sum(stop - start for *_, start, stop in cut)
-            cursors[place] = packer.cursor
-            spans += [(place, *span) for span in cut]
-        return Block(tokens, lengths, cursors, np.array(spans, np.int64).reshape(-1, len(SPAN_FIELDS)), was_dry)
+    def _cut_block(self, rows: list[int], *, keeps_tokens: bool = True) -> Block:
+        plan = self._plan
+        block = _Rows.empty(len(rows), plan.packing.seq_len, len(plan.corpus.datasets))
+        for place, (row, component) in enumerate(zip(rows, self._components_of(rows), strict=True)):
+            if row >= plan.tail_start:
+                self._cut_tail_row(block, place, row)
+                continue
+            lane = self._lane(component, row % plan.num_lanes)
+            if not lane.packer.rows:
+                self._first_dry = min(self._first_dry, row)
+                block.residues += [b""] * (len(rows) - place)
+                break
+            packed, spans = lane.cut(block.tokens[place], plan.packing, block.counts)
+            block.cursors[place] = packed.cursor
+            block.residues.append(packed.residue)
+            block.set_spans(place, spans, plan.components[component].streams.start)
+        block.first_dry = self._first_dry
+        if not keeps_tokens:
+            block.tokens, block.spans = block.tokens[:0], []
+        return block.block()
 
-    def _lane_of(self, row: int) -> _Lane:
-        return self._lanes[row % self._plan.lanes.num_lanes]
+    def _components_of(self, rows: list[int]) -> list[int]:
+        mixture = self._plan.mixture
+        if mixture is None:
+            return [0] * len(rows)
+        return list(mixture.components(np.array(rows, np.int64), self._plan.num_lanes).tolist())
 
-    def _start_lane(self, lane: int) -> _Lane:
-        ordinal, offset = (int(number) for number in self._plan.cursors[lane])
-        return _Lane(lane, ConcatLane(ordinal, offset), ordinal, looked_ahead=ordinal)
+    def _lane(self, component: int, number: int) -> _Lane:
+        lane = self._lanes.get((component, number))
+        if lane is None:
+            lane = self._lanes[component, number] = self._start_lane(component, number)
+        return lane
+
+    def _start_lane(self, component: int, number: int) -> _Lane:
+        ordinal, offset = (int(value) for value in self._plan.cursors[component, number])
+        residue = self._plan.residue(component, number)
+        try:
+            packer = self._plan.packing.packer((ordinal, offset), residue)
+            return _Lane(component, number, packer, (ordinal, offset), residue)
+        except ValueError as error:
+            raise StreamChangedError(f"residues: lane {number} has {error}. The state is damaged") from None
 
     # ------------------------------------------------------------ filling
 
     def _fill_rows(self, rows: list[int]) -> None:
-        wanted = Counter(row % self._plan.lanes.num_lanes for row in rows)
-        self._fill({lane: count * self._plan.seq_len for lane, count in wanted.items()})
-
-    def _fill(self, wanted: dict[int, int]) -> None:
-        """Read on in each lane until it has the tokens that are wanted of it, or its end is reached."""
-        while True:
-            places = [
-                place
-                for lane, tokens in wanted.items()
-                if (short := tokens - self._lanes[lane].packer.num_tokens) > 0
-                for place in self._next_places(self._lanes[lane], short)
-            ]
-            if not places:
-                return
+        """Read on in each lane until it has the rows that are wanted of it, or its end is reached."""
+        own = [row for row in rows if row < self._plan.tail_start]
+        wanted = Counter((c, row % self._plan.num_lanes) for c, row in zip(self._components_of(own), own, strict=True))
+        lanes = [(self._lane(*key), count) for key, count in wanted.items()]
+        while places := [place for lane, count in lanes for place in self._next_places(lane, count)]:
             self._add_documents(places)
 
-    def _next_places(self, lane: _Lane, short: int) -> list[tuple[_Lane, int, int, int]]:
-        """(lane, ordinal, epoch, sample) of the documents that should give `short` tokens; none at the lane's end."""
-        count = max(1, min(64, round(short / self._mean_tokens)))
-        end = self._plan.lanes.end(lane.number)
-        places: list[tuple[_Lane, int, int, int]] = []
-        while len(places) < count and (end is None or lane.next_ordinal < end):
-            found = self._find(lane.number, lane.next_ordinal)
-            if found is not None:
-                places.append((lane, lane.next_ordinal, *found))
+    def _next_places(self, lane: _Lane, count: int) -> list[Place]:
+        """The documents that should give a lane `count` rows: none where it has them, or is at its end."""
+        again = [self._find(lane, ordinal) for ordinal in lane.residue]
+        missing = count - len(lane.packer.rows)
+        if missing <= 0:
+            return again
+        short = missing * self._plan.packing.seq_len - lane.packer.num_pending
+        documents = max(1, min(64, round(short / self._mean_tokens[lane.component])))
+        end = self._plan.components[lane.component].lanes.end(lane.number)
+        places: list[Place] = []
+        while len(places) < documents and (end is None or lane.next_ordinal < end):
+            place = self._documents.find(lane.component, lane.number, lane.next_ordinal)
+            if place is not None:
+                places.append(place)
             lane.next_ordinal += 1
-        return places
+        return again + places
 
-    def _find(self, lane: int, ordinal: int) -> tuple[int, int] | None:
-        """(epoch, sample) of a lane's document, or None for a hole."""
-        epoch, position = self._plan.lanes.place(lane, ordinal)
-        if position >= self._plan.lanes.num_samples:
-            return None
-        return epoch, int(self._orders(epoch)[position])
+    def _find(self, lane: _Lane, ordinal: int) -> Place:
+        place = self._documents.find(lane.component, lane.number, ordinal)
+        if place is None:
+            raise StreamChangedError(f"residues: lane {lane.number} has no document {ordinal}. The state is damaged")
+        return place
 
-    def _add_documents(self, places: list[tuple[_Lane, int, int, int]]) -> None:
-        samples = np.array([sample for *_, sample in places], np.int64)
-        self._prefetch(dict.fromkeys(lane.number for lane, *_ in places), samples)
-        streams = np.searchsorted(self._plan.corpus.stream_starts, samples, side="right") - 1
-        within = samples - self._plan.corpus.stream_starts[streams]
-        encoded = self._tokenizer.encode(self._reader.read(samples))
-        weight = len(encoded) / (len(encoded) + _GUESS_WEIGHT_DOCUMENTS)
-        self._mean_tokens += weight * (max(1.0, sum(map(len, encoded)) / len(encoded)) - self._mean_tokens)
-        for (lane, ordinal, epoch, _), stream, sample, tokens in zip(places, streams, within, encoded, strict=True):
-            self._add(lane, Document(ordinal, int(stream), epoch, int(sample), tokens))
+    def _add_documents(self, places: list[Place]) -> None:
+        samples = np.array([place.sample for place in places], np.int64)
+        self._prefetch(dict.fromkeys((place.component, place.lane) for place in places), samples)
+        documents = self._documents.read(places)
+        for place, document in zip(places, documents, strict=True):
+            self._add(self._lane(place.component, place.lane), document)
+        for component in dict.fromkeys(place.component for place in places):
+            sizes = [document.size for place, document in zip(places, documents, strict=True) if place.component == component]
+            weight = len(sizes) / (len(sizes) + _GUESS_WEIGHT_DOCUMENTS)
+            self._mean_tokens[component] += weight * (max(1.0, sum(sizes) / len(sizes)) - self._mean_tokens[component])
 
     def _add(self, lane: _Lane, document: Document) -> None:
         try:
-            lane.packer.add(document)
+            lane.add(document)
         except ValueError as error:
             raise StreamChangedError(
-                f"lane {lane.number}: {error}. The state is damaged, or of another corpus or tokenizer"
+                f"lane {lane.number}: {error}. The state is damaged, or of another corpus, tokenizer or transform"
             ) from None
-        lane.barren = 0 if len(document.tokens) else lane.barren + 1
-        if lane.barren > self._plan.lanes.num_samples:
-            urls = ", ".join(dataset.url for dataset in self._plan.corpus.datasets)
+        component = self._plan.components[lane.component]
+        if lane.barren > component.lanes.num_positions and component.lanes.epochs is None:
+            urls = ", ".join(self._plan.corpus.datasets[stream].url for stream in component.streams)
             raise DatasetError(
-                f"a whole epoch of lane {lane.number} of {urls} gave no token: all its documents are empty. "
-                "Use more documents, fewer lanes (num_lanes), or an eos"
+                f"a whole epoch of lane {lane.number} of {urls} gave no token: all its documents are empty or left out. "
+                "Use more documents, fewer lanes (num_lanes), an eos, or another transform or min_tokens"
             )
 
     # ------------------------------------------------------------ looking ahead
 
-    def _documents_ahead(self) -> int:
+    def _documents_ahead(self, component: int) -> int:
         """Documents of look-ahead for each lane; by default two shards for each canonical node."""
-        plan = self._plan
+        plan, of = self._plan, self._plan.components[component]
         if plan.delivery.predownload is not None:
             return max(1, plan.delivery.predownload // max(1, len(self._lanes)))
-        per_shard = plan.corpus.num_samples / max(1, len(plan.corpus.shard_sizes))
-        lanes_per_node = plan.lanes.num_lanes // plan.order.num_canonical_nodes
-        return max(1, round(2 * per_shard / lanes_per_node))
+        per_shard = of.num_samples / max(1, len(of.shard_sizes))
+        return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
-    def _prefetch(self, lanes: dict[int, None], needed: Ints) -> None:
+    def _prefetch(self, lanes: dict[tuple[int, int], None], needed: Ints) -> None:
         """Begin to fetch the shards of `needed`, then of what the lanes will read next."""
         ahead: list[tuple[int, int]] = []
-        for number in lanes:
-            lane = self._lanes[number]
-            end = self._plan.lanes.end(number)
-            stop = lane.next_ordinal + self._look_ahead
+        for component, number in lanes:
+            lane, of = self._lane(component, number), self._plan.components[component].lanes
+            end = of.end(number)
+            stop = lane.next_ordinal + self._documents_ahead(component)
             stop = stop if end is None else min(stop, end)
             # never into an epoch whose order would have to be built for this alone
-            last_epoch = self._plan.lanes.place(number, max(0, lane.next_ordinal - 1))[0]
+            last_epoch = of.place(number, max(0, lane.next_ordinal - 1))[0]
             lane.looked_ahead = max(lane.looked_ahead, lane.next_ordinal)
-            while lane.looked_ahead < stop and self._plan.lanes.place(number, lane.looked_ahead)[0] <= last_epoch:
-                found = self._find(number, lane.looked_ahead)
-                if found is not None:
-                    ahead.append((lane.looked_ahead - lane.next_ordinal, found[1]))
+            while lane.looked_ahead < stop and of.place(number, lane.looked_ahead)[0] <= last_epoch:
+                place = self._documents.find(component, number, lane.looked_ahead)
+                if place is not None:
+                    ahead.append((lane.looked_ahead - lane.next_ordinal, place.sample))
                 lane.looked_ahead += 1
         ahead.sort()
-        self._reader.prefetch(np.concatenate([needed, np.array([sample for _, sample in ahead], np.int64)]))
+        self._documents.prefetch(np.concatenate([needed, np.array([sample for _, sample in ahead], np.int64)]))
 
-    # ------------------------------------------------------------ ending
+    # ------------------------------------------------------------ the tail
 
-    def _is_dry(self) -> bool:
-        """Whether every lane has come to its end; never in endless epochs."""
-        if self._plan.lanes.epochs is None:
-            return False
-        while self._maybe_wet:
-            lane = self._maybe_wet[-1]
-            if not lane.packer.num_tokens:
-                self._fill({lane.number: 1})
-            if lane.packer.num_tokens:
-                return False
-            self._maybe_wet.pop()
-        return True
+    def _measure(self) -> Block:
+        """The sizes of all documents that the lanes have left, lane after lane: in place of one for a hole, `NO_DOCUMENT`."""
+        plan, lanes = self._plan, self._plan.components[0].lanes
+        own = list(plan.own_lanes(self._worker))
+        heads = {lane: int(plan.cursors[0, lane, 0]) for lane in own}
+        sizes = {lane: np.full((lanes.end(lane) or 0) - heads[lane], NO_DOCUMENT, np.int64) for lane in own}
+        left = [(ordinal, lane) for lane in own for ordinal in range(heads[lane], heads[lane] + len(sizes[lane]))]
+        places = [place for ordinal, lane in sorted(left) if (place := self._documents.find(0, lane, ordinal))]
+        for first in range(0, len(places), _DOCUMENTS_AT_ONCE):
+            chunk = places[first : first + _DOCUMENTS_AT_ONCE]
+            self._documents.prefetch(np.array([p.sample for p in places[first : first + 2 * _DOCUMENTS_AT_ONCE]], np.int64))
+            for place, document in zip(chunk, self._documents.read(chunk), strict=True):
+                size = FILTERED_SIZE if document.is_filtered else document.size
+                sizes[place.lane][place.ordinal - heads[place.lane]] = size
+        block = _Rows.empty(0, plan.packing.seq_len, 0)
+        block.lengths = np.concatenate([sizes[lane] for lane in own]) if own else block.lengths
+        return block.block()
+
+    def _read_tail(self, rows: list[int]) -> None:
+        """Read the documents of those of `rows` that are of the tail, and let go of all others."""
+        tail = self._plan.tail
+        if tail is None:
+            return
+        own = [row for row in rows if row >= self._plan.tail_start]
+        wanted = dict.fromkeys((int(unit[0]), int(unit[1])) for row in own for unit in tail.units[tail.row_pieces(row)[:, 0]])
+        places = [self._documents.find(0, *key) for key in wanted if key not in self._tail_documents]
+        found = [place for place in places if place is not None]
+        kept = {key: self._tail_documents[key] for key in wanted if key in self._tail_documents}
+        read = zip(found, self._documents.read(found), strict=True)
+        self._tail_documents = kept | {(place.lane, place.ordinal): document for place, document in read}
+
+    def _cut_tail_row(self, block: _Rows, place: int, row: int) -> None:
+        tail = self._plan.tail
+        assert tail is not None
+        spans, filled = [], 0
+        for unit, start, stop in tail.row_pieces(row).tolist():
+            document = self._tail_documents[int(tail.units[unit, 0]), int(tail.units[unit, 1])]
+            block.tokens[place, filled : filled + stop - start] = document.tokens[start:stop]
+            spans.append((document.stream, document.epoch, document.sample, start, stop))
+            block.counts[document.stream][TOKENS] += stop - start
+            filled += stop - start
+        for lane, ordinal, _, _, size in tail.row_units(row).tolist():
+            if size != NO_DOCUMENT:
+                found = self._documents.find(0, lane, ordinal)
+                assert found is not None
+                _count(block.counts[self._documents.stream_of(found)], size, self._plan.packing)
+        block.residues.append(b"")
+        block.set_spans(place, spans, 0)

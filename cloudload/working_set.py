@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from cloudload.components import Component
 from cloudload.dataset import Corpus, is_in_place
 from cloudload.errors import CacheError
 from cloudload.lanes import Ints, World
 
 
 def check_cache_limit(
-    limit_bytes: int | None, corpus: Corpus, order: Ints, *, num_nodes: int, world: World, downloads_at_once: int
+    limit_bytes: int | None,
+    corpus: Corpus,
+    components: Sequence[Component],
+    orders: Sequence[Ints],
+    *,
+    world: World,
+    downloads_at_once: int,
 ) -> None:
     """Raises `CacheError`, with the number that would do, where `limit_bytes` is below the working set of this node.
 
     The lanes of a node go through their canonical nodes in step: a shard is in use from the first to the last step at which one
-    of its documents stands in `order` (sample ids of an epoch). The shards that are being fetched ahead come on top.
+    of its documents stands in the order of the component (sample ids of an epoch). The shards that are being fetched ahead come
+    on top.
     """
     if limit_bytes is None:
         return
     sizes = _cached_bytes(corpus)
-    needed = _peak_bytes(corpus, order, sizes, num_nodes, world) + int(downloads_at_once * sizes.max(initial=0))
+    needed = int(downloads_at_once * sizes.max(initial=0))
+    for component, order in zip(components, orders, strict=True):
+        # where samples are repeated, their shards come again and again, and are not in use in between
+        if component.sampling is None:
+            samples = order.astype(np.int64) + component.first_sample
+            needed += _peak_bytes(corpus, samples, sizes, component.order.num_canonical_nodes, world)
     if limit_bytes < needed:
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node uses at a time. "

@@ -50,10 +50,18 @@ class Case:
     epochs: int | None
     legs: tuple[Leg, ...]
     eos: bool = True
+    packing: str = "concat"
+    open_rows: int = 2
+    overflow: str = "cut"
 
     def tokens(self, document: str) -> tuple[int, ...]:
         """What a document becomes: without an end of text, nothing where it is empty."""
         return tokenize(document) + (EOS_ID,) * self.eos
+
+    def kept(self, document: str) -> tuple[int, ...]:
+        """What of it comes in rows."""
+        is_cut = self.packing == "one_per_row" and self.overflow == "cut"
+        return self.tokens(document)[: self.seq_len if is_cut else None]
 
     @property
     def documents(self) -> list[str]:
@@ -61,7 +69,12 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, epochs: Sequence[int | None] = (None, 1, 2), most_legs: int = 4) -> Case:
+def cases(
+    draw: st.DrawFn,
+    epochs: Sequence[int | None] = (None, 1, 2),
+    most_legs: int = 4,
+    packings: Sequence[str] = ("concat", "best_fit", "one_per_row"),
+) -> Case:
     """A case whose legs end in the middle of things: epochs, documents, windows of exchanges, rounds of lanes."""
     texts = st.text(alphabet="ab<eos>é\0", max_size=draw(st.sampled_from([3, 12, 40])))
     shards = draw(st.lists(st.lists(texts, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5))
@@ -98,6 +111,9 @@ def cases(draw: st.DrawFn, epochs: Sequence[int | None] = (None, 1, 2), most_leg
         epochs=how_many_epochs,
         legs=tuple(legs),
         eos=eos,
+        packing=draw(st.sampled_from(list(packings))),
+        open_rows=draw(st.integers(1, 4)),
+        overflow=draw(st.sampled_from(["cut", "rows"])),
     )
 
 

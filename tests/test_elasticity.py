@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
-from cloudload.testing import Leg, MakeLoader, check_resume, check_worlds, real_tokens, run_leg
+from cloudload.testing import Leg, MakeLoader, Row, check_resume, check_worlds, real_tokens, run_leg
 
 # `make test-long` tries 2,000
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
@@ -39,6 +39,9 @@ def loaders_of(case: Case, folder: str, cache: Path, **changes: object) -> MakeL
         "shuffle_block_size": case.shuffle_block_size,
         "seed": case.seed,
         "epochs": case.epochs,
+        "packing": case.packing,
+        "open_rows": case.open_rows,
+        "overflow": case.overflow,
     }
     settings.update(changes)
 
@@ -65,17 +68,28 @@ def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(scratch: P
         legs = [*case.legs[:-1], replace(case.legs[-1], batches=None)]
         rows = check_worlds(loaders_of(case, f"{folder}/corpus", Path(folder, "cache")), legs)
 
-    documents = dict(enumerate(map(case.tokens, case.documents)))
+    documents = dict(enumerate(map(case.kept, case.documents)))
     expected = {(epoch, sample): ids for epoch in range(case.epochs or 0) for sample, ids in documents.items() if ids}
-    tokens: dict[tuple[int, int], list[int]] = {}
-    for row in rows:
-        ids = iter(row.input_ids)
-        for _, epoch, sample, start, stop in row.spans:
-            found = tokens.setdefault((epoch, sample), [])
-            assert len(found) == start, "a document's tokens come in order, without gaps"
-            found += [next(ids) for _ in range(stop - start)]
-    assert {document: tuple(ids) for document, ids in tokens.items()} == expected
-    assert len(real_tokens(rows)) == sum(map(len, tokens.values())), "every real token is in a span"
+    assert tokens_of(rows) == expected
+    check_packing(case, rows)
+
+
+def check_packing(case: Case, rows: list[Row]) -> None:
+    """What each packing promises of whole runs."""
+    while rows and rows[-1].is_padding:
+        rows = rows[:-1]
+    lengths = [sum(stop - start for *_, start, stop in row.spans) for row in rows]
+    spans = [span for row in rows for span in row.spans]
+    if case.packing == "concat":
+        assert all(length == case.seq_len for length in lengths[:-1]), "only the last row is padded"
+    if case.packing == "best_fit":
+        for _, _, sample, start, stop in spans:
+            size = len(case.tokens(case.documents[sample]))
+            assert stop - start == min(case.seq_len, size - start), "no document that fits a row is split"
+            assert start % case.seq_len == 0
+    if case.packing == "one_per_row":
+        assert all(len(row.spans) == 1 for row in rows)
+        assert all(start % case.seq_len == 0 for *_, start, _ in spans)
 
 
 @THOROUGH
@@ -89,8 +103,21 @@ def test_saved_after_every_batch_the_remainder_is_the_same(scratch: Path, case: 
         )
 
 
+def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """The tokens of each document (epoch, sample), which come in order and without gaps."""
+    tokens: dict[tuple[int, int], list[int]] = {}
+    for row in rows:
+        ids = iter(row.input_ids)
+        for _, epoch, sample, start, stop in row.spans:
+            found = tokens.setdefault((epoch, sample), [])
+            assert len(found) == start, "a document's tokens come in order, without gaps"
+            found += [next(ids) for _ in range(stop - start)]
+    assert len(real_tokens(rows)) == sum(map(len, tokens.values())), "every real token is in a span"
+    return {document: tuple(ids) for document, ids in tokens.items()}
+
+
 @THOROUGH
-@given(case=cases(epochs=[1]))
+@given(case=cases(epochs=[1], packings=["concat", "best_fit"]))
 @example(case=Case((("a" * 40,),), 5, 2, 1, False, "py1e", 2, 0, 1, (Leg(batches=1), Leg(batches=2))))
 def test_another_seq_len_on_resume_loses_and_repeats_no_token(scratch: Path, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -102,15 +129,8 @@ def test_another_seq_len_on_resume_loses_and_repeats_no_token(scratch: Path, cas
             more, states = run_leg(loaders, leg, state)
             rows += more
             state = states[-1]
-    tokens: dict[int, list[int]] = {}
-    for row in rows:
-        ids = iter(row.input_ids)
-        for _, _, sample, start, stop in row.spans:
-            assert len(tokens.setdefault(sample, [])) == start
-            tokens[sample] += [next(ids) for _ in range(stop - start)]
-    assert [tuple(tokens.get(sample, ())) for sample in range(len(case.documents))] == [
-        case.tokens(text) for text in case.documents
-    ]
+    expected = {(0, sample): case.tokens(text) for sample, text in enumerate(case.documents) if case.tokens(text)}
+    assert tokens_of(rows) == expected
 
 
 @pytest.mark.parametrize("num_documents", [1, 2, 5, 11, 12, 13])

@@ -79,21 +79,17 @@ def test_a_node_touches_only_its_own_canonical_nodes() -> None:
     ],
 )
 def test_defaults_follow_from_the_data_alone(num_samples: int, num_shards: int, lanes: int, nodes: int) -> None:
-    config = resolve(RowsConfig((Stream("x"),), 8), num_samples, num_shards)
-    assert (config.num_lanes, config.num_canonical_nodes) == (lanes, nodes)
-    assert config.num_lanes is not None
-    assert config.num_canonical_nodes is not None
-    assert config.num_lanes % config.num_canonical_nodes == 0
+    layout = resolve(RowsConfig((Stream("x"),), 8), [(num_samples, num_shards)])
+    assert (layout.num_lanes, layout.canonical_nodes) == (lanes, (nodes,))
 
 
 @given(st.integers(1, 10**7), st.integers(1, 10**5), st.none() | st.integers(1, 50))
 def test_whatever_the_data_the_defaults_fit_together(num_samples: int, num_shards: int, nodes: int | None) -> None:
     assume(num_shards <= num_samples and (nodes is None or nodes <= num_samples))
-    config = resolve(RowsConfig((Stream("x"),), 8, num_canonical_nodes=nodes), num_samples, num_shards)
-    assert config.num_lanes is not None
-    assert config.num_canonical_nodes is not None
-    assert config.num_lanes % config.num_canonical_nodes == 0
-    assert config.num_canonical_nodes <= num_samples
+    layout = resolve(RowsConfig((Stream("x"),), 8, num_canonical_nodes=nodes), [(num_samples, num_shards)])
+    [found] = layout.canonical_nodes
+    assert layout.num_lanes % found == 0
+    assert found <= num_samples
 
 
 def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:

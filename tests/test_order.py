@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from corpora import write_mds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.order import EpochOrders, OrderConfig, canonical_order, interleave
+from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, reads_per_shard
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 
@@ -76,3 +80,218 @@ def test_an_order_on_disk_is_the_one_in_memory_and_is_built_once(tmp_path: Path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")} == written
     other = EpochOrders(tmp_path, np.array(SHARDS), OrderConfig(True, "py1e", 20, 4, 2))
     assert other(5).tolist() != orders(5).tolist()
+
+
+def test_orders_without_sampling_keep_their_folder_and_orders_with_it_have_another(tmp_path: Path) -> None:
+    shards, config = np.array([7, 30, 1]), OrderConfig(True, "py1e", 20, 4, 1)
+    EpochOrders(tmp_path, shards, config)(0)
+    assert [path.parent.name for path in tmp_path.rglob("*.npy")] == ["8f2a2d9e0607ffa4b5f2ec7c"]
+    for sampling in (Sampling((2, 1), (20, 1)), Sampling((1, 2), (20, 1)), Sampling((2, 1), (21, 1))):
+        order = EpochOrders(tmp_path, shards, config, sampling)(0)
+        assert order.tolist() == canonical_order(shards, config, 0, sampling).tolist()
+    assert len(list(tmp_path.rglob("*.npy"))) == 4
+
+
+# ---------------------------------------------------------------- repeat and choose
+
+STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]
+"""Samples of each shard of each stream: 50, 1, 52 and 11."""
+
+Weight = dict[str, Any]
+
+
+def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | None:
+    return Sampling.of(
+        [sum(shards) for shards in streams],
+        [len(shards) for shards in streams],
+        [weight.get("repeat") for weight in weights],
+        [weight.get("choose") for weight in weights],
+    )
+
+
+def without_padding(ids: list[int], num_positions: int, num_nodes: int) -> list[int]:
+    """What one worker is given, less the places at which Streaming's partition repeats an earlier place."""
+    from streaming.base.partition import get_partitions
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        places = get_partitions("relaxed", num_positions, num_nodes, 1, 1, 1, 1).ravel()
+    assert len(places) == len(ids)
+    return [ids[first] for first in sorted(np.unique(places, return_index=True)[1])]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [{"repeat": 2}, {}, {}, {}],
+        [{"repeat": 0.5}, {}, {"repeat": 1.37}, {"repeat": 1.37}],
+        [{"choose": 20}, {"choose": 5}, {"choose": 120}, {"choose": 1}],
+        [{"repeat": 0.29}, {"repeat": 3.99}, {}, {"choose": 22}],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("algorithm", "num_nodes"),
+    [("py1e", 8), ("py1br", 4), ("py1s", 1), (None, 4)],
+)
+def test_a_real_streaming_dataset_repeats_and_chooses_as_we_do(
+    tmp_path: Path, weights: list[Weight], algorithm: str | None, num_nodes: int
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import streaming
+
+        streaming.base.util.clean_stale_shared_memory()
+        starts = np.cumsum([0, *map(sum, STREAMS)])
+        folders = [
+            write_mds(tmp_path / str(number), map(str, range(starts[number], starts[number + 1])), shard_samples=shards)
+            for number, shards in enumerate(STREAMS)
+        ]
+        dataset = streaming.StreamingDataset(
+            streams=[streaming.Stream(local=folder, **weight) for folder, weight in zip(folders, weights, strict=True)],
+            shuffle=algorithm is not None,
+            shuffle_algo=algorithm or "py1e",
+            shuffle_seed=23,
+            shuffle_block_size=20,
+            num_canonical_nodes=num_nodes,
+            batch_size=1,
+        )
+        epochs = [[int(sample["text"]) for sample in dataset] for _ in range(3)]
+    sampling = sampling_of(STREAMS, weights)
+    assert sampling is not None
+    assert sampling.num_positions == dataset.epoch_size
+    config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, num_nodes, 23)
+    for epoch, theirs in enumerate(epochs):
+        ours = canonical_order(np.concatenate(STREAMS), config, epoch, sampling).tolist()
+        assert ours == without_padding(theirs, sampling.num_positions, num_nodes)
+    if any(choose % sum(shards) for choose, shards in zip(sampling.choose, STREAMS, strict=True)):
+        reads = [collections.Counter(epoch) for epoch in epochs]
+        assert reads[0] != reads[1] != reads[2]
+
+
+@st.composite
+def weighted_streams(draw: st.DrawFn) -> tuple[list[list[int]], list[Weight]]:
+    streams = draw(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), min_size=1, max_size=4))
+    weights = []
+    for shards in streams:
+        chosen = {"choose": st.integers(1, 3 * sum(shards) + 1)}
+        repeated = {"repeat": st.floats(1, 3.5) | st.integers(1, 3) | st.just(1.5 / sum(shards))}
+        weights.append(draw(st.fixed_dictionaries(chosen) | st.fixed_dictionaries(repeated) | st.just({})))
+    return streams, weights
+
+
+@settings(max_examples=200)
+@given(
+    weighted=weighted_streams(),
+    algorithm=st.sampled_from(["py1e", "py1br", "py1s", "py2s", "naive", None]),
+    num_nodes=st.integers(1, 6),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 5),
+)
+def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
+    weighted: tuple[list[list[int]], list[Weight]], algorithm: str | None, num_nodes: int, seed: int, epoch: int
+) -> None:
+    from streaming import Stream, StreamingDataset
+    from streaming.base.batching import generate_work
+    from streaming.base.world import World
+
+    streams, weights = weighted
+    samples, shards = np.array([sum(shards) for shards in streams]), np.concatenate(streams)
+    theirs = [SimpleNamespace(**weight) for weight in weights]
+    epoch_size = Stream.apply_weights(theirs, samples, None, seed)
+    sampling = sampling_of(streams, weights)
+    if sampling is None:
+        assert [stream.choose for stream in theirs] == samples.tolist()
+        sampling = Sampling(tuple(map(len, streams)), tuple(samples.tolist()))
+    assert sampling.choose == tuple(stream.choose for stream in theirs)
+    assert sampling.num_positions == epoch_size
+
+    num_nodes = min(num_nodes, epoch_size)
+    num_shards = np.array(list(map(len, streams)))
+    dataset = SimpleNamespace(
+        streams=theirs,
+        num_streams=len(streams),
+        shards_per_stream=num_shards,
+        shard_offset_per_stream=np.cumsum(num_shards) - num_shards,
+        samples_per_shard=shards,
+        sample_offset_per_shard=np.cumsum(shards) - shards,
+        sampling_method="balanced",
+        sampling_granularity=1,
+        epoch_seed_change=algorithm is not None,
+        epoch_size=epoch_size,
+        shuffle=algorithm is not None,
+        shuffle_algo=algorithm or "py1e",
+        shuffle_seed=seed,
+        shuffle_block_size=8,
+        partition_algo="relaxed",
+        num_canonical_nodes=num_nodes,
+        initial_physical_nodes=None,
+        batch_size=1,
+    )
+    dataset.resample_streams = lambda epoch: StreamingDataset.resample_streams(dataset, epoch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        work = generate_work("random", dataset, World(1, 1, 1, 0), epoch, 0).ravel().tolist()
+    config = OrderConfig(algorithm is not None, algorithm or "py1e", 8, num_nodes, seed)
+    ours = canonical_order(shards, config, epoch, sampling).tolist()
+    assert ours == without_padding(work, epoch_size, num_nodes)
+
+    # each stream gives what it is to give, each of its samples once more or less than any other
+    reads = np.bincount(ours, minlength=sum(samples))
+    for stream, start, choose in zip(samples, np.cumsum(samples) - samples, sampling.choose, strict=True):
+        of_stream = reads[start : start + stream]
+        assert of_stream.sum() == choose
+        assert sorted(of_stream) == sorted(
+            [choose // stream] * (stream - choose % stream) + [choose // stream + 1] * (choose % stream)
+        )
+
+
+@given(
+    shards=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any), choose=st.integers(1, 400), seed=st.integers(0, 99)
+)
+def test_a_draw_is_divided_among_the_shards_as_streaming_does(shards: list[int], choose: int, seed: int) -> None:
+    from streaming.base.sampling import get_sampling
+
+    theirs = get_sampling(np.array(shards), choose, 1, seed, 0, False)
+    assert reads_per_shard(np.array(shards), choose, seed).tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("algorithm", ["py1e", "py1br", None])
+def test_a_sampling_of_each_sample_once_is_the_plain_order(algorithm: str | None) -> None:
+    config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, 4, 1)
+    assert sampling_of(STREAMS, [{}, {"repeat": 1}, {"choose": 52}, {"repeat": 1.05}]) is None
+    plain = canonical_order(np.array(SHARDS), config, 3)
+    assert canonical_order(np.array(SHARDS), config, 3, Sampling((3, 4), (38, 64))).tolist() == plain.tolist()
+
+
+def test_without_shuffle_an_upsampled_stream_reads_on_from_its_start() -> None:
+    config = OrderConfig(False, "py1e", 20, 1, 1)
+    order = canonical_order(np.array([2, 2, 3]), config, 0, Sampling((2, 1), (8, 6)))
+    assert order.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 6, 4, 5, 6]
+
+
+def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
+    sampling = Sampling.of([100, 100, 10], [1, 1, 1], [1.15, 0.29, None], [None, None, 7])
+    assert sampling == Sampling((1, 1, 1), (114, 28, 7))
+    assert sampling.num_positions == 149
+
+
+@pytest.mark.parametrize(
+    ("samples", "weight", "message"),
+    [
+        (10, {"repeat": 2, "choose": 5}, "streams[1] has repeat 2 and choose 5. Give one of them"),
+        (10, {"choose": 0}, "streams[1] has choose 0; it must be a whole number of at least 1"),
+        (10, {"choose": 2.5}, "streams[1] has choose 2.5; it must be a whole number of at least 1"),
+        (10, {"choose": True}, "streams[1] has choose True; it must be a whole number of at least 1"),
+        (10, {"repeat": "two"}, "streams[1] has repeat 'two'; it must be a number above 0"),
+        (10, {"repeat": 0}, "streams[1] has repeat 0; it must be a number above 0"),
+        (10, {"repeat": -1.5}, "streams[1] has repeat -1.5; it must be a number above 0"),
+        (10, {"repeat": float("nan")}, "streams[1] has repeat nan; it must be a number above 0"),
+        (10, {"repeat": float("inf")}, "streams[1] has repeat inf; it must be a number above 0"),
+        (10, {"repeat": 0.09}, "streams[1] has repeat 0.09, which is none of its 10 samples. Give it more, or leave it out"),
+        (0, {"choose": 3}, "streams[1] has choose 3, which is none of its 0 samples. Give it more, or leave it out"),
+    ],
+)
+def test_a_weight_that_gives_nothing_is_refused(samples: int, weight: Weight, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Sampling.of([4, samples], [1, 1], [None, weight.get("repeat")], [None, weight.get("choose")])

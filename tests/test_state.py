@@ -107,8 +107,11 @@ def test_what_the_user_left_open_comes_from_the_state(folder: str) -> None:
         ({"num_canonical_nodes": 3}, "num_canonical_nodes: saved "),
         ({"num_lanes": 24}, "num_lanes: saved 12, found 24"),
         ({"epochs": 2}, "epochs: saved None, found 2"),
-        ({"eos": None}, "tokenizer (fingerprint, with bos and eos): saved "),
-        ({"seed": 5, "eos": None}, "tokenizer (fingerprint, with bos and eos): saved "),
+        ({"eos": None}, "bos_eos (the ids put before and after documents, by stream): saved 'None/256', found 'None/None'"),
+        (
+            {"seed": 5, "eos": None},
+            "bos_eos (the ids put before and after documents, by stream): saved 'None/256', found 'None/None'",
+        ),
     ],
 )
 def test_another_stream_of_rows_is_refused_with_each_field_and_both_values(
@@ -138,7 +141,7 @@ def table(*cursors: tuple[int, int]) -> str:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"version": 2}, "version: the state has 2"),
+        ({"version": 1}, "version: the state has 1"),
         ({"cursors": "%%%"}, "cursors: not base64"),
         ({"cursors": "AAAA"}, "cursors: 3 bytes where 12 lanes need 192"),
         ({"cursors": table(*[(-1, 0)] * 12)}, "cursors: lane 0 has none"),
@@ -159,7 +162,7 @@ def test_a_damaged_state_is_refused_with_the_field_named(folder: str, damage: di
         make_loader(folder).load_state_dict({**state, **damage})
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 1}, {"rows": 4}])
+@pytest.mark.parametrize("state", [{}, {"version": 2}, {"rows": 4}])
 def test_what_is_no_state_is_refused(folder: str, state: dict[str, Any]) -> None:
     with pytest.raises(StreamChangedError):
         make_loader(folder).load_state_dict(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from awkward import EOS, byte_tokenizer
@@ -11,14 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from cloudload.config import AUTO
 from cloudload.errors import TokenizerError
-from cloudload.tokenizer import DocumentTokenizer, load_tokenizer
+from cloudload.tokenizer import DocumentTokenizer, TokenizerSpec
+from cloudload.tokenizer import load_tokenizer as load_tokenizer_of_streams
 
 END = "<|endoftext|>"
 
 
+def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) -> TokenizerSpec:
+    return load_tokenizer_of_streams(source, [(bos, eos)])
+
+
 def ids_of(folder: Path, text: str, **ends: str | None) -> list[int]:
-    (ids,) = DocumentTokenizer(load_tokenizer(folder, **ends)).encode([text])
+    (ids,) = DocumentTokenizer(load_tokenizer(folder, **ends)).encode([text], [0])
     assert ids.dtype == "int32"
     return ids.tolist()
 
@@ -69,7 +76,6 @@ def test_a_name_a_folder_a_file_and_a_fast_tokenizer_are_one(tokenizer_folder: P
         load_tokenizer(Tokenizer.from_file(str(file)), eos=END).fingerprint,
     }
     assert len(fingerprints) == 1
-    assert load_tokenizer(tokenizer_folder, eos=None).fingerprint not in fingerprints
 
 
 def test_truncation_and_padding_inside_a_tokenizer_are_switched_off(tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -86,8 +92,8 @@ def test_dropout_inside_a_tokenizer_is_switched_off(tokenizer_folder: Path) -> N
     tokenizer.model.dropout = 0.5
     encoders = [DocumentTokenizer(load_tokenizer(tokenizer, eos=None)) for _ in range(2)]
     text = ["the quick brown fox jumps over the lazy dog " * 20]
-    first, second = (encoder.encode(text)[0].tolist() for encoder in encoders)
-    assert first == second == DocumentTokenizer(plain).encode(text)[0].tolist()
+    first, second = (encoder.encode(text, [0])[0].tolist() for encoder in encoders)
+    assert first == second == DocumentTokenizer(plain).encode(text, [0])[0].tolist()
 
 
 def test_a_slow_tokenizer_hears_what_to_do(tmp_path: Path) -> None:
@@ -101,8 +107,8 @@ def test_a_slow_tokenizer_hears_what_to_do(tmp_path: Path) -> None:
 def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> None:
     with pytest.raises(TokenizerError, match=r"does not say which token ends a document\. Give eos="):
         load_tokenizer(byte_tokenizer())
-    assert load_tokenizer(byte_tokenizer(), eos=EOS).eos_id == 256
-    assert load_tokenizer(byte_tokenizer(), eos=None).eos_id is None
+    assert load_tokenizer(byte_tokenizer(), eos=EOS).frames == ((None, 256),)
+    assert load_tokenizer(byte_tokenizer(), eos=None).frames == ((None, None),)
 
 
 def test_a_tokenizer_that_is_not_there_or_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,266 @@
+"""One iteration of a loader: from the workers' blocks to batches, and from position to position.
+
+    workers ─► arrive: join blocks, start the exchange ─► hand out: finish the exchange, move the position, return the batch
+
+A finite run changes course once, where the first lane runs short: all that had arrived from there on is void, the ranks measure
+what the lanes have left, exchange the sizes, and go on with the rows of the tail, which end on the same step for all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cloudload.batch import Batch, Progress, join_blocks, join_progress
+from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.exchange import DistributedExchange, Exchange, Window
+from cloudload.lanes import Ints
+from cloudload.state import Position, stages_after
+from cloudload.tail import Tail, pack_tail
+from cloudload.worker import NOT_DRY, Block, Plan
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """What has come from the workers and waits for its exchange. Without a batch: sizes for the tail; or the end, without either."""
+
+    batch: Batch | None
+    stop: int
+    window: Window | None = None
+    finish: Callable[[], list[Ints]] | None = None
+
+
+class Batches(Iterator[Batch]):
+    """The batches of one rank from a plan's position on."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        position: Position,
+        exchange: Exchange,
+        record: Callable[[Position], None],
+        open_blocks: Callable[[Plan], Iterator[list[Block]]],
+    ) -> None:
+        self._plan, self._position, self._exchange = plan, position, exchange
+        self._record, self._open_blocks = record, open_blocks
+        self._blocks: Iterator[list[Block]] | None = None
+        self._arrived: deque[_Arrived] = deque()
+        self._arrived_rows = plan.rows
+        self._window_start = plan.window_start
+        self._window: list[Progress] = []
+        self._handed_out = 0
+        self.is_over = False
+        self._failure: Exception | None = None
+        self._ended = position
+        self._is_skipping = False
+        self.dropped = 0
+        """Tokens that were left over at the end."""
+
+    def __next__(self) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._take()
+        except StopIteration:
+            raise
+        except Exception as error:
+            # asked again, it must not look like the end of the data
+            self._failure = error
+            raise
+
+    def skip(self, number: int) -> None:
+        """Pass over some batches: they are read, counted and recorded as skipped, but not returned."""
+        self._is_skipping = True
+        try:
+            for _ in range(number):
+                next(self)
+        finally:
+            self._is_skipping = False
+
+    def _take(self) -> Batch:
+        while True:
+            if not self._arrived:
+                self.arrive()
+            # one batch ahead, so that its exchange is done when it is asked for; not at first, when the trainer waits
+            if self._handed_out and isinstance(self._exchange, DistributedExchange) and not self._plan.is_measured:
+                self.arrive()
+            batch = self.hand_out()
+            if batch is not None:
+                return batch
+
+    def arrive(self) -> None:
+        """Take the next batch from the workers and start its exchange; or the sizes of what the lanes have left."""
+        if self.is_over:
+            raise StopIteration
+        plan = self._plan
+        start = self._arrived_rows
+        stop = start + plan.delivery.batch_size * plan.world_size
+        if plan.tail is not None and (start >= plan.tail.end or (stop > plan.tail.end and plan.delivery.tail == "drop")):
+            self._arrived.append(_Arrived(None, start))
+            return
+        if self._blocks is None:
+            self._blocks = self._open_blocks(plan)
+            self._take_replays()
+        blocks = next(self._blocks)
+        if plan.is_measured:
+            self._arrived.append(_Arrived(None, start, finish=self._exchange.start(self._join_sizes(blocks))))
+            return
+        rows, workers = plan.rank_rows(start, stop)
+        self._window.append(join_progress(blocks, workers))
+        self._arrived_rows = stop
+        batch = join_blocks(blocks, workers, rows, plan.delivery)
+        self._arrived.append(_Arrived(batch, stop, *self._start_exchange(stop)))
+
+    def hand_out(self) -> Batch | None:
+        """Finish the exchange of what arrived first, move the position past it, and return it; None where it was no batch."""
+        arrived = self._arrived.popleft()
+        if arrived.batch is None:
+            if arrived.finish is None:
+                self._end()
+                raise StopIteration
+            self._begin_tail(arrived.finish())
+            return None
+        position = replace(
+            self._position,
+            rows=arrived.stop,
+            batches=self._position.batches + 1,
+            global_batch=arrived.stop - self._position.rows,
+        )
+        if arrived.window is not None and arrived.finish is not None:
+            exchanged, first_dry = arrived.window.apply(arrived.finish(), self._position)
+            if first_dry < NOT_DRY:
+                self._measure(exchanged)
+                return None
+            position = self._moved(position, exchanged)
+        if self._is_skipping:
+            position = replace(position, skipped=_join_stretches(position.skipped, (self._position.rows, position.rows)))
+        self._position = position
+        self._record(position)
+        self._handed_out += 1
+        return arrived.batch
+
+    def _moved(self, position: Position, exchanged: Position) -> Position:
+        """The position after a batch: in the tail, the lanes stand where they ended."""
+        plan = self._plan
+        if plan.tail is None:
+            return replace(
+                position,
+                table_rows=exchanged.table_rows,
+                cursors=exchanged.cursors,
+                residues=exchanged.residues,
+                counts=exchanged.counts,
+            )
+        stages = stages_after(self._position, plan.packing.seq_len, plan.tail_start, position.rows)
+        return replace(
+            position,
+            table_rows=plan.tail_start,
+            cursors=self._ended.cursors,
+            residues=self._ended.residues,
+            counts=exchanged.counts,
+            tail=stages,
+        )
+
+    def close(self) -> None:
+        """End the workers; whatever they had read ahead is read again by the next iteration."""
+        self.is_over = True
+        self._arrived.clear()
+        self._close_blocks()
+
+    def _close_blocks(self) -> None:
+        blocks, self._blocks = self._blocks, None
+        if blocks is not None:
+            blocks.close()  # type: ignore[attr-defined]
+
+    def _take_replays(self) -> None:
+        assert self._blocks is not None
+        for start, stop in self._plan.replays():
+            _, workers = self._plan.rank_rows(start, stop)
+            self._window.append(join_progress(next(self._blocks), workers))
+
+    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Ints]] | None]:
+        plan = self._plan
+        if stop - self._window_start < plan.delivery.exchange_every * plan.delivery.batch_size * plan.world_size:
+            return None, None
+        window = Window(self._window_start, stop, plan.num_lanes, plan.world_size, plan.mixture)
+        message = window.message(plan.world_index, self._window)
+        self._window_start, self._window = stop, []
+        return window, self._exchange.start(message)
+
+    # ------------------------------------------------------------ the tail
+
+    def _measure(self, ended: Position) -> None:
+        """Go back to before this batch, and ask what the lanes had left where they ended."""
+        for arrived in self._arrived:
+            if arrived.finish is not None:
+                arrived.finish()
+        self._arrived.clear()
+        self._close_blocks()
+        self._window = []
+        self._plan = replace(self._plan, cursors=ended.cursors, residues=ended.residues, is_measured=True, tail_start=ended.rows)
+
+    def _begin_tail(self, messages: list[Ints]) -> None:
+        """Pack what the lanes have left, and go on from before the batch in which they ended."""
+        plan, before = self._plan, self._position
+        self._ended = replace(before, cursors=plan.cursors, residues=plan.residues)
+        try:
+            tail = pack_tail(
+                plan.packing,
+                start_row=plan.tail_start,
+                stages=before.tail or (),
+                cursors=plan.cursors[0],
+                residues=[plan.residue(0, lane) for lane in range(plan.num_lanes)],
+                sizes=self._sizes_by_lane(messages),
+            )
+        except ValueError as error:
+            raise StreamChangedError(f"{error}. The state is damaged, or of another corpus, tokenizer or transform") from error
+        if not tail.end:
+            urls = ", ".join(dataset.url for dataset in plan.corpus.datasets)
+            raise DatasetError(f"no document of {urls} gave a token: all are empty, or left out by the transform or min_tokens")
+        self._close_blocks()
+        self._plan = replace(
+            plan,
+            rows=before.rows,
+            table_rows=before.table_rows,
+            cursors=before.cursors,
+            residues=before.residues,
+            is_measured=False,
+            tail=tail,
+        )
+        self._arrived_rows, self._window_start = before.rows, self._plan.window_start
+
+    def _num_left(self, lane: int) -> int:
+        """The ordinals that a lane had left where the lanes ended."""
+        return (self._plan.components[0].lanes.end(lane) or 0) - int(self._plan.cursors[0, lane, 0])
+
+    def _join_sizes(self, blocks: list[Block]) -> Ints:
+        """The message of this rank: its virtual index, and the sizes of what its lanes have left, lane after lane."""
+        plan = self._plan
+        sizes: dict[int, Ints] = {}
+        for worker, block in enumerate(blocks):
+            stops = np.cumsum([self._num_left(lane) for lane in plan.own_lanes(worker)])
+            sizes.update(zip(plan.own_lanes(worker), np.split(block.lengths, stops[:-1]), strict=True))
+        return np.concatenate([[plan.world_index], *(sizes[lane] for lane in sorted(sizes))])
+
+    def _sizes_by_lane(self, messages: list[Ints]) -> list[Ints]:
+        sizes: list[Ints] = [np.empty(0, np.int64)] * self._plan.num_lanes
+        for message in messages:
+            lanes = range(int(message[0]), self._plan.num_lanes, self._plan.world_size)
+            stops = 1 + np.cumsum([self._num_left(lane) for lane in lanes])
+            for lane, part in zip(lanes, np.split(message, [1, *stops.tolist()])[1:-1], strict=True):
+                sizes[lane] = part
+        return sizes
+
+    def _end(self) -> None:
+        tail: Tail | None = self._plan.tail
+        assert tail is not None
+        self.dropped = tail.num_tokens(self._position.rows)
+        self.close()
+
+
+def _join_stretches(stretches: tuple[tuple[int, int], ...], new: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    if stretches and stretches[-1][1] == new[0]:
+        return (*stretches[:-1], (stretches[-1][0], new[1]))
+    return (*stretches, new)

@@ -1,0 +1,152 @@
+"""The tail of a finite run: what the lanes have left when the first of them runs short, packed as one.
+
+    lane 0    ████████████ ▒▒▒▒        the first row that its lane cannot fill is where the tail begins
+    lane 1    ████████████
+    lane 2    ████████████ ▒▒▒▒▒▒▒     ▒ is read by all ranks in canonical order, and packed by a single packer
+    tail      ▒▒▒▒▒▒▒▒▒▒▒▒             row after row, as if of one lane: only the last is padded
+
+Lanes never end together, for their documents differ in size. Every rank tokenizes what its own lanes have left, to know the
+sizes; all ranks exchange them; and each then reads the tail's rows that are its own. Which rows those are follows from where the
+lanes stood and from the sizes, never from the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cloudload.lanes import Ints
+from cloudload.pack import Packer, Packing, residue_spans
+
+# what stands in place of a document's size
+NO_DOCUMENT, FILTERED = -2, -1
+
+UNIT_FIELDS = ("lane", "ordinal", "start", "stop", "size")
+
+Stages = tuple[tuple[int, int], ...]
+"""(seq_len, rows) for each row length that the tail was packed to so far, and the rows of it that were handed out."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The rows of a tail from `first_row` of the run on; row `i` of them has `pieces[piece_starts[i] : piece_starts[i + 1]]`."""
+
+    first_row: int
+    units: Ints
+    """int64 [units, 5], by `UNIT_FIELDS`: tokens [start, stop) of a document. `size` is the document's, or one of the constants
+    above, where the document is still to be counted, and `NO_DOCUMENT` where it was."""
+    pieces: Ints
+    """int64 [pieces, 3]: unit, and start and stop in its document."""
+    piece_starts: Ints
+    """int64 [rows + 1]."""
+    passed: Ints
+    """int64 [rows + 1]: row `i` finishes the units `passed[i] ≤ unit < passed[i + 1]`."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the tail."""
+        return len(self.piece_starts) - 1
+
+    @property
+    def end(self) -> int:
+        """Rows of the whole run."""
+        return self.first_row + self.num_rows
+
+    def row_pieces(self, row: int) -> Ints:
+        """The pieces of a row of the run: int64 [pieces, 3]; none after the end."""
+        place = min(row - self.first_row, self.num_rows)
+        return self.pieces[self.piece_starts[place] : self.piece_starts[min(place + 1, self.num_rows)]]
+
+    def row_units(self, row: int) -> Ints:
+        """The units that a row of the run finishes: int64 [units, 5]."""
+        place = min(row - self.first_row, self.num_rows)
+        return self.units[self.passed[place] : self.passed[min(place + 1, self.num_rows)]]
+
+    def num_tokens(self, row: int) -> int:
+        """Tokens of the rows from `row` of the run on."""
+        pieces = self.pieces[self.piece_starts[min(max(0, row - self.first_row), self.num_rows)] :]
+        return int((pieces[:, 2] - pieces[:, 1]).sum())
+
+
+def pack_tail(
+    packing: Packing, *, start_row: int, stages: Stages, cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints]
+) -> Tail:
+    """The tail that begins at `start_row`, where the lanes stood at `cursors` (int64 [lanes, 2]) and `residues`.
+
+    `sizes` has for each lane the sizes of its documents from the cursor's on. `stages` are the tail's rows before the state that
+    the run goes on from; those of another `seq_len` than now are over.
+    """
+    units = _units_left(cursors, residues, sizes)
+    over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
+    for seq_len, rows in over:
+        units = _skip_rows(replace(packing, seq_len=seq_len).packer(), units, rows)
+        start_row += rows
+    return _pack(packing.packer(), units, start_row)
+
+
+def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
+    """The stages of a tail that began at `start_row`, after `rows` rows of the run, the last of them with `seq_len`."""
+    past = stages[:-1] if stages and stages[-1][0] == seq_len else stages
+    return (*past, (seq_len, rows - start_row - sum(count for _, count in past)))
+
+
+def _units_left(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints]) -> Ints:
+    units: list[Ints] = []
+    for lane, (ordinal, offset) in enumerate(cursors.tolist()):
+        spans = [(lane, *span, NO_DOCUMENT) for span in residue_spans(residues[lane], ordinal)]
+        units.append(np.array(spans, np.int64).reshape(-1, len(UNIT_FIELDS)))
+        lane_sizes = sizes[lane]
+        rest = np.zeros((len(lane_sizes), len(UNIT_FIELDS)), np.int64)
+        rest[:, 0] = lane
+        rest[:, 1] = np.arange(ordinal, ordinal + len(lane_sizes))
+        rest[:1, 2] = offset
+        rest[:, 3] = np.maximum(lane_sizes, 0)
+        rest[:, 4] = lane_sizes
+        if len(rest) and rest[0, 3] < offset:
+            raise ValueError(f"lane {lane} stands at token {offset} of document {ordinal}, which has {rest[0, 3]}")
+        units.append(rest[lane_sizes != NO_DOCUMENT])
+    joined: Ints = np.concatenate(units)
+    # canonical order: lane after lane within each ordinal
+    return joined[np.lexsort((joined[:, 2], joined[:, 0], joined[:, 1]))]
+
+
+def _add(packer: Packer, unit: int, units: Ints) -> None:
+    packer.add(unit, int(units[unit, 3] - units[unit, 2]))
+
+
+def _skip_rows(packer: Packer, units: Ints, rows: int) -> Ints:
+    """The units that are left after some rows."""
+    if not rows:
+        return units
+    unit = 0
+    while len(packer.rows) < rows and unit < len(units):
+        _add(packer, unit, units)
+        unit += 1
+    if len(packer.rows) < rows:
+        packer.finish()
+    if len(packer.rows) < rows:
+        return units[:0]
+    (ordinal, offset), residue = packer.rows[rows - 1][1:]
+    spans = residue_spans(residue, ordinal)
+    again = units[[document for document, _, _ in spans]].reshape(-1, len(UNIT_FIELDS))
+    starts = np.array([start for _, start, _ in spans], np.int64)
+    again[:, 2] += starts
+    again[:, 4] = NO_DOCUMENT
+    rest = units[ordinal:].copy()
+    rest[:1, 2] += offset
+    return np.concatenate([again, rest])
+
+
+def _pack(packer: Packer, units: Ints, start_row: int) -> Tail:
+    for unit in range(len(units)):
+        _add(packer, unit, units)
+    packer.finish()
+    pieces = [(unit, start, stop) for row in packer.rows for unit, start, stop, _ in row.pieces]
+    flat = np.array(pieces, np.int64).reshape(-1, 3)
+    flat[:, 1:] += units[flat[:, 0], 2][:, None]
+    starts = np.cumsum([0, *(len(row.pieces) for row in packer.rows)], dtype=np.int64)
+    passed = np.array([0, *(row.cursor[0] for row in packer.rows)], np.int64)
+    passed[-1] = len(units) if len(passed) > 1 else 0
+    return Tail(start_row, units, flat, starts, passed)
