@@ -42,7 +42,7 @@ class Progress:
 
 
 def join_progress(blocks: Sequence[Block], workers: Ints) -> Progress:
-    """The progress of the workers' blocks; `workers` names each row's worker, whose rows stand in its block in the rows' order."""
+    """The progress of the workers' blocks; `workers` names each row's worker, whose rows stand in its block in their order."""
     cursors = np.empty((len(workers), 2), np.int64)
     residues = [b""] * len(workers)
     for worker, block in enumerate(blocks):

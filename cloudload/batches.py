@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.batch import Batch, Progress, join_blocks, join_progress
+from cloudload.blocks import explain
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.exchange import DistributedExchange, Exchange, Window
 from cloudload.lanes import Ints
@@ -25,7 +26,7 @@ from cloudload.worker import NOT_DRY, Block, Plan
 
 @dataclass(frozen=True)
 class _Arrived:
-    """What has come from the workers and waits for its exchange. Without a batch: sizes for the tail; or the end, without either."""
+    """What has come from the workers and waits for its exchange: a batch, or sizes for the tail; with neither, the end."""
 
     batch: Batch | None
     stop: int
@@ -68,8 +69,10 @@ class Batches(Iterator[Batch]):
             raise
         except Exception as error:
             # asked again, it must not look like the end of the data
-            self._failure = error
-            raise
+            self._failure = explain(error)
+            if self._failure is error:
+                raise
+            raise self._failure from error
 
     def skip(self, number: int) -> None:
         """Pass over some batches: they are read, counted and recorded as skipped, but not returned."""

@@ -83,6 +83,15 @@ def _start(loader: DataLoader[Any], started: Semaphore) -> Iterator[Any]:
     raise WorkerError(f"worker processes did not start in {_STARTS} attempts. Use start_method='spawn', or fewer workers")
 
 
+def explain(error: Exception) -> Exception:
+    """The error to show for `error`: torch tells of a killed worker by a signal handler, wherever this process then is."""
+    return _worker_error(error) if isinstance(error, RuntimeError) and "DataLoader worker" in str(error) else error
+
+
+def _worker_error(error: Exception) -> WorkerError:
+    return WorkerError(f"a worker process failed: {error}. Resume from the last state")
+
+
 def _by_batch(by_worker: list[list[Block]]) -> Iterator[list[Block]]:
     return map(list, zip(*by_worker, strict=True))
 
@@ -91,7 +100,7 @@ def _receive(received: Iterator[_Packed | CloudloadError]) -> _Packed:
     try:
         item = next(received)
     except Exception as error:
-        raise WorkerError(f"a worker process failed: {error}. Resume from the last state") from error
+        raise _worker_error(error) from error
     if isinstance(item, CloudloadError):
         raise item
     return item

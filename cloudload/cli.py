@@ -6,11 +6,13 @@ Results go to stdout, progress, logs and errors to stderr. Exit status 1 is an e
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cloudload
 from cloudload.config import parse_bytes
@@ -18,6 +20,9 @@ from cloudload.errors import CloudloadError
 
 if TYPE_CHECKING:
     from cloudload.journal import ConvertReport
+    from cloudload.provenance import Run
+
+_SHOWN_CHARACTERS = 160
 
 _CONVERT_EXAMPLE = """\
 A run that stopped or was killed goes on when it is run again; it knows its input again by names and sizes.
@@ -56,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cloudload {cloudload.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_convert(commands)
+    _add_trace(commands)
+    _add_where(commands)
     return parser
 
 
@@ -143,6 +150,140 @@ def _summary(report: ConvertReport) -> str:
     if report.bad > len(report.bad_records):
         lines.insert(3 + len(report.bad_records), f"             … and {report.bad - len(report.bad_records):,} more")
     return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- trace and where
+
+
+_TRACE_EXAMPLE = """\
+Step 1 is the first. Rows are read from the state on: take the last state before the steps. A single row is read many times faster.
+
+example:
+  cloudload trace checkpoint.pt --steps 81200:81205 --row 3
+"""
+_WHERE_EXAMPLE = """\
+example:
+  cloudload where checkpoint.pt --id wiki/10472 --until 90000
+"""
+
+
+def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "trace",
+        help="what the model reads in some steps",
+        description="Show the documents that the rows of some steps are made of, from a state and the data alone.",
+        epilog=_TRACE_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_run_options(parser)
+    add = parser.add_argument
+    add("--steps", type=_steps, required=True, metavar="A:B", help="from step A up to, not including, B; or a single step")
+    add("--row", type=int, metavar="R", help="only this row of each global batch, from 0")
+    add("--full", action="store_true", help="print texts whole, not their beginnings")
+    parser.set_defaults(run=_trace, after_interrupt="Nothing was changed")
+
+
+def _add_where(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "where",
+        help="the steps that a document lands in",
+        description="Show the steps and rows that a document lands in, from a state and the data alone.",
+        epilog=_WHERE_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_run_options(parser)
+    add = parser.add_argument
+    document = parser.add_mutually_exclusive_group(required=True)
+    document.add_argument("--id", metavar="DOC", help="its id; finding it reads the ids of all samples")
+    document.add_argument(
+        "--sample", metavar="[STREAM:]N", help="its number in its stream, from 0, and the stream's, where several"
+    )
+    add("--until", type=int, required=True, metavar="N", help="the last step to look at")
+    parser.set_defaults(run=_where, after_interrupt="Nothing was changed")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("state", metavar="STATE", type=Path, help="a state as JSON, or a torch checkpoint that holds one")
+    add("--data", action="append", metavar="URL", help="where a stream's index.json is now; once for each stream, in order")
+    add("--tokenizer", metavar="NAME", help="the tokenizer, where the state does not say, or it is elsewhere now")
+    add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, where it had one")
+    add("--global-batch", type=int, metavar="ROWS", help="rows of a global batch (default: the state's last)")
+    add("--local", metavar="FOLDER", help="the shard cache")
+    add("--workers", type=int, default=2, metavar="N", help="processes that read (default: 2)")
+    add("--json", action="store_true", help="print JSON Lines")
+    add("--quiet", action="store_true", help="no notes")
+
+
+def _steps(text: str) -> range:
+    first, colon, stop = text.partition(":")
+    try:
+        steps = range(int(first), int(stop) if colon else int(first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A:B") from None
+    if not steps:
+        raise argparse.ArgumentTypeError(f"{text!r} has no step: B is the first that is not shown")
+    return steps
+
+
+def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
+    from cloudload.provenance import load_state, open_run
+
+    run = open_run(
+        load_state(options.state),
+        data=options.data,
+        tokenizer=options.tokenizer,
+        transform=options.transform,
+        global_batch=options.global_batch,
+    )
+    return run, {"local": options.local, "num_workers": options.workers}
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from cloudload.provenance import trace_steps
+
+    run, delivery = _open_run(options)
+    steps = 0
+    for step, spans in trace_steps(run, options.steps, options.row, **delivery):
+        steps += 1
+        first_row = run.rows_of_step(step).start
+        for span in spans:
+            if options.json:
+                print(json.dumps({"step": step, **span.as_dict(), "row": span.row - first_row}, ensure_ascii=False, default=str))
+                continue
+            text = span.text if options.full else json.dumps(span.text[:_SHOWN_CHARACTERS], ensure_ascii=False)
+            print(
+                f"step {step:,}  row {span.row - first_row}  {span.stream}  epoch {span.epoch}  id {span.id}  "
+                f"{span.shard}  sample {span.sample}  tokens {span.start}:{span.stop}\n    {text}"
+            )
+    if steps < len(options.steps):
+        print(f"cloudload: the data ends after step {options.steps.start + steps - 1:,}", file=sys.stderr)
+    return 0
+
+
+def _where(options: argparse.Namespace) -> int:
+    from cloudload.provenance import find_document, find_samples
+
+    run, delivery = _open_run(options)
+    if options.sample is not None:
+        stream, _, number = options.sample.rpartition(":")
+        samples = [(int(stream or 0), int(number))]
+    else:
+        samples = find_samples(run, options.id, **delivery)
+    found = 0
+    for sample in samples:
+        for occurrence in find_document(run, *sample, options.until, **delivery):
+            found += 1
+            if options.json:
+                print(json.dumps(asdict(occurrence), ensure_ascii=False))
+            else:
+                print(
+                    f"step {occurrence.step:,}  row {occurrence.row}  {occurrence.stream}  epoch {occurrence.epoch}  "
+                    f"sample {occurrence.sample}  tokens {occurrence.start}:{occurrence.stop}"
+                )
+    if not found:
+        print(f"cloudload: in no step from the state's up to {options.until:,}", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":

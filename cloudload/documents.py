@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from cloudload.config import Transform
 from cloudload.dataset import Corpus
 from cloudload.errors import DatasetError
 from cloudload.lanes import Ints
-from cloudload.mds import Shard
+from cloudload.mds import Shard, decode_value
 
 
 class DocumentReader:
@@ -47,11 +48,13 @@ class DocumentReader:
                 texts[place] = _read_text(shard, sample, column) if self._transform is None else self._transformed(shard, sample)
         return texts
 
-    def read_sample(self, sample: int) -> tuple[Shard, dict[str, Any]]:
-        """The shard of a sample, and all its columns that can be read."""
+    def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
+        """The shard of a sample, and those of `columns` that it has."""
         [number] = self.shards_of(np.array([sample]))
-        shard = self._cache.shard(int(number))
-        return shard, shard.read(sample - int(self._corpus.shard_starts[number]))
+        shard, within = self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
+        encodings = {column.name: (place, column.encoding) for place, column in enumerate(shard.info.columns)}
+        found = {name: encodings[name] for name in columns if name in encodings}
+        return shard, {name: decode_value(encoding, shard.read_bytes(within, place)) for name, (place, encoding) in found.items()}
 
     def prefetch(self, samples: Ints) -> None:
         """Begin to fetch the shards of samples, those of the first samples first."""

@@ -148,7 +148,7 @@ class Window:
     def message(self, index: int, parts: Sequence[Progress]) -> Ints:
         """The message of the rank of virtual index `index`: of its rows' progress, batch after batch.
 
-        stop, index, first dry row, counts [streams × counts], cursors [rows × 2], sizes of residues [rows], residues
+        stop, index, first dry row, counts [streams, counts], cursors [rows, 2], sizes of residues [rows], residues
         """
         residues = [residue for part in parts for residue in part.residues]
         sizes = [len(residue) for residue in residues]

@@ -89,6 +89,10 @@ class LaneDocuments:
             for place, stream, sample, text, tokens in zip(places, streams.tolist(), within.tolist(), texts, encoded, strict=True)
         ]
 
+    def decode(self, tokens: Tokens) -> str:
+        """The text of ids, control tokens included."""
+        return self._tokenizer.decode(tokens)
+
     def prefetch(self, samples: Ints) -> None:
         """Begin to fetch the shards of samples of the corpus, those of the first samples first."""
         self._reader.prefetch(samples)

@@ -14,27 +14,30 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cloudload.backends import Retry
 from cloudload.batch import Batch
 from cloudload.batches import Batches
 from cloudload.blocks import inline_blocks, process_blocks
 from cloudload.cache import default_cache
-from cloudload.components import build_components, component_sizes
+from cloudload.components import Component, build_components, component_sizes
 from cloudload.config import AUTO, SAME, DeliveryConfig, RowsConfig, Stream, Transform
 from cloudload.dataset import check_text_column, open_corpus
 from cloudload.errors import CacheError, RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.lanes import Layout, World, check_world, find_world, resolve
 from cloudload.locations import hide_secrets
-from cloudload.mixture import Mixture, build_mixture
+from cloudload.mixture import build_mixture
 from cloudload.pack import Packing
 from cloudload.state import Identity, Position, State, build_state, go_on, mask_lanes, read_state
 from cloudload.stats import COUNTS, Stats, StreamStats
 from cloudload.tokenizer import load_tokenizer
+from cloudload.trace import TracedSpan, Tracer
 from cloudload.worker import NOT_DRY, Block, Plan
 from cloudload.working_set import check_cache_limit
 
@@ -155,11 +158,12 @@ class CloudLoader:
         self._corpus = open_corpus(self._asked.streams, self._delivery.retry, may_be_empty=not self._asked.is_mixed)
         if transform is None:
             check_text_column(self._corpus, text_key)
-        self._sources = _describe_sources(self._asked.streams, tokenizer, text_key)
+        self._sources = _describe_sources(self._asked, tokenizer)
         self._cache_root = Path(self._delivery.local).expanduser() if self._delivery.local else default_cache()
         self._exchange: Exchange | None = None
         self._knows_all_lanes = True
         self._batches: Batches | None = None
+        self._tracer: Tracer | None = None
         self._settle(None)
         self._start_at(Position.start(len(self._components), self.num_lanes, len(self._asked.streams), self._packing))
 
@@ -169,9 +173,9 @@ class CloudLoader:
         layout = resolve(config, component_sizes(config, corpus), saved)
         check_world(layout.num_lanes, self._find_world().size)
         self._components = build_components(config, corpus, layout)
-        labels = [stream.label for stream in config.streams]
+        labels = self.stream_labels
         if config.is_mixed:
-            self._mixture = build_mixture(labels, [stream.proportion for stream in config.streams], config.schedule)
+            self._mixture = build_mixture(labels, [stream.proportion or 0.0 for stream in config.streams], config.schedule)
         else:
             self._mixture = build_mixture([" + ".join(labels)], [1.0], None)
         chosen = [
@@ -388,6 +392,14 @@ class CloudLoader:
         self._start_at(position)
         self._knows_all_lanes = True
 
+    def seek(self, rows: int) -> None:
+        """Stand `rows` rows into the run, past where the loader stands; the rows between are read when iterating, and dropped."""
+        position = self._history[-1]
+        if rows < position.rows:
+            raise ValueError(f"rows is {rows:,}, but the loader stands at row {position.rows:,} already. Load an earlier state")
+        self._stop_batches()
+        self._start_at(replace(position, rows=rows))
+
     def _past(self, lag: int) -> Position:
         if not 0 <= lag < _HISTORY:
             raise ValueError(f"lag is {lag!r}; it must be from 0 to {_HISTORY - 1}")
@@ -401,6 +413,11 @@ class CloudLoader:
     def num_lanes(self) -> int:
         """The lanes of the run."""
         return self._identity.layout.num_lanes
+
+    @property
+    def stream_labels(self) -> list[str]:
+        """What the streams are called, in the order of their numbers."""
+        return [stream.label for stream in self._asked.streams]
 
     @property
     def vocab_size(self) -> int:
@@ -435,9 +452,44 @@ class CloudLoader:
             streams=streams,
         )
 
+    def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
+        """The documents of a batch, or of one of its rows (0 is its first): each span's id, shard and text, read again."""
+        if row is not None and not 0 <= row < len(batch["input_ids"]):
+            raise ValueError(f"row is {row}, but the batch has rows 0 to {len(batch['input_ids']) - 1}")
+        spans = batch.spans if row is None else batch.spans[batch.spans[:, 0] == row]
+        return self._open_tracer().trace(spans, batch.first_row + np.arange(len(batch["input_ids"])) * batch.row_step)
+
+    def find_id(self, identifier: str) -> list[tuple[int, int]]:
+        """(stream, sample) of every sample whose column `id` is `identifier`. Reads all shards."""
+        return self._open_tracer().find_id(identifier)
+
+    def _open_tracer(self) -> Tracer:
+        if self._tracer is None:
+            self._tracer = Tracer(self._plan(self._history[-1]), self.stream_labels)
+        return self._tracer
+
+    def first_epoch(self, stream: int) -> int:
+        """The earliest epoch that a lane stands in, of what a stream is read in."""
+        place, component = self._component_of(stream)
+        cursors = self._history[-1].cursors[place]
+        return min(component.lanes.place(lane, int(cursors[lane, 0]))[0] for lane in range(self.num_lanes))
+
+    def lanes_of(self, stream: int, sample: int, epoch: int) -> list[int]:
+        """The lanes that read a sample of a stream in an epoch."""
+        _, component = self._component_of(stream)
+        within = int(self._corpus.stream_starts[stream]) + sample - component.first_sample
+        positions = np.flatnonzero(component.orders(self._cache_root)(epoch) == within)
+        return sorted({(epoch * component.lanes.stride + position) % self.num_lanes for position in positions.tolist()})
+
+    def _component_of(self, stream: int) -> tuple[int, Component]:
+        return next((place, each) for place, each in enumerate(self._components) if stream in each.streams)
+
     def close(self) -> None:
         """End the workers and let go of the connections. The state stays readable; iterating starts workers anew."""
         self._stop_batches()
+        if self._tracer is not None:
+            self._tracer.close()
+            self._tracer = None
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
@@ -464,9 +516,10 @@ def _own(token: str | None, of_loader: str | None) -> str | None:
     return of_loader if token == SAME else token
 
 
-def _describe_sources(streams: Sequence[Stream], tokenizer: Any, text_key: str) -> str:
-    """Where data and tokenizer are, for `cloudload trace`."""
+def _describe_sources(config: RowsConfig, tokenizer: Any) -> str:
+    """All that a loader of the same rows is made from and that the state does not say elsewhere."""
     name = os.fspath(tokenizer) if isinstance(tokenizer, str | os.PathLike) else getattr(tokenizer, "name_or_path", None)
+    streams = [{**asdict(stream), "remote": hide_secrets(stream.remote)} for stream in config.streams]
     return json.dumps(
-        {"streams": [hide_secrets(stream.url) for stream in streams], "tokenizer": name or None, "text_key": text_key}
+        {"streams": streams, "is_mixed": config.is_mixed, "tokenizer": name or None, "bos": config.bos, "eos": config.eos}
     )

@@ -1,12 +1,13 @@
 """Which stream of a mixture each row takes.
 
-    weights a 2 · b 1 · c 1     arcs of a circle        a 0 to ½ · b ½ to ¾ · c ¾ to 1
-    row g stands at g · step    60 lanes, rows 0, 1, …  0 .39 .79 .18 .57 .97 .36 .75 .15 .54 .93 .33
-    so the rows are                                     a  a   c   a   b   c   a   c   a   b   c   a
+    weights a 2 · b 1 · c 1         arcs of a circle        a from 0 to ½ · b from ½ to ¾ · c from ¾ to 1
+    row g stands at g · step        960 lanes, step .223    0 .22 .45 .67 .89 .12 .34 .56 .78 .01 .23 .45 .68 .90 .12
+    so rows 0, 1, … take            by the number alone     a  a   a   b   c   a   a   b   c   a   a   a   b   c   a
 
-A row's stream follows from its number: nothing is counted or kept. How even such a walk is depends only on its step and its
-length, not on where it starts. `find_step` gives one for which every arc, so every stream of any weights, has its share ± 2 of
-any 1,000 consecutive rows: of the run, which moves by `step`, and of each lane, which moves by `num_lanes · step`.
+Nothing is counted or kept: a row's number says its stream. How even such a walk is depends only on its step and its length, not
+on where it starts. While the weights stay, any 1,000 consecutive rows hold each stream's share of 1,000 ± 2, whatever the
+weights: of the run, which walks by `step`, and of any lane, which walks by `num_lanes · step`. Both are exact in integers that
+wrap around at 2⁶⁴, so nothing drifts however long the run.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from cloudload.errors import StreamChangedError
 from cloudload.lanes import Ints
 
 UInts = np.ndarray[Any, np.dtype[np.uint64]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Weights = tuple[float, ...]
 
-_TURN = 1 << 64  # the circle: points are integers that wrap around by themselves
+_TURN = 1 << 64  # the whole circle
 _MOST_ROWS = 1 << 62
 
 
@@ -57,7 +59,7 @@ class Mixture:
             raise ValueError(f"schedule: row {row:,} has {len(weights)} weights for {len(self.names)} streams; give one for each")
         for name, weight in zip(self.names, weights, strict=True):
             if not 0 <= weight < math.inf:
-                raise ValueError(f"proportion or schedule: {name!r} has weight {weight} from row {row:,}; give a number from 0 up")
+                raise ValueError(f"proportion or schedule: {name!r} has weight {weight} from row {row:,}; give it 0 or more")
         if not any(weights):
             raise ValueError(f"proportion or schedule: all weights are 0 from row {row:,}; give one stream more than 0")
 
@@ -67,7 +69,7 @@ class Mixture:
         points = rows.astype(np.uint64) * np.uint64(find_step(num_lanes))
         entries = np.searchsorted(np.array([row for row, _ in self.schedule]), rows, side="right") - 1
         streams = np.empty(rows.shape, np.int64)
-        for entry in np.unique(entries):
+        for entry in np.flatnonzero(np.bincount(entries)):
             chosen = entries == entry
             indices, ends = _arcs(_shares(self.schedule[entry][1]))
             streams[chosen] = indices[np.searchsorted(ends, points[chosen], side="right")]
@@ -81,8 +83,8 @@ class Mixture:
         """What was `saved` for the rows before `row`, and this from then on. Streams may be added at the end."""
         if self.names[: len(saved.names)] != saved.names:
             raise StreamChangedError(
-                f"streams: saved {list(saved.names)}, found {list(self.names)}. Name the saved streams first, in their order, "
-                "and new ones after them; to end a stream, give it weight 0"
+                f"mixture: saved streams {list(saved.names)}, found {list(self.names)}. Keep the saved ones first, in order, "
+                "and add new ones after them; to end a stream, give it weight 0"
             )
         added = (0.0,) * (len(self.names) - len(saved.names))
         before = [(first, weights + added) for first, weights in saved.schedule if first < row]
@@ -102,8 +104,8 @@ class Mixture:
         try:
             fields = json.loads(text)
             names, schedule = fields.pop("names"), fields.pop("schedule")
-            if fields or not all(isinstance(name, str) for name in names):
-                raise ValueError("it has other fields")
+            if fields or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ValueError("it is no list of names and a schedule")
             return Mixture(tuple(names), tuple((_row(row), tuple(map(_weight, weights))) for row, weights in schedule))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise StreamChangedError(f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged") from error
@@ -118,7 +120,7 @@ def build_mixture(
     for row, weights in schedule:
         unknown = sorted(set(weights) - set(names))
         if unknown:
-            raise ValueError(f"schedule: the entry of row {row} names {unknown}, which are no streams; name some of {list(names)}")
+            raise ValueError(f"schedule: the entry of row {row} names {unknown}, which are no streams; use {list(names)}")
     entries = [(_row(row), tuple(_weight(weights.get(name, 0)) for name in names)) for row, weights in schedule]
     plain = Mixture(tuple(names), tuple(entries))
     return Mixture(plain.names, _merged(plain.schedule))
@@ -132,7 +134,7 @@ def _row(row: object) -> int:
 
 def _weight(weight: object) -> float:
     if not isinstance(weight, Real) or isinstance(weight, bool):
-        raise ValueError(f"proportion or schedule: a weight is {weight!r}; give a number from 0 up")
+        raise ValueError(f"proportion or schedule: a weight is {weight!r}; give a number, 0 or more")
     return float(weight)
 
 
@@ -159,9 +161,10 @@ def _arcs(shares: tuple[float, ...]) -> tuple[Ints, UInts]:
 # ---------------------------------------------------------------- the step
 
 _WINDOW = 1000
-_UNIT = 1 << 22
-_MOST_UNEVEN = 2 * _UNIT - _WINDOW  # less what the rounding to units may hide
+_UNIT = 1 << 21  # of a row: what lies within a window then fits 32 bits
+_MOST_UNEVEN = 2 * _UNIT - _WINDOW  # less what rounding to units may hide
 _GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
+_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2  # from a fraction, in 1 / (1024 grid²)
 _MOST_TRIED = 2048
 
 
@@ -169,21 +172,60 @@ _MOST_TRIED = 2048
 def find_step(num_lanes: int) -> int:
     """The step from a row to the next, in 2⁻⁶⁴ of the circle.
 
-    The golden ratio, best for all lengths together, strays by up to 2.65 in 1,000 rows. Steps that stray by less than 2 are rare, and lie
-    just beside a fraction of 1,000 or so. So: each such fraction, moved by the little that brings the lanes' step beside such
-    a fraction too. Of these, the one whose continued fraction has the smallest terms is the most even over other lengths.
+    The golden ratio is even over all lengths, but strays by up to 2.65 in 1,000 rows. The few steps that stray by less than 2 lie
+    just beside a fraction of about 1,000. This one does, and so does its `num_lanes`-fold. Of the steps found it is the one with
+    the smoothest continued fractions, which makes it even over other lengths, too. Another choice would change every saved run.
     """
     steps = _candidates(num_lanes)
     strays = np.maximum(unevenness(steps), unevenness(steps * np.uint64(num_lanes)))
     even = steps[strays <= max(_MOST_UNEVEN, int(strays.min()))]
-    return min(map(int, even), key=lambda step: max(_largest_term(step), _largest_term(step * num_lanes % _TURN)))
+    return min(map(int, even), key=lambda step: max(_roughness(step), _roughness(step * num_lanes % _TURN)))
 
 
 def unevenness(steps: UInts) -> Ints:
-    """By how much, in `_UNIT`s of a row, the rows of any window on any arc may differ from the arc's share, for each step."""
+    """For each step, by how much a window's rows on an arc may differ from the arc's share: the most over all windows and arcs,
+    in `_UNIT`s of a row. (For sorted points, that is 1 and by how much more they run ahead of an even spread here than there.)"""
     strays = []
     for some in np.array_split(steps, len(steps) // 64 + 1):
-        points = np.sort((np.arange(_WINDOW, dtype=np.uint64) * some[:, None] >> np.uint64(42)).astype(np.int32), axis=1)
-        ahead = np.arange(_WINDOW, dtype=np.int64) * _UNIT - points.astype(np.int64) * _WINDOW
-        strays.append(_UNIT + ahead.max(axis=1) - ahead.min(axis=1))
+        points = (np.arange(_WINDOW, dtype=np.uint64) * some[:, None] >> np.uint64(43)).astype(np.int32)
+        ahead = np.arange(_WINDOW, dtype=np.int32) * np.int32(_UNIT) - np.sort(points, axis=1) * np.int32(_WINDOW)
+        strays.append(_UNIT + ahead.max(axis=1).astype(np.int64) - ahead.min(axis=1))
     return np.concatenate(strays)
+
+
+def _candidates(num_lanes: int) -> UInts:
+    """Steps beside good fractions of which the lanes' steps are beside good ones, too; every n-th of them where they are many."""
+    found = [np.array([0x9E3779B97F4A7C15], np.uint64)]
+    for (grid, side), good in _good_fractions().items():
+        starts = np.flatnonzero(good[: grid // 2 + 1]).astype(np.uint64) * np.uint64(_TURN // grid)
+        for (lane_grid, lane_side), lane_good in _good_fractions().items():
+            lane_steps = starts * np.uint64(num_lanes)
+            past = (lane_steps * np.uint64(lane_grid)).view(np.int64) // lane_grid
+            nearest = (lane_steps - past.view(np.uint64) + np.uint64(_TURN // 4 // lane_grid)) // np.uint64(_TURN // lane_grid)
+            near = lane_good[nearest.astype(np.int64) % lane_grid]
+            moves = (lane_side * _DISTANCES[:, None] * (_TURN // lane_grid**2 >> 10) - past[near]) // num_lanes
+            kept = (side * moves > 0) & (side * moves < _TURN // grid**2)
+            found.append((starts[near] + moves.view(np.uint64))[kept])
+    steps = np.concatenate(found)
+    return steps[:: len(steps) // _MOST_TRIED + 1]
+
+
+@cache
+def _good_fractions() -> dict[tuple[int, int], Flags]:
+    """For each grid, and side of its fractions p / grid: at which p a step just beside is even enough."""
+    good = {(grid, side): np.zeros(grid, np.bool_) for grid in _GRIDS for side in (1, -1)}
+    for (grid, side), flags in good.items():
+        fractions = np.array([p for p in range(grid) if math.gcd(p, grid) == 1], np.uint64)
+        beside = side * int(_DISTANCES[0]) * (_TURN // grid**2 >> 10) % _TURN
+        flags[fractions] = unevenness(fractions * np.uint64(_TURN // grid) + np.uint64(beside)) <= 2 * _UNIT
+    return good
+
+
+def _roughness(step: int) -> float:
+    """The largest term of the continued fraction of `step` / 2⁶⁴; later ones, which tell of longer windows, weigh less."""
+    whole, rest, rough = _TURN, min(step, _TURN - step), 0.0
+    while whole >> 40:
+        term, remainder = divmod(whole, max(rest, 1))
+        rough = max(rough, term / (69 - whole.bit_length()))
+        whole, rest = rest, remainder
+    return rough

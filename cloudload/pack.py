@@ -1,9 +1,9 @@
 """Pack a lane's documents into rows of `seq_len` tokens. Integers only: documents are ordinals and sizes.
 
-    documents     aaaa bbbbbbb cc        seq_len = 5
-    concat        aaaab bbbbb bcc..      documents run on over the ends of rows: nothing cut, no padding but at the end of the data
-    best_fit      bbbbb aaaa. bbcc.      a document that fits a row is never split; what is left of a longer one is packed likewise
-    one_per_row   aaaa. bbbbb cc...      one document a row, cut at its end (overflow="cut"), or going on in rows of its own ("rows")
+    documents     aaaa bbbbbbb cc      seq_len = 5
+    concat        aaaab bbbbb bcc..    documents run on over the ends of rows: nothing cut, no padding but at the end of the data
+    best_fit      bbbbb aaaa. bbcc.    a document that fits a row is never split; what is left of a longer one is packed likewise
+    one_per_row   aaaa. bbbbb cc...    one document a row, cut at its end (overflow="cut"), or going on in further rows ("rows")
 
 A packer is given its lane's documents one by one and appends each row to `rows` as soon as it is full, however far the lane has
 read ahead. A row comes with the **cursor** after it, all that the lane's future depends on: the next unread token

@@ -109,7 +109,8 @@ def _units_left(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints])
         units.append(rest[lane_sizes != NO_DOCUMENT])
     joined: Ints = np.concatenate(units)
     # canonical order: lane after lane within each ordinal
-    return joined[np.lexsort((joined[:, 2], joined[:, 0], joined[:, 1]))]
+    in_order: Ints = joined[np.lexsort((joined[:, 2], joined[:, 0], joined[:, 1]))]
+    return in_order
 
 
 def _add(packer: Packer, unit: int, units: Ints) -> None:

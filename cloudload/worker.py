@@ -150,10 +150,15 @@ def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
     return LaneDocuments(
         plan.components,
         [component.orders(plan.cache_root) for component in plan.components],
-        DocumentReader(plan.corpus, cache, plan.text_key, plan.transform),
+        open_reader(plan, cache),
         DocumentTokenizer(plan.tokenizer),
         plan.min_tokens,
     )
+
+
+def open_reader(plan: Plan, cache: ShardCache) -> DocumentReader:
+    """The texts of a plan's corpus."""
+    return DocumentReader(plan.corpus, cache, plan.text_key, plan.transform)
 
 
 class _Lane:

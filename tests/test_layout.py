@@ -41,6 +41,7 @@ ORDER = [
     "stats",
     "worker",
     "working_set",
+    "trace",
     "segments",
     "batch",
     "state",
@@ -48,6 +49,7 @@ ORDER = [
     "blocks",
     "batches",
     "loader",
+    "provenance",
     "testing",
     "cli",
 ]

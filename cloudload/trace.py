@@ -1,0 +1,85 @@
+"""Provenance of rows: the documents behind their spans, read again.
+
+span  (row, stream, epoch, sample, start, stop)  ─►  sample's id, shard, and the text of tokens [start, stop)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cloudload.cache import ShardCache
+from cloudload.documents import DocumentReader
+from cloudload.lane_documents import LaneDocuments, Place
+from cloudload.lanes import Ints
+from cloudload.worker import Plan, open_documents, open_reader
+
+ID_KEY = "id"
+
+
+@dataclass(frozen=True)
+class TracedSpan:
+    """Tokens [start, stop) of a document in a row of the run."""
+
+    row: int
+    stream: str
+    epoch: int
+    sample: int
+    """Counts within its stream."""
+    id: Any
+    """What the sample has in its column `id`; None where there is none."""
+    shard: str
+    start: int
+    stop: int
+    text: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        return asdict(self)
+
+
+class Tracer:
+    """Reads the documents behind spans, in this process."""
+
+    def __init__(self, plan: Plan, labels: Sequence[str]) -> None:
+        delivery = plan.delivery
+        self._cache = ShardCache(
+            plan.corpus, plan.cache_root, delivery.retry, delivery.cache_limit_bytes(), delivery.download_threads
+        )
+        self._documents: LaneDocuments = open_documents(plan, self._cache)
+        self._reader: DocumentReader = open_reader(plan, self._cache)
+        self._labels, self._starts = labels, plan.corpus.stream_starts
+
+    def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
+        """The documents of spans (int64 [spans, 6], `pack.SPAN_FIELDS`); `rows` has the row of the run for each of their rows."""
+        keys = [(stream, epoch, sample) for _, stream, epoch, sample, _, _ in spans.tolist()]
+        places = {key: Place(0, 0, 0, key[1], int(self._starts[key[0]]) + key[2]) for key in keys}
+        documents = dict(zip(places, self._documents.read(list(places.values())), strict=True))
+        traced = []
+        for key, (row, stream, epoch, sample, start, stop) in zip(keys, spans.tolist(), strict=True):
+            shard, values = self._reader.read_sample(places[key].sample, [ID_KEY])
+            text = self._documents.decode(documents[key].tokens[start:stop])
+            identifier = values.get(ID_KEY)
+            traced.append(
+                TracedSpan(
+                    int(rows[row]), self._labels[stream], epoch, sample, identifier, shard.info.raw.name, start, stop, text
+                )
+            )
+        return traced
+
+    def find_id(self, identifier: str) -> list[tuple[int, int]]:
+        """(stream, sample) of every sample whose column `id` is `identifier`. Reads all shards."""
+        found = []
+        for sample in range(int(self._starts[-1])):
+            _, values = self._reader.read_sample(sample, [ID_KEY])
+            if str(values.get(ID_KEY)) == identifier:
+                stream = int(np.searchsorted(self._starts, sample, side="right") - 1)
+                found.append((stream, sample - int(self._starts[stream])))
+        return found
+
+    def close(self) -> None:
+        """Let go of the shards."""
+        self._cache.close()
