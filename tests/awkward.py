@@ -6,11 +6,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from corpora import write_mds
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from cloudload import Stream
 from cloudload.testing import Leg
 
 EOS = "<eos>"
@@ -53,6 +55,11 @@ class Case:
     packing: str = "concat"
     open_rows: int = 2
     overflow: str = "cut"
+    cuts: tuple[int, ...] = ()
+    """Before which shards another stream begins."""
+    proportions: tuple[float, ...] | None = None
+    repeats: tuple[float, ...] | None = None
+    min_tokens: int = 0
 
     def tokens(self, document: str) -> tuple[int, ...]:
         """What a document becomes: without an end of text, nothing where it is empty."""
@@ -60,8 +67,16 @@ class Case:
 
     def kept(self, document: str) -> tuple[int, ...]:
         """What of it comes in rows."""
+        if len(self.tokens(document)) < self.min_tokens:
+            return ()
         is_cut = self.packing == "one_per_row" and self.overflow == "cut"
         return self.tokens(document)[: self.seq_len if is_cut else None]
+
+    @property
+    def streams(self) -> list[tuple[tuple[str, ...], ...]]:
+        """The shards of each stream."""
+        bounds = [0, *self.cuts, len(self.shards)]
+        return [self.shards[start:stop] for start, stop in pairwise(bounds)]
 
     @property
     def documents(self) -> list[str]:
@@ -74,6 +89,7 @@ def cases(
     epochs: Sequence[int | None] = (None, 1, 2),
     most_legs: int = 4,
     packings: Sequence[str] = ("concat", "best_fit", "one_per_row"),
+    mixtures: Sequence[str] = ("one stream", "one corpus", "repeated", "mixed"),
 ) -> Case:
     """A case whose legs end in the middle of things: epochs, documents, windows of exchanges, rounds of lanes."""
     texts = st.text(alphabet="ab<eos>é\0", max_size=draw(st.sampled_from([3, 12, 40])))
@@ -84,6 +100,10 @@ def cases(
     nodes = [nodes for nodes in (1, 2, 3, 4, 6, 8) if num_lanes % nodes == 0 and nodes <= num_samples]
     leg_count = draw(st.integers(1, most_legs))
     how_many_epochs = draw(st.sampled_from(list(epochs)))
+    mixture = draw(st.sampled_from([kind for kind in mixtures if kind != "mixed" or how_many_epochs is None]))
+    cuts: list[int] = []
+    if mixture != "one stream" and len(shards) > 1:
+        cuts = sorted(draw(st.sets(st.integers(1, len(shards) - 1), min_size=1, max_size=3)))
     # an endless lane of empty documents alone is an error
     eos = how_many_epochs is None or not any(map(any, shards)) or draw(st.booleans())
     legs = []
@@ -114,9 +134,26 @@ def cases(
         packing=draw(st.sampled_from(list(packings))),
         open_rows=draw(st.integers(1, 4)),
         overflow=draw(st.sampled_from(["cut", "rows"])),
+        cuts=tuple(cuts),
+        proportions=tuple(draw(_weights(len(cuts) + 1))) if mixture == "mixed" and cuts else None,
+        repeats=tuple(draw(st.sampled_from([1, 2, 1.5, 2.4])) for _ in range(len(cuts) + 1)) if mixture == "repeated" else None,
+        min_tokens=draw(st.sampled_from([0, 0, 2])) if how_many_epochs is not None else 0,
     )
 
 
-def write_case(folder: str, case: Case) -> str:
-    """The case's corpus as an MDS dataset with just its shards."""
-    return write_mds(folder, case.documents, shard_samples=[len(shard) for shard in case.shards])
+@st.composite
+def _weights(draw: st.DrawFn, count: int) -> list[float]:
+    weights = [draw(st.sampled_from([0.0, 0.1, 1.0, 3.0])) for _ in range(count)]
+    return weights if any(weights) else [1.0] * count
+
+
+def write_case(folder: str, case: Case) -> list[Stream]:
+    """The case's corpus as MDS datasets with just its shards, one for each stream."""
+    streams = []
+    for number, shards in enumerate(case.streams):
+        documents = [text for shard in shards for text in shard]
+        url = write_mds(f"{folder}/{number}", documents, shard_samples=[len(shard) for shard in shards])
+        proportion = case.proportions[number] if case.proportions else None
+        repeat = case.repeats[number] if case.repeats else None
+        streams.append(Stream(url, proportion=proportion, repeat=repeat, name=f"stream-{number}"))
+    return streams

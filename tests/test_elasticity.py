@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from awkward import EOS, Case, byte_tokenizer, cases, write_case
 from corpora import random_documents, write_mds
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
+from cloudload.order import OrderConfig, Sampling, canonical_order
 from cloudload.testing import Leg, MakeLoader, Row, check_resume, check_worlds, real_tokens, run_leg
 
 # `make test-long` tries 2,000
@@ -29,7 +32,9 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def loaders_of(case: Case, folder: str, cache: Path, **changes: object) -> MakeLoader:
+def loaders_of(case: Case, folder: str, **changes: object) -> MakeLoader:
+    """Writes the case's corpus into `folder`, and makes loaders of it."""
+    streams = write_case(folder, case)
     settings = {
         "seq_len": case.seq_len,
         "num_lanes": case.num_lanes,
@@ -42,11 +47,14 @@ def loaders_of(case: Case, folder: str, cache: Path, **changes: object) -> MakeL
         "packing": case.packing,
         "open_rows": case.open_rows,
         "overflow": case.overflow,
+        "min_tokens": case.min_tokens,
     }
     settings.update(changes)
 
     def make_loader(**rank: object) -> CloudLoader:
-        return CloudLoader(folder, local=cache, tokenizer=byte_tokenizer(), eos=EOS if case.eos else None, **settings, **rank)
+        return CloudLoader(
+            streams, local=f"{folder}/cache", tokenizer=byte_tokenizer(), eos=EOS if case.eos else None, **settings, **rank
+        )
 
     return make_loader
 
@@ -55,8 +63,7 @@ def loaders_of(case: Case, folder: str, cache: Path, **changes: object) -> MakeL
 @given(case=cases())
 def test_any_chain_of_worlds_reads_one_stream(scratch: Path, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        write_case(f"{folder}/corpus", case)
-        check_worlds(loaders_of(case, f"{folder}/corpus", Path(folder, "cache")), case.legs)
+        check_worlds(loaders_of(case, folder), case.legs)
 
 
 @THOROUGH
@@ -64,14 +71,54 @@ def test_any_chain_of_worlds_reads_one_stream(scratch: Path, case: Case) -> None
 @example(case=Case((("a" * 10, "", "b" * 3),), 4, 1, 1, False, "py1e", 2, 0, 1, (Leg(), Leg()), eos=False))
 def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(scratch: Path, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        write_case(f"{folder}/corpus", case)
         legs = [*case.legs[:-1], replace(case.legs[-1], batches=None)]
-        rows = check_worlds(loaders_of(case, f"{folder}/corpus", Path(folder, "cache")), legs)
-
-    documents = dict(enumerate(map(case.kept, case.documents)))
-    expected = {(epoch, sample): ids for epoch in range(case.epochs or 0) for sample, ids in documents.items() if ids}
-    assert tokens_of(rows) == expected
+        rows = check_worlds(loaders_of(case, folder), legs)
+    if case.repeats is None:
+        assert tokens_of(rows) == tokens_expected(case)
+    assert Counter(row_tokens(rows)) == tokens_counted(case)
     check_packing(case, rows)
+
+
+def documents_of(case: Case) -> dict[tuple[int, int], str]:
+    """The texts by stream and sample."""
+    return {
+        (stream, sample): text
+        for stream, shards in enumerate(case.streams)
+        for sample, text in enumerate(text for shard in shards for text in shard)
+    }
+
+
+def tokens_expected(case: Case) -> dict[tuple[int, int, int], tuple[int, ...]]:
+    """The tokens of each document (stream, epoch, sample) that has any, tokenized on their own."""
+    documents = {key: case.kept(text) for key, text in documents_of(case).items()}
+    return {
+        (stream, epoch, sample): ids for epoch in range(case.epochs or 0) for (stream, sample), ids in documents.items() if ids
+    }
+
+
+def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
+    """How often each token (stream, epoch, sample, place) should come."""
+    counts: Counter[tuple[int, int, int, int]] = Counter()
+    streams = [[text for shard in shards for text in shard] for shards in case.streams]
+    sizes = np.array([len(shard) for shard in case.shards])
+    repeats = case.repeats or [1] * len(streams)
+    sampling = Sampling.of(
+        [len(stream) for stream in streams], [len(shards) for shards in case.streams], repeats, [None] * len(streams)
+    )
+    order = OrderConfig(case.shuffle, case.shuffle_algo, case.shuffle_block_size, case.num_canonical_nodes, case.seed)
+    documents = [(stream, sample, text) for (stream, sample), text in documents_of(case).items()]
+    for epoch in range(case.epochs or 0):
+        for number in canonical_order(sizes, order, epoch, sampling).tolist():
+            stream, sample, text = documents[number]
+            counts.update((stream, epoch, sample, place) for place in range(len(case.kept(text))))
+    return counts
+
+
+def row_tokens(rows: Sequence[Row]) -> Iterator[tuple[int, int, int, int]]:
+    """Each token that rows have: stream, epoch, sample, place."""
+    for row in rows:
+        for stream, epoch, sample, start, stop in row.spans:
+            yield from ((stream, epoch, sample, place) for place in range(start, stop))
 
 
 def check_packing(case: Case, rows: list[Row]) -> None:
@@ -83,8 +130,9 @@ def check_packing(case: Case, rows: list[Row]) -> None:
     if case.packing == "concat":
         assert all(length == case.seq_len for length in lengths[:-1]), "only the last row is padded"
     if case.packing == "best_fit":
-        for _, _, sample, start, stop in spans:
-            size = len(case.tokens(case.documents[sample]))
+        documents = documents_of(case)
+        for stream, _, sample, start, stop in spans:
+            size = len(case.tokens(documents[stream, sample]))
             assert stop - start == min(case.seq_len, size - start), "no document that fits a row is split"
             assert start % case.seq_len == 0
     if case.packing == "one_per_row":
@@ -96,20 +144,17 @@ def check_packing(case: Case, rows: list[Row]) -> None:
 @given(case=cases(most_legs=1))
 def test_saved_after_every_batch_the_remainder_is_the_same(scratch: Path, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        write_case(f"{folder}/corpus", case)
         leg = case.legs[0]
-        check_resume(
-            loaders_of(case, f"{folder}/corpus", Path(folder, "cache")), global_batch=leg.ranks * leg.batch_size, num_batches=4
-        )
+        check_resume(loaders_of(case, folder), global_batch=leg.ranks * leg.batch_size, num_batches=4)
 
 
-def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """The tokens of each document (epoch, sample), which come in order and without gaps."""
-    tokens: dict[tuple[int, int], list[int]] = {}
+def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]]:
+    """The tokens of each document (stream, epoch, sample), which come in order and without gaps."""
+    tokens: dict[tuple[int, int, int], list[int]] = {}
     for row in rows:
         ids = iter(row.input_ids)
-        for _, epoch, sample, start, stop in row.spans:
-            found = tokens.setdefault((epoch, sample), [])
+        for stream, epoch, sample, start, stop in row.spans:
+            found = tokens.setdefault((stream, epoch, sample), [])
             assert len(found) == start, "a document's tokens come in order, without gaps"
             found += [next(ids) for _ in range(stop - start)]
     assert len(real_tokens(rows)) == sum(map(len, tokens.values())), "every real token is in a span"
@@ -117,20 +162,18 @@ def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int], tuple[int, ...]]:
 
 
 @THOROUGH
-@given(case=cases(epochs=[1], packings=["concat", "best_fit"]))
+@given(case=cases(epochs=[1], packings=["concat", "best_fit"], mixtures=["one stream", "one corpus"]))
 @example(case=Case((("a" * 40,),), 5, 2, 1, False, "py1e", 2, 0, 1, (Leg(batches=1), Leg(batches=2))))
 def test_another_seq_len_on_resume_loses_and_repeats_no_token(scratch: Path, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        write_case(f"{folder}/corpus", case)
         rows, state = [], None
         seq_lens = [case.seq_len, 3, 11, 1]
         for number, leg in enumerate([*(replace(leg, exchange_every=1) for leg in case.legs), Leg(batches=None)]):
-            loaders = loaders_of(case, f"{folder}/corpus", Path(folder, "cache"), seq_len=seq_lens[number % 4])
+            loaders = loaders_of(case, folder, seq_len=seq_lens[number % 4])
             more, states = run_leg(loaders, leg, state)
             rows += more
             state = states[-1]
-    expected = {(0, sample): case.tokens(text) for sample, text in enumerate(case.documents) if case.tokens(text)}
-    assert tokens_of(rows) == expected
+    assert tokens_of(rows) == tokens_expected(case)
 
 
 @pytest.mark.parametrize("num_documents", [1, 2, 5, 11, 12, 13])

@@ -122,6 +122,13 @@ def test_each_row_is_found_by_itself_in_any_order(mixture: Mixture, num_lanes: i
     assert streams.tolist() == [stream_of(mixture, row, num_lanes) for row in rows]
 
 
+@pytest.mark.parametrize("row", [1, 3, 4, 9, 2**11, 2**40 + 1, 2**40 + 2, 2**40 + 3])
+def test_a_row_goes_by_the_last_bit_where_two_arcs_meet(row: int) -> None:
+    point = row * find_step(960) % 2**64
+    for end, stream in [((point >> 11) + 1, 0), (point >> 11, 1)]:
+        assert plain(end / 2**53, 1 - end / 2**53).components(np.array([row]), 960).tolist() == [stream]
+
+
 GOLDEN_ROWS = "wwwcbwwcbwwwcbwwcbwwwcbwwcbwwwcbwwcbwwwcbwwcbwww"
 GOLDEN_STEPS = {
     1: 7046644058423656465,
