@@ -8,6 +8,7 @@ what the lanes have left, exchange the sizes, and go on with the rows of the tai
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -78,8 +79,8 @@ class Batches(Iterator[Batch]):
         """Pass over some batches: they are read, counted and recorded as skipped, but not returned."""
         self._is_skipping = True
         try:
-            for _ in range(number):
-                next(self)
+            for _ in itertools.islice(self, number):
+                pass
         finally:
             self._is_skipping = False
 

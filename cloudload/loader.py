@@ -415,6 +415,11 @@ class CloudLoader:
         return self._identity.layout.num_lanes
 
     @property
+    def cache_folder(self) -> Path:
+        """The node's shard cache."""
+        return self._cache_root
+
+    @property
     def stream_labels(self) -> list[str]:
         """What the streams are called, in the order of their numbers."""
         return [stream.label for stream in self._asked.streams]
@@ -469,7 +474,7 @@ class CloudLoader:
         return self._tracer
 
     def first_epoch(self, stream: int) -> int:
-        """The earliest epoch that a lane stands in, of what a stream is read in."""
+        """The earliest epoch that a lane stands in, of the order that a stream is read in."""
         place, component = self._component_of(stream)
         cursors = self._history[-1].cursors[place]
         return min(component.lanes.place(lane, int(cursors[lane, 0]))[0] for lane in range(self.num_lanes))
@@ -480,6 +485,14 @@ class CloudLoader:
         within = int(self._corpus.stream_starts[stream]) + sample - component.first_sample
         positions = np.flatnonzero(component.orders(self._cache_root)(epoch) == within)
         return sorted({(epoch * component.lanes.stride + position) % self.num_lanes for position in positions.tolist()})
+
+    def check_sample(self, stream: int, sample: int) -> None:
+        """Raises `ValueError` where there is no such sample."""
+        sizes = np.diff(self._corpus.stream_starts).tolist()
+        if not 0 <= stream < len(sizes):
+            raise ValueError(f"there is no stream {stream}: the run has streams 0 to {len(sizes) - 1}")
+        if not 0 <= sample < sizes[stream]:
+            raise ValueError(f"there is no sample {sample}: {self.stream_labels[stream]} has samples 0 to {sizes[stream] - 1}")
 
     def _component_of(self, stream: int) -> tuple[int, Component]:
         return next((place, each) for place, each in enumerate(self._components) if stream in each.streams)

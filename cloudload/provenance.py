@@ -210,6 +210,7 @@ def find_document(run: Run, stream: int, sample: int, last_step: int, **delivery
             yield from _occurrences(run, loader, (stream, sample), None, last_row)
         return
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        loader.check_sample(stream, sample)
         epoch, missed = max(0, loader.first_epoch(stream) - 1), 0  # of which a residue may be
         # lanes are seldom an epoch apart, and two epochs only where there are fewer documents than lanes
         while missed < _MISSED_EPOCHS:

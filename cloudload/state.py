@@ -22,6 +22,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ from cloudload.pack import Packing, residue_spans, unpack_residue
 from cloudload.stats import COUNTS
 from cloudload.tail import Stages, next_stages
 from cloudload.worker import Residues
+
+logger = logging.getLogger(__name__)
 
 VERSION = 2
 State = dict[str, Any]
@@ -200,7 +203,16 @@ def go_on(saved: Saved, identity: Identity, components: Sequence[Component], on_
     Raises `StreamChangedError` that names every field that differs and may not, and what is out of place.
     """
     _check_on_change(on_change)
+    known = saved.position.cursors.shape[0]
+    if known > len(components):
+        raise StreamChangedError(
+            f"mixture: the state has {known} streams, but only {len(components)} are there. To end a stream, give it proportion=0"
+        )
     changed = _check_fields(saved, identity, components, on_change)
+    if len(saved.position.counts) > len(identity.frames):
+        raise StreamChangedError(
+            f"counts: of {len(saved.position.counts)} streams, not {len(identity.frames)}. The state is damaged"
+        )
     position = _add_components(saved.position, len(components), len(identity.frames))
     if set(changed) & set(_CONTENT_FIELDS):
         position = _leave_documents(position, changed)
@@ -253,10 +265,6 @@ def _check_fields(
 def _add_components(position: Position, num_components: int, num_streams: int) -> Position:
     """Cursors at the start for the streams that were added."""
     saved, num_lanes, _ = position.cursors.shape
-    if saved > num_components or len(position.counts) > num_streams:
-        raise StreamChangedError(
-            f"mixture: the state has {saved} streams, but only {num_components} are there. To end a stream, give it proportion=0"
-        )
     cursors = np.zeros((num_components, num_lanes, 2), np.int64)
     cursors[:saved] = position.cursors
     counts = np.zeros((num_streams, len(COUNTS)), np.int64)
@@ -269,10 +277,11 @@ def _add_components(position: Position, num_components: int, num_streams: int) -
 
 
 def _leave_documents(position: Position, changed: Mapping[str, Any]) -> Position:
-    """Every lane at the end of the document that it stood in."""
+    """Every lane at the end of the document that it stood in, without what it held back."""
     if position.tail is not None or position.rows != position.table_rows:
         raise StreamChangedError(f"{', '.join(changed)}: cannot change between two exchanges, or in the tail of a finite run")
     cursors = position.cursors.copy()
+    logger.warning("%s changed: what was left of the documents in hand of the lanes is left out", ", ".join(changed))
     cursors[..., 0] += cursors[..., 1] > 0
     cursors[..., 1] = 0
     residues = None if position.residues is None else np.full(position.residues.shape, b"", object)
@@ -300,7 +309,13 @@ def _check_cursors(position: Position, components: Sequence[Component]) -> None:
         for lane, (ordinal, offset) in enumerate(cursors):
             end = component.lanes.end(lane)
             if end is not None and (ordinal > end or (ordinal == end and offset)):
-                raise StreamChangedError(f"cursors: lane {lane} stands at document {ordinal} of {end}. The state is damaged")
+                raise StreamChangedError(
+                    f"cursors: lane {lane} stands at document {ordinal} of {end}. The state is damaged, or past these epochs"
+                )
+    if position.tail is not None:
+        handed_out = sum(rows for _, rows in position.tail)
+        if min(min(pair) for pair in position.tail) < 0 or handed_out != position.rows - position.table_rows:
+            raise StreamChangedError(f"tail: {position.tail} are not the rows after {position.table_rows}. The state is damaged")
     if position.residues is not None:
         for place, lane in np.ndindex(position.residues.shape):
             try:

@@ -1,0 +1,232 @@
+"""Streams that are mixed get their shares of the rows, and each is read in an order of its own, whatever the shares."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from awkward import EOS, byte_tokenizer
+from corpora import random_documents, write_mds
+
+from cloudload import CloudLoader, Stream
+from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.testing import Leg, MakeLoader, Row, check_worlds, run_leg, run_legs
+
+SIZES = {"web": 300, "code": 90, "books": 7}
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("streams")
+    return {
+        name: write_mds(folder / name, random_documents(seed, count), shard_bytes=2_000)
+        for seed, (name, count) in enumerate(SIZES.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def loaders(urls: dict[str, str], cache: Path, shares: dict[str, float | None], **settings: Any) -> MakeLoader:
+    streams = [Stream(urls[name], name=name, proportion=share) for name, share in shares.items()]
+    defaults: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "num_lanes": 12, "local": cache}
+
+    def make_loader(**rank: Any) -> CloudLoader:
+        return CloudLoader(streams, **{**defaults, **settings}, **rank)
+
+    return make_loader
+
+
+def stream_of(row: Row) -> int:
+    [stream] = {span[0] for span in row.spans}
+    return stream
+
+
+def by_lane_and_stream(rows: Sequence[Row], num_lanes: int = 12) -> dict[tuple[int, int], list[Row]]:
+    """The rows of each lane and stream, in order."""
+    parts: dict[tuple[int, int], list[Row]] = {}
+    for number, row in enumerate(rows):
+        parts.setdefault((number % num_lanes, stream_of(row)), []).append(row)
+    return parts
+
+
+def assert_prefixes(some: dict[tuple[int, int], list[Row]], others: dict[tuple[int, int], list[Row]]) -> None:
+    for key in some.keys() & others.keys():
+        for one, other in zip(some[key], others[key], strict=False):
+            assert one == other, f"lane and stream {key}"
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+def test_every_window_of_rows_has_each_streams_share(urls: dict[str, str], cache: Path, packing: str) -> None:
+    shares = {"web": 0.7, "code": 0.25, "books": 0.05}
+    rows, _ = run_leg(loaders(urls, cache, shares, packing=packing), Leg(batch_size=60, batches=50))
+    streams = np.array([stream_of(row) for row in rows])
+    for stream, share in enumerate(shares.values()):
+        taken = np.concatenate([[0], np.cumsum(streams == stream)])
+        windows = taken[1000:] - taken[:-1000]
+        assert abs(windows - 1000 * share).max() <= 2
+
+
+def test_how_a_stream_is_read_does_not_depend_on_its_share_nor_on_other_streams(urls: dict[str, str], cache: Path) -> None:
+    one, _ = run_leg(loaders(urls, cache, {"web": 0.7, "code": 0.3}), Leg(batch_size=12, batches=30))
+    two, _ = run_leg(loaders(urls, cache, {"web": 1, "code": 5, "books": 2}), Leg(batch_size=12, batches=30))
+    alone, _ = run_leg(loaders(urls, cache, {"web": None}), Leg(batch_size=12, batches=30))
+    assert_prefixes(by_lane_and_stream(one), by_lane_and_stream(two))
+    assert_prefixes(by_lane_and_stream(one), by_lane_and_stream(alone))
+
+
+def test_a_small_stream_begins_its_next_epoch_by_itself(urls: dict[str, str], cache: Path) -> None:
+    make_loader = loaders(urls, cache, {"web": 1, "books": 1})
+    rows, _ = run_leg(make_loader, Leg(batch_size=12, batches=20))
+    epochs = {stream: max(span[1] for row in rows for span in row.spans if span[0] == stream) for stream in (0, 1)}
+    assert epochs[0] == 0
+    assert epochs[1] > 3
+    starts = Counter(span[1:3] for row in rows for span in row.spans if span[0] == 1 and span[3] == 0)
+    assert max(starts.values()) == 1, "each document of each epoch comes once"
+    loader = make_loader(dp_rank=0, dp_world_size=1, batch_size=12, num_workers=0, exchange_every=1)
+    for _ in loader.take(20):
+        pass
+    assert loader.stats().streams["web"].epoch < 1 < loader.stats().streams["books"].epoch
+
+
+def test_a_schedule_changes_the_shares_at_its_rows(urls: dict[str, str], cache: Path) -> None:
+    schedule = [(0, {"web": 1}), (60, {"web": 1, "code": 1}), (120, {"code": 0.2, "books": 0.8})]
+    make_loader = loaders(urls, cache, dict.fromkeys(SIZES), schedule=schedule)
+    rows = check_worlds(make_loader, [Leg(2, batch_size=7, batches=3), Leg(4, 2, 5, batches=4), Leg(3, batch_size=9, batches=4)])
+    streams = [stream_of(row) for row in rows]
+    assert set(streams[:60]) == {0}
+    assert abs(streams[60:120].count(0) - 30) <= 2
+    assert set(streams[60:120]) == {0, 1}
+    assert set(streams[120:]) == {1, 2}
+    assert abs(streams[120:].count(1) - 0.2 * len(streams[120:])) <= 2
+
+
+def resumed(make_loader: MakeLoader, state: dict[str, Any], leg: Leg) -> tuple[list[Row], list[dict[str, Any]]]:
+    return run_leg(make_loader, leg, state)
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+def test_other_shares_at_a_resume_hold_from_the_next_row_on(urls: dict[str, str], cache: Path, packing: str) -> None:
+    before = loaders(urls, cache, {"web": 0.8, "code": 0.2}, packing=packing)
+    after = loaders(urls, cache, {"web": 0.1, "code": 0.9}, packing=packing)
+    first, states = run_leg(before, Leg(2, batch_size=11, batches=3, exchange_every=2))
+    second, more = run_leg(after, Leg(4, workers=2, batch_size=6, batches=5), states[-1])
+    unchanged, _ = run_leg(before, Leg(batch_size=186))
+    assert first == unchanged[:66]
+    streams = [stream_of(row) for row in second]
+    assert abs(streams.count(1) - 0.9 * len(streams)) <= 2
+    assert_prefixes(by_lane_and_stream(first + second), by_lane_and_stream(unchanged))
+    assert [row for row, _ in json.loads(more[-1]["mixture"])["schedule"]] == [0, 66]
+    again, _ = run_leg(after, Leg(batch_size=12, batches=4), more[-1])
+    straight, _ = run_leg(after, Leg(batch_size=168, batches=1), states[-1])
+    assert again == straight[120:168], "a second resume keeps what the first changed"
+
+
+def test_a_stream_added_at_a_resume_begins_there_and_the_others_go_on(urls: dict[str, str], cache: Path) -> None:
+    before = loaders(urls, cache, {"web": None})
+    after = loaders(urls, cache, {"web": 0.5, "books": 0.5})
+    first, states = run_leg(before, Leg(2, batch_size=12, batches=3))
+    second, more = run_leg(after, Leg(3, batch_size=8, batches=4), states[-1])
+    unchanged, _ = run_leg(before, Leg(batch_size=200, batches=1))
+    assert_prefixes(by_lane_and_stream(first + second), by_lane_and_stream(unchanged))
+    assert abs([stream_of(row) for row in second].count(1) - len(second) / 2) <= 2
+    assert min(span[1] for row in second for span in row.spans if span[0] == 1) == 0
+    check_again, _ = run_leg(after, Leg(batch_size=24, batches=1), more[2])
+    assert check_again == second[48:72]
+    with pytest.raises(StreamChangedError, match=r"the state has 2 streams, but only 1 .* give it proportion=0"):
+        run_leg(before, Leg(), more[-1])
+
+
+def test_streams_in_another_order_are_refused(urls: dict[str, str], cache: Path) -> None:
+    _, states = run_leg(loaders(urls, cache, {"web": 1, "code": 1}), Leg())
+    with pytest.raises(StreamChangedError, match="data .*: saved"):
+        run_leg(loaders(urls, cache, {"code": 1, "web": 1}), Leg(), states[-1])
+
+
+def test_a_stream_that_moved_goes_on_under_its_new_location(urls: dict[str, str], cache: Path, tmp_path: Path) -> None:
+    def unnamed(urls: Sequence[str]) -> MakeLoader:
+        def make_loader(**rank: Any) -> CloudLoader:
+            streams = [Stream(url, proportion=1) for url in urls]
+            return CloudLoader(streams, tokenizer=byte_tokenizer(), eos=EOS, seq_len=32, num_lanes=12, local=cache, **rank)
+
+        return make_loader
+
+    _, states = run_leg(unnamed([urls["web"], urls["books"]]), Leg(batch_size=9))
+    moved = write_mds(tmp_path / "moved", random_documents(0, SIZES["web"]), shard_bytes=2_000)
+    rows, _ = run_leg(unnamed([moved, urls["books"]]), Leg(batch_size=9), states[-1])
+    expected, _ = run_leg(unnamed([urls["web"], urls["books"]]), Leg(batch_size=9), states[-1])
+    assert rows == expected
+
+
+def test_statistics_do_not_depend_on_the_world(urls: dict[str, str], cache: Path) -> None:
+    def stats(legs: Sequence[Leg]) -> Any:
+        state = None
+        for leg in legs:
+            _, states = run_leg(make_loader, leg, state)
+            state = states[-1]
+        loader = make_loader(dp_rank=0, dp_world_size=1, batch_size=1, num_workers=0, exchange_every=1)
+        loader.load_state_dict(state or {})
+        return loader.stats()
+
+    make_loader = loaders(urls, cache, {"web": 2, "code": 1, "books": 1}, packing="best_fit", min_tokens=30)
+    whole = stats([Leg(batch_size=240, batches=1)])
+    assert whole == stats([Leg(4, 2, 10, batches=3), Leg(2, 3, 5, batches=6), Leg(6, 0, 10, batches=1)])
+    assert whole.tokens + whole.padding == whole.rows * 32 == 240 * 32
+    assert whole.filtered > 0
+    assert whole.streams["books"].epoch > whole.streams["web"].epoch
+    assert whole.as_dict()["streams/books/documents"] == whole.streams["books"].documents
+
+
+def test_a_stream_may_have_a_frame_of_its_own(urls: dict[str, str], cache: Path) -> None:
+    streams = [Stream(urls["web"], name="web", proportion=1), Stream(urls["code"], name="code", proportion=1, eos=None)]
+    loader = CloudLoader(
+        streams, tokenizer=byte_tokenizer(), eos=EOS, seq_len=32, num_lanes=12, local=cache, batch_size=48, num_workers=0
+    )
+    batch = next(iter(loader))
+    streams_with_eos = {int(stream) for row, stream in batch.spans[:, :2].tolist() if 256 in batch["input_ids"][row].tolist()}
+    assert streams_with_eos == {0}
+
+
+@pytest.mark.parametrize(
+    ("shares", "settings", "message"),
+    [
+        ({"web": 1, "code": None}, {}, "code has no proportion, but other streams have"),
+        ({"web": -1, "code": 1}, {}, "proportion of web is -1"),
+        ({"web": 0, "code": 0}, {}, "all weights are 0"),
+        ({"web": 1, "code": 1}, {"epochs": 1}, "epochs is 1, but streams that are mixed"),
+        ({"web": None}, {"schedule": [(5, {"web": 1})]}, "start the first at row 0"),
+        ({"web": None}, {"schedule": [(0, {"wiki": 1})]}, "wiki"),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_a_value_error_that_names_it(
+    urls: dict[str, str], cache: Path, shares: dict[str, float | None], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_legs(loaders(urls, cache, shares, **settings), [Leg()])
+
+
+def test_an_empty_stream_in_a_mixture_is_an_error(urls: dict[str, str], cache: Path, tmp_path: Path) -> None:
+    empty = write_mds(tmp_path / "empty", [])
+    with pytest.raises(DatasetError, match=r"no samples in .*empty"):
+        run_leg(loaders({**urls, "empty": empty}, cache, {"web": 1, "empty": 1}), Leg())
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        ({"repeat": 0}, "repeat 0; it must be a number above 0"),
+        ({"choose": 0}, "choose 0; it must be a whole number"),
+        ({"repeat": 1, "choose": 5}, "Give one of them"),
+        ({"repeat": 2, "proportion": 1}, "has a proportion and repeat or choose"),
+    ],
+)
+def test_repeat_and_choose_are_checked(urls: dict[str, str], cache: Path, stream: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CloudLoader([Stream(urls["web"], **stream)], tokenizer=byte_tokenizer(), eos=EOS, seq_len=8, batch_size=1, local=cache)

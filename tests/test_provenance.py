@@ -1,0 +1,227 @@
+"""What the model read is found again from a state and the data alone: the rows of any step, and the steps of any document."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from corpora import random_documents, write_mds
+
+from cloudload import CloudLoader, Stream
+from cloudload.cli import main
+from cloudload.provenance import find_document, load_state, open_run, trace_steps
+
+STEPS, SAVED, BATCH = 40, 7, 6
+TEXTS = {"web": random_documents(1, 200), "books": random_documents(2, 30)}
+
+MakeLoader = Callable[..., CloudLoader]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("provenance")
+    for name, texts in TEXTS.items():
+        ids = [f"{name}/{number}" for number in range(len(texts))]
+        write_mds(folder / name, texts, shard_bytes=2_000, extra={"id": ("str", ids)})
+    return folder
+
+
+@pytest.fixture
+def make_loader(folder: Path, tokenizer_folder: Path, request: pytest.FixtureRequest) -> MakeLoader:
+    def make_loader(**settings: Any) -> CloudLoader:
+        streams = [Stream(str(folder / name), name=name, proportion=share) for name, share in (("web", 0.8), ("books", 0.2))]
+        if settings.get("epochs"):
+            streams = [Stream(str(folder / name), name=name) for name in TEXTS]
+        defaults = {"tokenizer": tokenizer_folder, "seq_len": 48, "num_lanes": 12, "batch_size": BATCH, "num_workers": 0}
+        return CloudLoader(streams, local=folder / "cache", **{**defaults, **settings})
+
+    return make_loader
+
+
+RUNS = [
+    {"packing": "concat"},
+    {"packing": "best_fit", "open_rows": 3},
+    {"packing": "one_per_row", "overflow": "rows"},
+    {"packing": "best_fit", "open_rows": 3, "epochs": 1},
+    {"packing": "concat", "exchange_every": 3},
+]
+
+
+def consume(loader: CloudLoader) -> tuple[list[Any], dict[str, Any]]:
+    """All batches of a run of at most 40 steps, and its state after 7."""
+    batches = []
+    for batch in loader.take(STEPS):
+        batches.append(batch)
+        if len(batches) == SAVED:
+            state = json.loads(json.dumps(loader.state_dict()))
+    return batches, state
+
+
+@pytest.mark.parametrize("settings", RUNS)
+def test_later_steps_are_traced_from_a_state_as_they_were_consumed(make_loader: MakeLoader, settings: dict[str, Any]) -> None:
+    with make_loader(**settings) as loader:
+        batches, state = consume(loader)
+        expected = [loader.trace(batch) for batch in batches]
+    run = open_run(state)
+    for steps in (range(SAVED + 1, SAVED + 3), range(len(batches) - 1, len(batches) + 1)):
+        traced = list(trace_steps(run, steps, num_workers=2, local=loader.cache_folder))
+        assert [step for step, _ in traced] == list(steps)
+        assert [spans for _, spans in traced] == [expected[step - 1] for step in steps]
+        for row in (0, BATCH - 1):
+            of_row = list(trace_steps(run, steps, row, num_workers=0, local=loader.cache_folder))
+            wanted = [[s for s in expected[step - 1] if s.row == (step - 1) * BATCH + row] for step in steps]
+            assert [spans for _, spans in of_row] == wanted
+    with pytest.raises(ValueError, match="step 7 is before the state, which was saved after step 7"):
+        list(trace_steps(run, range(SAVED, SAVED + 1)))
+
+
+@pytest.mark.parametrize("settings", RUNS[:4])
+def test_a_trace_names_documents_and_gives_their_text(make_loader: MakeLoader, settings: dict[str, Any]) -> None:
+    with make_loader(**settings) as loader:
+        texts: dict[tuple[str, int, int], list[str]] = {}
+        for batch in loader.take(STEPS):
+            spans = loader.trace(batch)
+            assert [(span.epoch, span.sample, span.start, span.stop) for span in spans] == [
+                tuple(span) for span in batch.spans[:, 2:].tolist()
+            ]
+            for span in spans:
+                assert span.id == f"{span.stream}/{span.sample}"
+                assert span.shard.startswith("shard.")
+                if span.start == 0:
+                    texts[span.stream, span.epoch, span.sample] = []
+                if (span.stream, span.epoch, span.sample) in texts:
+                    texts[span.stream, span.epoch, span.sample].append(span.text)
+    whole = {key: "".join(parts) for key, parts in texts.items() if parts[-1].endswith("<|endoftext|>")}
+    assert len(whole) > 50
+    for (stream, _, sample), text in whole.items():
+        if "�" not in text:
+            assert text == TEXTS[stream][sample] + "<|endoftext|>"
+
+
+@pytest.mark.parametrize("settings", RUNS[:4])
+def test_the_steps_of_a_document_are_found(make_loader: MakeLoader, settings: dict[str, Any]) -> None:
+    with make_loader(**settings) as loader:
+        batches, state = consume(loader)
+    run = open_run(state)
+    for stream, sample in [(0, 17), (0, 150), (1, 4), (1, 29)]:
+        expected = [
+            (step, row, epoch, start, stop)
+            for step, batch in enumerate(batches, 1)
+            for row, of_stream, epoch, of_sample, start, stop in batch.spans.tolist()
+            if (of_stream, of_sample) == (stream, sample) and step > SAVED
+        ]
+        found = find_document(run, stream, sample, len(batches), local=loader.cache_folder, num_workers=0)
+        assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
+
+
+def test_the_command_line_traces_a_checkpoint(
+    make_loader: MakeLoader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with make_loader() as loader:
+        batches, state = consume(loader)
+        spans = loader.trace(batches[19], 2)
+    checkpoint = tmp_path / "checkpoint.pt"
+    torch.save({"step": SAVED, "trainer": [{"loader": state}]}, checkpoint)
+    assert load_state(checkpoint) == state
+    options = ["--local", str(loader.cache_folder), "--workers", "0"]
+    assert main(["trace", str(checkpoint), "--steps", "20:21", "--row", "2", "--json", *options]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"step": 20, **span.as_dict(), "row": 2} for span in spans]
+    assert main(["trace", str(checkpoint), "--steps", "20", "--row", "2", "--full", *options]) == 0
+    printed = capsys.readouterr().out
+    assert f"step 20  row 2  {spans[0].stream}  epoch {spans[0].epoch}  id {spans[0].id}" in printed
+    assert spans[0].text in printed
+    assert main(["where", str(checkpoint), "--id", "books/4", "--until", "40", *options]) == 0
+    printed = capsys.readouterr().out
+    assert main(["where", str(checkpoint), "--sample", "1:4", "--until", "40", *options]) == 0
+    assert capsys.readouterr().out == printed
+    assert "books  epoch 1  sample 4" in printed
+
+
+def test_the_command_line_runs_as_a_process_of_its_own(make_loader: MakeLoader, tmp_path: Path) -> None:
+    with make_loader() as loader:
+        batches, state = consume(loader)
+        spans = loader.trace(batches[29])
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    command = [sys.executable, "-m", "cloudload.cli", "trace", str(tmp_path / "state.json"), "--steps", "30", "--json"]
+    done = subprocess.run(
+        [*command, "--local", str(loader.cache_folder)], capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [span.text for span in spans]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trace", "{state}", "--steps", "3"], "step 3 is before the state, which was saved after step 7"),
+        (["trace", "{state}", "--steps", "9", "--row", "6"], "row is 6, but a step has rows 0 to 5"),
+        (["trace", "{empty}", "--steps", "9"], "holds no cloudload state"),
+        (["trace", "{text}", "--steps", "9"], "is neither JSON nor a torch checkpoint"),
+        (["trace", "{none}", "--steps", "9"], "No such file"),
+        (["where", "{state}", "--id", "nothing", "--until", "9"], "no sample has 'nothing' in its column 'id'"),
+        (["where", "{state}", "--sample", "0:9999", "--until", "9"], "has samples 0 to 199"),
+        (["where", "{state}", "--sample", "7:1", "--until", "9"], "streams 0 to 1"),
+        (["trace", "{state}", "--steps", "9", "--data", "one"], "1 locations for the 2 streams"),
+        (["trace", "{state}", "--steps", "9", "--tokenizer", "/no/such"], "no tokenizer at /no/such"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(
+    make_loader: MakeLoader, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with make_loader() as loader:
+        _, state = consume(loader)
+    (tmp_path / "state").write_text(json.dumps(state))
+    (tmp_path / "empty").write_text("{}")
+    (tmp_path / "text").write_text("no state")
+    names = {name: str(tmp_path / name) for name in ("state", "empty", "text", "none")}
+    local = ["--local", str(loader.cache_folder), "--workers", "0"]
+    assert main([argument.format(**names) for argument in arguments] + local) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_skipped_batches_are_passed_over_recorded_and_survive_a_resume(make_loader: MakeLoader) -> None:
+    with make_loader() as loader:
+        straight = [batch["input_ids"] for batch in loader.take(20)]
+    with make_loader() as loader:
+        taken = [batch["input_ids"] for batch in loader.take(4)]
+        loader.skip(3)
+        loader.skip(2)
+        taken += [batch["input_ids"] for batch in loader.take(3)]
+        state = loader.state_dict()
+        assert loader.stats().skipped_rows == 5 * BATCH
+        assert (state["skipped"], state["batches"]) == ("24:54", 12)
+    with make_loader() as loader:
+        loader.load_state_dict(state)
+        loader.skip(1)
+        taken += [batch["input_ids"] for batch in loader.take(2)]
+        assert loader.state_dict()["skipped"] == "24:54,72:78"
+        assert loader.stats().skipped_rows == 6 * BATCH
+    kept = [*range(4), *range(9, 12), 13, 14]
+    assert all(torch.equal(one, straight[step]) for one, step in zip(taken, kept, strict=True))
+
+
+def test_a_skip_past_the_end_stops_there(make_loader: MakeLoader) -> None:
+    with make_loader(epochs=1) as loader:
+        loader.skip(10_000)
+        assert list(loader) == []
+        assert loader.stats().skipped_rows == loader.rows
+
+
+def test_a_batch_goes_to_a_model_as_it_is(make_loader: MakeLoader) -> None:
+    with make_loader(fields=["position_ids", "segment_ids", "cu_seqlens"], mask_edges=True) as loader:
+        batch = next(iter(loader))
+    assert set(batch) == {"input_ids", "labels", "position_ids", "segment_ids", "cu_seqlens", "max_seqlen"}
+    assert all(isinstance(value, torch.Tensor) for value in batch.values())
+    starts = batch["position_ids"] == 0
+    assert (batch["labels"][starts] == -100).all()
+    assert batch["labels"][~starts & (batch["segment_ids"] > 0)].equal(batch["input_ids"][~starts & (batch["segment_ids"] > 0)])
+    assert batch["cu_seqlens"].dtype == batch["max_seqlen"].dtype == torch.int32
+    assert int(batch["cu_seqlens"][-1]) == batch["input_ids"].numel()
