@@ -177,9 +177,10 @@ def find_step(num_lanes: int) -> int:
     the smoothest continued fractions, which makes it even over other lengths, too. Another choice would change every saved run.
     """
     steps = _candidates(num_lanes)
-    strays = np.maximum(unevenness(steps), unevenness(steps * np.uint64(num_lanes)))
-    even = steps[strays <= max(_MOST_UNEVEN, int(strays.min()))]
-    return min(map(int, even), key=lambda step: max(_roughness(step), _roughness(step * num_lanes % _TURN)))
+    for stride in (1, num_lanes):
+        strays = unevenness(steps * np.uint64(stride))
+        steps = steps[strays <= max(_MOST_UNEVEN, int(strays.min()))]
+    return min(map(int, steps), key=lambda step: max(_roughness(step), _roughness(step * num_lanes % _TURN)))
 
 
 def unevenness(steps: UInts) -> Ints:
@@ -213,11 +214,13 @@ def _candidates(num_lanes: int) -> UInts:
 @cache
 def _good_fractions() -> dict[tuple[int, int], Flags]:
     """For each grid, and side of its fractions p / grid: at which p a step just beside is even enough."""
-    good = {(grid, side): np.zeros(grid, np.bool_) for grid in _GRIDS for side in (1, -1)}
-    for (grid, side), flags in good.items():
+    good = {}
+    for grid in _GRIDS:
         fractions = np.array([p for p in range(grid) if math.gcd(p, grid) == 1], np.uint64)
-        beside = side * int(_DISTANCES[0]) * (_TURN // grid**2 >> 10) % _TURN
-        flags[fractions] = unevenness(fractions * np.uint64(_TURN // grid) + np.uint64(beside)) <= 2 * _UNIT
+        beside = np.uint64(int(_DISTANCES[0]) * (_TURN // grid**2 >> 10))
+        flags = np.zeros(grid, np.bool_)
+        flags[fractions] = unevenness(fractions * np.uint64(_TURN // grid) + beside) <= 2 * _UNIT
+        good[grid, 1], good[grid, -1] = flags, np.roll(flags[::-1], 1)  # a walk back is as even
     return good
 
 

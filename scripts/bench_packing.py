@@ -45,7 +45,7 @@ from bench_loader import generate_texts, note, read_texts, serve_turns, take_tur
 from cloudload.pack import Packer, Packing  # noqa: E402 - likewise
 
 OPEN_ROWS = 16
-SEQ_LEN, BATCH_SIZE, NUM_LANES, WARM_UP_ROWS, TURNS_A_ROUND = 2048, 8, 60, 960, 8
+SEQ_LEN, BATCH_SIZE, NUM_LANES, WARM_UP_ROWS, TURNS_A_ROUND = 2048, 8, 60, 960, 24
 ROWS_OF_A_LIST = 32  # that a worker makes and sends at once; a turn ends where a list does
 COST_WARM_UP, COST_DOCUMENTS = 2_000, 20_000
 STATE_LANES, STATE_DOCUMENTS = (64, 960, 8192), 150

@@ -17,6 +17,7 @@ import pytest
 import torch
 from awkward import EOS, byte_tokenizer
 from corpora import random_documents, write_mds
+from trainer import streams_of
 
 from cloudload import CloudLoader, blocks
 from cloudload.errors import DatasetError, RanksDisagreeError, WorkerError
@@ -29,9 +30,10 @@ TRAINER = Path(__file__).with_name("trainer.py")
 @dataclass(frozen=True)
 class Corpus:
     folder: str
+    other_folder: str
     cache: Path
 
-    def make_loader(self, **settings: Any) -> CloudLoader:
+    def make_loader(self, *, mixed: bool = False, **settings: Any) -> CloudLoader:
         defaults: dict[str, Any] = {
             "tokenizer": byte_tokenizer(),
             "eos": EOS,
@@ -39,13 +41,15 @@ class Corpus:
             "num_lanes": 12,
             "local": self.cache,
         }
-        return CloudLoader(self.folder, **{**defaults, **settings})
+        data = streams_of(self.folder, self.other_folder) if mixed else self.folder
+        return CloudLoader(data, **{**defaults, **settings})
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")
-    return Corpus(write_mds(folder / "mds", random_documents(3, 400), shard_bytes=4_000, compression="zstd"), folder / "cache")
+    mds = write_mds(folder / "mds", random_documents(3, 400), shard_bytes=4_000, compression="zstd")
+    return Corpus(mds, write_mds(folder / "other", random_documents(4, 40), shard_bytes=4_000), folder / "cache")
 
 
 def rows_of(batches: list[Any]) -> list[list[int]]:
@@ -235,18 +239,37 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
-def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(corpus: Corpus, tmp_path: Path, chain: list[Run]) -> None:
+PACKINGS: dict[str, dict[str, Any]] = {
+    "concat": {},
+    "best_fit": {"packing": "best_fit", "open_rows": 4},
+    "one_per_row": {"packing": "one_per_row", "overflow": "rows"},
+    "mixed": {"packing": "best_fit", "mixed": True},
+}
+# `make test-long` runs all chains for each
+OF_EACH = ("two ranks killed, then four", "an exchange every third batch, killed between")
+
+
+@pytest.mark.parametrize(
+    ("packing", "chain"),
+    [
+        pytest.param(packing, chain, marks=[] if packing == "concat" or chain in OF_EACH else pytest.mark.long)
+        for packing in PACKINGS
+        for chain in CHAINS
+    ],
+)
+def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
+    corpus: Corpus, tmp_path: Path, packing: str, chain: str
+) -> None:
     found: dict[int, list[int]] = {}
-    for number, run in enumerate(chain):
-        consumed = launch(corpus, tmp_path, number, run)
+    for number, run in enumerate(CHAINS[chain]):
+        consumed = launch(corpus, tmp_path, number, run, settings=PACKINGS[packing])
         start = json.loads((tmp_path / "start.json").read_text())
         # what was consumed after the last state is read again, and must be the same again
         for row, ids in consumed.items():
             assert found.setdefault(row, ids) == ids, f"row {row} of run {number} differs from what was read before"
         assert min(consumed) == start, "a run begins where the last state stands"
     assert sorted(found) == list(range(len(found)))
-    expected = expected_rows(corpus, len(found))
+    expected = expected_rows(corpus, len(found), **PACKINGS[packing])
     assert [found[row] for row in range(len(found))] == [list(row.input_ids) for row in expected]
 
 
@@ -346,7 +369,14 @@ def children_of(pid: int) -> set[int]:
 
 def launch(corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any) -> dict[int, list[int]]:
     """Run the trainer under torchrun; returns the rows that were consumed, by their number in the run."""
-    options = {"folder": corpus.folder, "cache": str(corpus.cache), "out": str(folder), "run": number, **vars(run), **settings}
+    options = {
+        "folders": [corpus.folder, corpus.other_folder],
+        "cache": str(corpus.cache),
+        "out": str(folder),
+        "run": number,
+        **vars(run),
+        **settings,
+    }
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={run.ranks // run.nodes}"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     if run.nodes == 1:

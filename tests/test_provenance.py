@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_loader(folder: Path, tokenizer_folder: Path, request: pytest.FixtureRequest) -> MakeLoader:
+def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
     def make_loader(**settings: Any) -> CloudLoader:
         streams = [Stream(str(folder / name), name=name, proportion=share) for name, share in (("web", 0.8), ("books", 0.2))]
         if settings.get("epochs"):

@@ -12,7 +12,12 @@ from typing import Any
 import torch.distributed as dist
 from awkward import EOS, byte_tokenizer
 
-from cloudload import CloudLoader
+from cloudload import CloudLoader, Stream
+
+
+def streams_of(*folders: str) -> list[Stream]:
+    """A mixture of two streams."""
+    return [Stream(folder, name=name, proportion=share) for folder, name, share in zip(folders, "ab", (0.7, 0.3), strict=True)]
 
 
 def train(options: dict[str, Any]) -> None:
@@ -26,8 +31,10 @@ def train(options: dict[str, Any]) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))["data"]
+    settings = options.get("settings", {})
+    is_mixed = settings.pop("mixed", False)
     loader = CloudLoader(
-        options["folder"],
+        streams_of(*options["folders"]) if is_mixed else options["folders"][0],
         local=options["cache"],
         tokenizer=byte_tokenizer(),
         eos=EOS,
@@ -39,6 +46,7 @@ def train(options: dict[str, Any]) -> None:
         num_workers=options["workers"],
         exchange_every=options["exchange_every"],
         device_mesh=mesh,
+        **settings,
     )
     state_file = out / "state.json"
     if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
