@@ -10,8 +10,8 @@ import torch
 
 from cloudload.config import DeliveryConfig
 from cloudload.lanes import Ints
+from cloudload.plan import Block
 from cloudload.segments import IGNORED_LABEL, cu_seqlens, mask_document_edges, position_ids, segment_ids
-from cloudload.worker import Block
 
 
 class Batch(dict[str, torch.Tensor]):

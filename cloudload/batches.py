@@ -20,9 +20,9 @@ from cloudload.blocks import explain
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.exchange import DistributedExchange, Exchange, Window
 from cloudload.lanes import Ints
-from cloudload.state import Position, stages_after
-from cloudload.tail import Tail, pack_tail
-from cloudload.worker import NOT_DRY, Block, Plan
+from cloudload.plan import NOT_DRY, Block, Plan
+from cloudload.position import Position
+from cloudload.tail import Tail, next_stages, pack_tail
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,21 @@ class Batches(Iterator[Batch]):
     def __init__(
         self,
         plan: Plan,
-        position: Position,
         exchange: Exchange,
         record: Callable[[Position], None],
         open_blocks: Callable[[Plan], Iterator[list[Block]]],
     ) -> None:
-        self._plan, self._position, self._exchange = plan, position, exchange
+        self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._record, self._open_blocks = record, open_blocks
         self._blocks: Iterator[list[Block]] | None = None
         self._arrived: deque[_Arrived] = deque()
-        self._arrived_rows = plan.rows
+        self._arrived_rows = plan.position.rows
         self._window_start = plan.window_start
         self._window: list[Progress] = []
         self._handed_out = 0
         self.is_over = False
         self._failure: Exception | None = None
-        self._ended = position
+        self._ended = plan.position
         self._is_skipping = False
         self.dropped = 0
         """Tokens that were left over at the end."""
@@ -157,7 +156,7 @@ class Batches(Iterator[Batch]):
                 residues=exchanged.residues,
                 counts=exchanged.counts,
             )
-        stages = stages_after(self._position, plan.packing.seq_len, plan.tail_start, position.rows)
+        stages = next_stages(self._position.tail or (), plan.recipe.config.seq_len, plan.tail_start, position.rows)
         return replace(
             position,
             table_rows=plan.tail_start,
@@ -188,7 +187,7 @@ class Batches(Iterator[Batch]):
         plan = self._plan
         if stop - self._window_start < plan.delivery.exchange_every * plan.delivery.batch_size * plan.world_size:
             return None, None
-        window = Window(self._window_start, stop, plan.num_lanes, plan.world_size, plan.mixture)
+        window = Window(self._window_start, stop, plan.world_size, plan.recipe)
         message = window.message(plan.world_index, self._window)
         self._window_start, self._window = stop, []
         return window, self._exchange.start(message)
@@ -203,41 +202,35 @@ class Batches(Iterator[Batch]):
         self._arrived.clear()
         self._close_blocks()
         self._window = []
-        self._plan = replace(self._plan, cursors=ended.cursors, residues=ended.residues, is_measured=True, tail_start=ended.rows)
+        self._ended = replace(self._position, cursors=ended.cursors, residues=ended.residues)
+        self._plan = replace(self._plan, position=self._ended, is_measured=True, tail_start=ended.rows)
 
     def _begin_tail(self, messages: list[Ints]) -> None:
         """Pack what the lanes have left, and go on from before the batch in which they ended."""
-        plan, before = self._plan, self._position
-        self._ended = replace(before, cursors=plan.cursors, residues=plan.residues)
+        plan, before, ended = self._plan, self._position, self._ended
         try:
             tail = pack_tail(
-                plan.packing,
+                plan.recipe.packing,
                 start_row=plan.tail_start,
                 stages=before.tail or (),
-                cursors=plan.cursors[0],
-                residues=[plan.residue(0, lane) for lane in range(plan.num_lanes)],
+                cursors=ended.cursors[0],
+                residues=[ended.residue(0, lane) for lane in range(plan.num_lanes)],
                 sizes=self._sizes_by_lane(messages),
             )
         except ValueError as error:
             raise StreamChangedError(f"{error}. The state is damaged, or of another corpus, tokenizer or transform") from error
         if not tail.end:
-            urls = ", ".join(dataset.url for dataset in plan.corpus.datasets)
-            raise DatasetError(f"no document of {urls} gave a token: all are empty, or left out by the transform or min_tokens")
+            streams = ", ".join(plan.recipe.labels)
+            raise DatasetError(
+                f"no document of {streams} gave a token: all are empty, or left out by the transform or min_tokens"
+            )
         self._close_blocks()
-        self._plan = replace(
-            plan,
-            rows=before.rows,
-            table_rows=before.table_rows,
-            cursors=before.cursors,
-            residues=before.residues,
-            is_measured=False,
-            tail=tail,
-        )
+        self._plan = replace(plan, position=before, is_measured=False, tail=tail)
         self._arrived_rows, self._window_start = before.rows, self._plan.window_start
 
     def _num_left(self, lane: int) -> int:
         """The ordinals that a lane had left where the lanes ended."""
-        return (self._plan.components[0].lanes.end(lane) or 0) - int(self._plan.cursors[0, lane, 0])
+        return (self._plan.recipe.components[0].lanes.end(lane) or 0) - int(self._ended.cursors[0, lane, 0])
 
     def _join_sizes(self, blocks: list[Block]) -> Ints:
         """The message of this rank: its virtual index, and the sizes of what its lanes have left, lane after lane."""

@@ -20,7 +20,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.worker import Block, Plan, read_blocks
+from cloudload.plan import Block, Plan
+from cloudload.worker import read_blocks
 
 logger = logging.getLogger(__name__)
 

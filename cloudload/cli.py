@@ -156,7 +156,7 @@ def _summary(report: ConvertReport) -> str:
 
 
 _TRACE_EXAMPLE = """\
-Step 1 is the first. Rows are read from the state on: take the last state before the steps. A single row is read many times faster.
+Step 1 is the first. Rows are read from the state on, so take the last state before the steps. A single row takes far less time.
 
 example:
   cloudload trace checkpoint.pt --steps 81200:81205 --row 3

@@ -20,8 +20,8 @@ import numpy as np
 from cloudload.batch import Progress
 from cloudload.errors import RanksDisagreeError
 from cloudload.lanes import Ints, World, rank_rows
-from cloudload.mixture import Mixture
-from cloudload.state import Position
+from cloudload.position import Position
+from cloudload.recipe import Recipe
 
 _HEADER = 3
 _FIRST_CAPACITY = 1 << 10
@@ -141,9 +141,8 @@ class Window:
 
     start: int
     stop: int
-    num_lanes: int
     world_size: int
-    mixture: Mixture | None
+    recipe: Recipe
 
     def message(self, index: int, parts: Sequence[Progress]) -> Ints:
         """The message of the rank of virtual index `index`: of its rows' progress, batch after batch.
@@ -182,8 +181,8 @@ class Window:
             counts += message[ends[0] : ends[1]].reshape(counts.shape)
             # where a lane has several rows in the window, the last one counts
             known = rows < stop
-            lanes = rows[known] % self.num_lanes
-            components = np.zeros_like(lanes) if self.mixture is None else self.mixture.components(rows[known], self.num_lanes)
+            lanes = rows[known] % self.recipe.num_lanes
+            components = self.recipe.components_of(rows[known])
             cursors[components, lanes] = message[ends[1] : ends[2]].reshape(-1, 2)[known]
             if residues is not None:
                 parts = _split_residues(message[ends[2] :], len(rows))

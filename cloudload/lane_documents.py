@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cloudload.cache import ShardCache
 from cloudload.components import Component
 from cloudload.documents import DocumentReader
 from cloudload.lanes import Ints
 from cloudload.order import EpochOrders
+from cloudload.plan import Plan
 from cloudload.tokenizer import DocumentTokenizer, Tokens
 
 
@@ -96,3 +98,23 @@ class LaneDocuments:
     def prefetch(self, samples: Ints) -> None:
         """Begin to fetch the shards of samples of the corpus, those of the first samples first."""
         self._reader.prefetch(samples)
+
+
+def open_reader(plan: Plan, cache: ShardCache) -> DocumentReader:
+    """The texts of a plan's corpus."""
+    return DocumentReader(plan.recipe.corpus, cache, plan.recipe.config.text_key, plan.recipe.config.transform)
+
+
+def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
+    """The documents of a plan's lanes."""
+    recipe = plan.recipe
+    orders = [component.orders(plan.cache_root) for component in recipe.components]
+    tokenizer = DocumentTokenizer(recipe.tokenizer)
+    return LaneDocuments(recipe.components, orders, open_reader(plan, cache), tokenizer, recipe.config.min_tokens)
+
+
+def open_cache(plan: Plan) -> ShardCache:
+    """The shards of a plan's corpus."""
+    delivery = plan.delivery
+    limit_bytes = delivery.cache_limit_bytes()
+    return ShardCache(plan.recipe.corpus, plan.cache_root, delivery.retry, limit_bytes, delivery.download_threads)

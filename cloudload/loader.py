@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,17 @@ from cloudload.batch import Batch
 from cloudload.batches import Batches
 from cloudload.blocks import inline_blocks, process_blocks
 from cloudload.cache import default_cache
-from cloudload.components import Component, build_components, component_sizes
-from cloudload.config import AUTO, SAME, DeliveryConfig, RowsConfig, Stream, Transform
-from cloudload.dataset import check_text_column, open_corpus
+from cloudload.config import AUTO, DeliveryConfig, RowsConfig, Stream, Transform
 from cloudload.errors import CacheError, RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
-from cloudload.lanes import Layout, World, check_world, find_world, resolve
-from cloudload.locations import hide_secrets
-from cloudload.mixture import build_mixture
-from cloudload.pack import Packing
-from cloudload.state import Identity, Position, State, build_state, go_on, mask_lanes, read_state
+from cloudload.lanes import World, check_world, find_world
+from cloudload.plan import NOT_DRY, Block, Plan
+from cloudload.position import Position
+from cloudload.recipe import open_recipe
+from cloudload.resume import go_on
+from cloudload.state import State, build_state, mask_lanes, read_state
 from cloudload.stats import COUNTS, Stats, StreamStats
-from cloudload.tokenizer import load_tokenizer
 from cloudload.trace import TracedSpan, Tracer
-from cloudload.worker import NOT_DRY, Block, Plan
 from cloudload.working_set import check_cache_limit
 
 logger = logging.getLogger(__name__)
@@ -153,61 +149,24 @@ class CloudLoader:
         )
         if num_lanes is not None:
             check_world(num_lanes, self._find_world().size)
-        frames = [(_own(stream.bos, bos), _own(stream.eos, eos)) for stream in self._asked.streams]
-        self._tokenizer = load_tokenizer(tokenizer, frames)
-        self._corpus = open_corpus(self._asked.streams, self._delivery.retry, may_be_empty=not self._asked.is_mixed)
-        if transform is None:
-            check_text_column(self._corpus, text_key)
-        self._sources = _describe_sources(self._asked, tokenizer)
+        self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
+        check_world(self.num_lanes, self._find_world().size)
         self._cache_root = Path(self._delivery.local).expanduser() if self._delivery.local else default_cache()
         self._exchange: Exchange | None = None
         self._knows_all_lanes = True
         self._batches: Batches | None = None
         self._tracer: Tracer | None = None
-        self._settle(None)
-        self._start_at(Position.start(len(self._components), self.num_lanes, len(self._asked.streams), self._packing))
-
-    def _settle(self, saved: Layout | None) -> None:
-        """Fill in what was left open, from the data or from what was saved, and check it against the world."""
-        config, corpus = self._asked, self._corpus
-        layout = resolve(config, component_sizes(config, corpus), saved)
-        check_world(layout.num_lanes, self._find_world().size)
-        self._components = build_components(config, corpus, layout)
-        labels = self.stream_labels
-        if config.is_mixed:
-            self._mixture = build_mixture(labels, [stream.proportion or 0.0 for stream in config.streams], config.schedule)
-        else:
-            self._mixture = build_mixture([" + ".join(labels)], [1.0], None)
-        chosen = [
-            component.sampling.choose if component.sampling else (component.lanes.num_positions,)
-            for component in self._components
-        ]
-        self._identity = Identity(
-            config=config,
-            layout=layout,
-            mixture=self._mixture,
-            data=tuple(corpus.fingerprint(component.streams) for component in self._components),
-            tokenizer=self._tokenizer.fingerprint,
-            frames=self._tokenizer.frames,
-            choose=tuple(itertools.chain.from_iterable(chosen)),
-            sources=self._sources,
-        )
+        self._start_at(Position.start(self._recipe))
 
     def _start_at(self, position: Position) -> None:
         self._started_at = position
         self._history: deque[Position] = deque([position], maxlen=_HISTORY)
 
-    @property
-    def _packing(self) -> Packing:
-        config = self._asked
-        return Packing(config.packing, config.seq_len, config.open_rows, config.overflow)
-
     # ------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Batch]:
         self._stop_batches()
-        position = self._history[-1]
-        self._batches = Batches(self._plan(position), position, self._connect(), self._record, self._open_blocks)
+        self._batches = Batches(self.plan(), self._connect(), self._record, self._open_blocks)
         return self._batches
 
     def take(self, number: int) -> Iterator[Batch]:
@@ -233,33 +192,24 @@ class CloudLoader:
         config = self._asked
         is_known = config.packing == "one_per_row" and config.overflow == "cut" and config.epochs is not None
         is_known = is_known and config.transform is None and config.min_tokens <= 1
-        if not is_known or not all(bos is not None or eos is not None for bos, eos in self._tokenizer.frames):
+        if not is_known or not all(bos is not None or eos is not None for bos, eos in self._recipe.tokenizer.frames):
             raise TypeError("how many batches there are is known only with packing='one_per_row', overflow='cut' and epochs=N")
-        rows = (config.epochs or 0) * self._components[0].lanes.num_positions
+        rows = (config.epochs or 0) * self._recipe.components[0].lanes.num_positions
         global_batch = self._delivery.batch_size * self._find_world().size
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
 
-    def _plan(self, position: Position) -> Plan:
-        config, world = self._asked, self._find_world()
+    def plan(self) -> Plan:
+        """What the workers of this rank are asked for from here on."""
+        world, position = self._find_world(), self._history[-1]
         check_world(self.num_lanes, world.size)
         plan = Plan(
-            corpus=self._corpus,
-            components=self._components,
-            mixture=self._mixture if config.is_mixed else None,
-            tokenizer=self._tokenizer,
-            packing=self._packing,
-            text_key=config.text_key,
-            transform=config.transform,
-            min_tokens=config.min_tokens,
+            recipe=self._recipe,
             delivery=self._delivery,
             cache_root=self._cache_root,
             world_index=world.index,
             world_size=world.size,
             num_workers=min(max(1, self._delivery.num_workers), self.num_lanes // world.size),
-            rows=position.rows,
-            table_rows=position.table_rows,
-            cursors=position.cursors,
-            residues=position.residues,
+            position=position,
             is_measured=position.tail is not None,
             tail_start=NOT_DRY if position.tail is None else position.table_rows,
         )
@@ -275,7 +225,7 @@ class CloudLoader:
     def _prepare_orders(self, plan: Plan, world: World) -> None:
         """Build the order of the epochs that the lanes stand in, here rather than in every worker."""
         current = []
-        for component, cursors in zip(plan.components, plan.cursors, strict=True):
+        for component, cursors in zip(self._recipe.components, plan.position.cursors, strict=True):
             orders, lanes = component.orders(self._cache_root), component.lanes
             last = (lanes.epochs or 1 << 62) - 1
             epochs = {min(last, lanes.place(lane, int(cursors[lane, 0]))[0]) for lane in world.lanes(self.num_lanes)}
@@ -284,8 +234,8 @@ class CloudLoader:
             current.append(order)
         check_cache_limit(
             self._delivery.cache_limit_bytes(),
-            self._corpus,
-            plan.components,
+            self._recipe.corpus,
+            self._recipe.components,
             current,
             world=world,
             downloads_at_once=plan.num_workers * world.ranks_per_node * self._delivery.download_threads,
@@ -305,9 +255,9 @@ class CloudLoader:
         residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
         self._exchange.compare(
             {
-                **self._identity.fields(),
+                **self._recipe.fields,
                 "seq_len": self._asked.seq_len,
-                "mixture": self._identity.mixture.to_json(),
+                "mixture": self._recipe.mixture.to_json(),
                 "batch_size": self._delivery.batch_size,
                 "tail": self._delivery.tail,
                 "exchange_every": self._delivery.exchange_every,
@@ -355,7 +305,7 @@ class CloudLoader:
                 "the ranks cannot communicate, so no rank knows the whole state. Initialise torch.distributed before iterating, "
                 "or save local_state_dict() on every rank and load merge_state_dicts([...])"
             )
-        return build_state(self._identity, position)
+        return build_state(self._recipe, position)
 
     def local_state_dict(self, lag: int = 0) -> State:
         """This rank's part of the state, for ranks that cannot communicate; `merge_state_dicts` joins the parts of all."""
@@ -364,7 +314,7 @@ class CloudLoader:
         if world.index:
             # what was counted before is in the part of one rank
             position = replace(position, counts=position.counts - self._started_at.counts)
-        return build_state(self._identity, position, f"{world.index}/{world.size}")
+        return build_state(self._recipe, position, f"{world.index}/{world.size}")
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None) -> None:
         """Stand where the state was saved: any world size that divides its lanes, any workers, batch size, and `seq_len`.
@@ -377,17 +327,10 @@ class CloudLoader:
         """
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
-        before = self._identity.layout
-        try:
-            self._settle(saved.layout)
-            position = go_on(saved, self._identity, self._components, on_change or {})
-            names = self._mixture.names[: len(saved.mixture.names)]
-            mixture = self._mixture.resume(replace(saved.mixture, names=names), position.rows)
-        except Exception:
-            self._settle(before)
-            raise
-        self._mixture = mixture
-        self._identity = replace(self._identity, mixture=mixture)
+        recipe = self._opened.settle(saved.layout)
+        position = go_on(saved, recipe, on_change or {})
+        names = recipe.mixture.names[: len(saved.mixture.names)]
+        self._recipe = replace(recipe, mixture=recipe.mixture.resume(replace(saved.mixture, names=names), position.rows))
         self._stop_batches()
         self._start_at(position)
         self._knows_all_lanes = True
@@ -412,22 +355,12 @@ class CloudLoader:
     @property
     def num_lanes(self) -> int:
         """The lanes of the run."""
-        return self._identity.layout.num_lanes
-
-    @property
-    def cache_folder(self) -> Path:
-        """The node's shard cache."""
-        return self._cache_root
-
-    @property
-    def stream_labels(self) -> list[str]:
-        """What the streams are called, in the order of their numbers."""
-        return [stream.label for stream in self._asked.streams]
+        return self._recipe.num_lanes
 
     @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
-        return self._tokenizer.vocab_size
+        return self._recipe.tokenizer.vocab_size
 
     @property
     def rows(self) -> int:
@@ -437,18 +370,18 @@ class CloudLoader:
     @property
     def num_samples(self) -> int:
         """Samples of an epoch."""
-        return self._corpus.num_samples
+        return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
         """What has been read up to the batch last handed out; with `exchange_every` above 1, up to the last exchange."""
         position = self._history[-1]
         streams = {}
-        for component in self._components:
+        for component in self._recipe.components:
             counts = [dict(zip(COUNTS, position.counts[stream].tolist(), strict=True)) for stream in component.streams]
             read = sum(each["documents"] + each["filtered"] + each["empty"] for each in counts)
             for stream, each in zip(component.streams, counts, strict=True):
                 del each["padding"]
-                streams[self._asked.streams[stream].label] = StreamStats(**each, epoch=read / component.lanes.num_positions)
+                streams[self._recipe.labels[stream]] = StreamStats(**each, epoch=read / component.lanes.num_positions)
         return Stats(
             rows=position.rows,
             **dict(zip(COUNTS, position.counts.sum(axis=0).tolist(), strict=True)),
@@ -462,40 +395,9 @@ class CloudLoader:
         if row is not None and not 0 <= row < len(batch["input_ids"]):
             raise ValueError(f"row is {row}, but the batch has rows 0 to {len(batch['input_ids']) - 1}")
         spans = batch.spans if row is None else batch.spans[batch.spans[:, 0] == row]
-        return self._open_tracer().trace(spans, batch.first_row + np.arange(len(batch["input_ids"])) * batch.row_step)
-
-    def find_id(self, identifier: str) -> list[tuple[int, int]]:
-        """(stream, sample) of every sample whose column `id` is `identifier`. Reads all shards."""
-        return self._open_tracer().find_id(identifier)
-
-    def _open_tracer(self) -> Tracer:
         if self._tracer is None:
-            self._tracer = Tracer(self._plan(self._history[-1]), self.stream_labels)
-        return self._tracer
-
-    def first_epoch(self, stream: int) -> int:
-        """The earliest epoch that a lane stands in, of the order that a stream is read in."""
-        place, component = self._component_of(stream)
-        cursors = self._history[-1].cursors[place]
-        return min(component.lanes.place(lane, int(cursors[lane, 0]))[0] for lane in range(self.num_lanes))
-
-    def lanes_of(self, stream: int, sample: int, epoch: int) -> list[int]:
-        """The lanes that read a sample of a stream in an epoch."""
-        _, component = self._component_of(stream)
-        within = int(self._corpus.stream_starts[stream]) + sample - component.first_sample
-        positions = np.flatnonzero(component.orders(self._cache_root)(epoch) == within)
-        return sorted({(epoch * component.lanes.stride + position) % self.num_lanes for position in positions.tolist()})
-
-    def check_sample(self, stream: int, sample: int) -> None:
-        """Raises `ValueError` where there is no such sample."""
-        sizes = np.diff(self._corpus.stream_starts).tolist()
-        if not 0 <= stream < len(sizes):
-            raise ValueError(f"there is no stream {stream}: the run has streams 0 to {len(sizes) - 1}")
-        if not 0 <= sample < sizes[stream]:
-            raise ValueError(f"there is no sample {sample}: {self.stream_labels[stream]} has samples 0 to {sizes[stream] - 1}")
-
-    def _component_of(self, stream: int) -> tuple[int, Component]:
-        return next((place, each) for place, each in enumerate(self._components) if stream in each.streams)
+            self._tracer = Tracer(self.plan())
+        return self._tracer.trace(spans, batch.first_row + np.arange(len(batch["input_ids"])) * batch.row_step)
 
     def close(self) -> None:
         """End the workers and let go of the connections. The state stays readable; iterating starts workers anew."""
@@ -514,8 +416,8 @@ class CloudLoader:
         self.close()
 
     def __repr__(self) -> str:
-        urls = ", ".join(dataset.url for dataset in self._corpus.datasets)
-        return f"CloudLoader({urls}, {self.num_lanes} lanes, {self.rows} rows handed out, data {self._identity.data[0][:12]})"
+        streams, data = ", ".join(self._recipe.labels), self._recipe.fields["data"][:12]
+        return f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows handed out, data {data})"
 
 
 def _as_streams(data: str | os.PathLike[str] | Stream | Sequence[str | Stream]) -> tuple[Stream, ...]:
@@ -523,16 +425,3 @@ def _as_streams(data: str | os.PathLike[str] | Stream | Sequence[str | Stream]) 
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
         raise ValueError(f"data is {wrong[0]!r}; give the URL or folder of an MDS dataset, a Stream, or a list of them")
     return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)
-
-
-def _own(token: str | None, of_loader: str | None) -> str | None:
-    return of_loader if token == SAME else token
-
-
-def _describe_sources(config: RowsConfig, tokenizer: Any) -> str:
-    """All that a loader of the same rows is made from and that the state does not say elsewhere."""
-    name = os.fspath(tokenizer) if isinstance(tokenizer, str | os.PathLike) else getattr(tokenizer, "name_or_path", None)
-    streams = [{**asdict(stream), "remote": hide_secrets(stream.remote)} for stream in config.streams]
-    return json.dumps(
-        {"streams": streams, "is_mixed": config.is_mixed, "tokenizer": name or None, "bos": config.bos, "eos": config.eos}
-    )

@@ -73,9 +73,14 @@ class Packing:
     overflow: str
     """What `one_per_row` does with the tokens of a document that do not fit its row."""
 
+    @property
+    def has_residue(self) -> bool:
+        """Whether lanes hold back what they have read."""
+        return self.name == "best_fit"
+
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
         """A packer that goes on from a cursor. Raises `ValueError` for a residue that cannot be."""
-        if self.name == "best_fit":
+        if self.has_residue:
             return _BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
         if self.name == "one_per_row":
             return _OnePerRowPacker(self.seq_len, self.overflow == "cut", cursor)

@@ -16,12 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cloudload.batch import Batch
 from cloudload.config import Stream, Transform
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
+from cloudload.plan import Plan
 from cloudload.state import Saved, read_state
-from cloudload.trace import TracedSpan
+from cloudload.trace import TracedSpan, Tracer
 
 _ROWS_AT_ONCE = 16
 _MISSED_EPOCHS = 3
@@ -196,7 +199,9 @@ def _lane_loader(run: Run, lane: int, batch_size: int, delivery: Mapping[str, An
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
     """(stream, sample) of every sample with that id. Raises `DatasetError` where there is none."""
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
-        found = loader.find_id(identifier)
+        tracer = Tracer(loader.plan())
+        found = tracer.find_id(identifier)
+        tracer.close()
     if not found:
         raise DatasetError(f"no sample has {identifier!r} in its column 'id'. Name it by --sample, if its number is known")
     return found
@@ -210,12 +215,13 @@ def find_document(run: Run, stream: int, sample: int, last_step: int, **delivery
             yield from _occurrences(run, loader, (stream, sample), None, last_row)
         return
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
-        loader.check_sample(stream, sample)
-        epoch, missed = max(0, loader.first_epoch(stream) - 1), 0  # of which a residue may be
+        plan = loader.plan()
+        check_sample(plan, stream, sample)
+        epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0  # of which a residue may be
         # lanes are seldom an epoch apart, and two epochs only where there are fewer documents than lanes
         while missed < _MISSED_EPOCHS:
             found: list[Occurrence] = []
-            for lane in loader.lanes_of(stream, sample, epoch):
+            for lane in _lanes_of(plan, stream, sample, epoch):
                 with _lane_loader(run, lane, _ROWS_AT_ONCE, delivery) as of_lane:
                     found += _occurrences(run, of_lane, (stream, sample), epoch, last_row)
             yield from sorted(found, key=lambda occurrence: (occurrence.step, occurrence.row))
@@ -227,15 +233,44 @@ def _occurrences(
     run: Run, loader: CloudLoader, document: tuple[int, int], epoch: int | None, last_row: int
 ) -> Iterator[Occurrence]:
     """Where a loader reads a document, in one epoch or in all, up to a row of the run."""
+    labels = loader.plan().recipe.labels
     for batch in loader:
         rows = batch.first_row + batch.spans[:, 0] * batch.row_step
         for (_, stream, of_epoch, sample, start, stop), row in zip(batch.spans.tolist(), rows.tolist(), strict=True):
             if (stream, sample) == document and row <= last_row and epoch in (None, of_epoch):
                 step = run.step_of_row(row)
                 place = row - run.rows_of_step(step).start
-                yield Occurrence(step, place, loader.stream_labels[stream], of_epoch, sample, start, stop)
+                yield Occurrence(step, place, labels[stream], of_epoch, sample, start, stop)
         if batch.first_row > last_row or (epoch is not None and _is_past(batch, document[0], epoch)):
             return
+
+
+def check_sample(plan: Plan, stream: int, sample: int) -> None:
+    """Raises `ValueError` where there is no such sample."""
+    sizes = np.diff(plan.recipe.corpus.stream_starts).tolist()
+    if not 0 <= stream < len(sizes):
+        raise ValueError(f"there is no stream {stream}: the run has streams 0 to {len(sizes) - 1}")
+    if not 0 <= sample < sizes[stream]:
+        raise ValueError(f"there is no sample {sample}: {plan.recipe.labels[stream]} has samples 0 to {sizes[stream] - 1}")
+
+
+def _component_of(plan: Plan, stream: int) -> int:
+    return next(place for place, component in enumerate(plan.recipe.components) if stream in component.streams)
+
+
+def _first_epoch(plan: Plan, stream: int) -> int:
+    """The earliest epoch that a lane stands in, of the order that a stream is read in."""
+    place = _component_of(plan, stream)
+    lanes = plan.recipe.components[place].lanes
+    return min(lanes.place(lane, ordinal)[0] for lane, ordinal in enumerate(plan.position.cursors[place, :, 0].tolist()))
+
+
+def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
+    """The lanes that read a sample of a stream in an epoch."""
+    component = plan.recipe.components[_component_of(plan, stream)]
+    within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
+    positions = np.flatnonzero(component.orders(plan.cache_root)(epoch) == within)
+    return sorted({(epoch * component.lanes.stride + position) % plan.num_lanes for position in positions.tolist()})
 
 
 def _is_past(batch: Batch, stream: int, epoch: int) -> bool:

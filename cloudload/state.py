@@ -22,7 +22,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,47 +30,21 @@ from typing import Any
 import numpy as np
 
 import cloudload
-from cloudload.components import Component
-from cloudload.config import RowsConfig
 from cloudload.errors import StreamChangedError
 from cloudload.lanes import Ints, Layout
 from cloudload.mixture import Mixture
-from cloudload.pack import Packing, residue_spans, unpack_residue
+from cloudload.position import Position, Residues
+from cloudload.recipe import Recipe
 from cloudload.stats import COUNTS
-from cloudload.tail import Stages, next_stages
-from cloudload.worker import Residues
-
-logger = logging.getLogger(__name__)
 
 VERSION = 2
 State = dict[str, Any]
 
 _MISSING = -1
-# seq_len is not among them: cursors count tokens, so a run goes on with rows of another length
-_CONFIG_FIELDS = (
-    "packing",
-    "open_rows",
-    "overflow",
-    "shuffle",
-    "shuffle_algo",
-    "seed",
-    "epochs",
-    "text_key",
-    "min_tokens",
+_HELD_FIELDS = (
+    *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key", "min_tokens", "transform"),
+    *("num_lanes", "num_canonical_nodes", "shuffle_block_size", "choose", "data", "tokenizer", "bos_eos"),
 )
-_DESCRIPTIONS = {
-    "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
-    "tokenizer": "tokenizer (fingerprint)",
-    "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
-    "choose": "choose (samples that each stream gives to an epoch)",
-}
-# of these a stream that is added at the end adds an item
-_GROWING_FIELDS = ("data", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size")
-# a change of these leaves every cursor in its place, ...
-_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
-# ... and a change of these does so at the ends of documents
-_CONTENT_FIELDS = ("data", "tokenizer", "bos_eos", "text_key", "transform", "overflow")
-_HELD_FIELDS = (*_CONFIG_FIELDS, "transform", "choose", "shuffle_block_size", "num_canonical_nodes", "num_lanes", *_DESCRIPTIONS)
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 _KEYS = frozenset(
     {"version", "cloudload", "seq_len", "cursors", "residues", "tail", "part", "counts", "skipped", "mixture", "sources"}
@@ -79,69 +52,7 @@ _KEYS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where a run stands: `rows` handed out, and how the lanes stood at `table_rows`; -1 where unknown."""
-
-    rows: int
-    table_rows: int
-    cursors: Ints
-    """int64 [components, lanes, 2]."""
-    residues: Residues | None
-    """bytes [components, lanes]; None where the packing has none."""
-    counts: Ints
-    """int64 [streams, counts], by `stats.COUNTS`: at `table_rows`, and in a tail at `rows`."""
-    tail: Stages | None = None
-    """The rows of the tail so far; None before it."""
-    skipped: tuple[tuple[int, int], ...] = ()
-    """The rows [start, stop) that were passed over."""
-    batches: int = 0
-    global_batch: int = 0
-
-    @staticmethod
-    def start(num_components: int, num_lanes: int, num_streams: int, packing: Packing) -> Position:
-        """Before the first row."""
-        residues = None
-        if packing.name == "best_fit":
-            residues = np.full((num_components, num_lanes), b"", object)
-        return Position(
-            0, 0, np.zeros((num_components, num_lanes, 2), np.int64), residues, np.zeros((num_streams, len(COUNTS)), np.int64)
-        )
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a state must agree with: the config, what was resolved of it, and fingerprints."""
-
-    config: RowsConfig
-    layout: Layout
-    mixture: Mixture
-    data: tuple[str, ...]
-    """The fingerprint of each component."""
-    tokenizer: str
-    frames: tuple[tuple[int | None, int | None], ...]
-    """The ids of bos and eos of each stream."""
-    choose: tuple[int, ...]
-    """The documents of an epoch of each component, or of each stream where they are resampled."""
-    sources: str
-    """Where data and tokenizer are, as JSON."""
-
-    def fields(self) -> dict[str, Any]:
-        """The held fields by name."""
-        return {
-            **{name: getattr(self.config, name) for name in _CONFIG_FIELDS},
-            "transform": self.config.transform_name,
-            "num_lanes": self.layout.num_lanes,
-            "num_canonical_nodes": ",".join(map(str, self.layout.canonical_nodes)),
-            "shuffle_block_size": ",".join(map(str, self.layout.shuffle_block_sizes)),
-            "data": ",".join(self.data),
-            "tokenizer": self.tokenizer,
-            "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.frames),
-            "choose": ",".join(map(str, self.choose)),
-        }
-
-
-def build_state(identity: Identity, position: Position, part: str = "") -> State:
+def build_state(recipe: Recipe, position: Position, part: str = "") -> State:
     """The state of a position."""
     return {
         "version": VERSION,
@@ -150,10 +61,10 @@ def build_state(identity: Identity, position: Position, part: str = "") -> State
         "table_rows": position.table_rows,
         "batches": position.batches,
         "global_batch": position.global_batch,
-        "seq_len": identity.config.seq_len,
-        **identity.fields(),
-        "mixture": identity.mixture.to_json(),
-        "sources": identity.sources,
+        "seq_len": recipe.config.seq_len,
+        **recipe.fields,
+        "mixture": recipe.mixture.to_json(),
+        "sources": recipe.sources,
         "part": part,
         "tail": "" if position.tail is None else _join_pairs(position.tail),
         "skipped": _join_pairs(position.skipped),
@@ -195,133 +106,6 @@ def read_state(state: Mapping[str, Any]) -> Saved:
     )
     fields = {name: state[name] for name in _HELD_FIELDS}
     return Saved(position, layout, Mixture.from_json(state["mixture"]), state["seq_len"], fields)
-
-
-def go_on(saved: Saved, identity: Identity, components: Sequence[Component], on_change: Mapping[str, str]) -> Position:
-    """The position to go on from with what `identity` says now.
-
-    Raises `StreamChangedError` that names every field that differs and may not, and what is out of place.
-    """
-    _check_on_change(on_change)
-    known = saved.position.cursors.shape[0]
-    if known > len(components):
-        raise StreamChangedError(
-            f"mixture: the state has {known} streams, but only {len(components)} are there. To end a stream, give it proportion=0"
-        )
-    changed = _check_fields(saved, identity, components, on_change)
-    if len(saved.position.counts) > len(identity.frames):
-        raise StreamChangedError(
-            f"counts: of {len(saved.position.counts)} streams, not {len(identity.frames)}. The state is damaged"
-        )
-    position = _add_components(saved.position, len(components), len(identity.frames))
-    if set(changed) & set(_CONTENT_FIELDS):
-        position = _leave_documents(position, changed)
-    _check_cursors(position, components)
-    if saved.seq_len != identity.config.seq_len:
-        position = _with_seq_len(saved, position, identity.config.seq_len)
-    return position
-
-
-def _check_on_change(on_change: Mapping[str, str]) -> None:
-    for name, value in on_change.items():
-        if value != "accept":
-            raise ValueError(f"on_change[{name!r}] is {value!r}; the one choice is 'accept'")
-        if name not in (*_HARMLESS_FIELDS, *_CONTENT_FIELDS):
-            raise ValueError(
-                f"on_change: a change of {name!r} cannot be accepted, for documents would be lost and repeated. "
-                f"What can: {', '.join(sorted((*_HARMLESS_FIELDS, *_CONTENT_FIELDS)))}"
-            )
-
-
-def _check_fields(
-    saved: Saved, identity: Identity, components: Sequence[Component], on_change: Mapping[str, str]
-) -> dict[str, tuple[Any, Any]]:
-    """The fields that differ and were accepted: what was saved and what was found."""
-    found, grows = identity.fields(), len(components) > saved.position.cursors.shape[0]
-    changed = {}
-    for name, value in saved.fields.items():
-        now = found[name]
-        if grows and name in _GROWING_FIELDS and isinstance(value, str):
-            now = ",".join(now.split(",")[: len(value.split(","))])
-        if value != now:
-            changed[name] = (value, found[name])
-    refused = {name: values for name, values in changed.items() if on_change.get(name) != "accept"}
-    if refused:
-        lines = [f"  {_DESCRIPTIONS.get(name, name)}: saved {value!r}, found {now!r}" for name, (value, now) in refused.items()]
-        acceptable = [name for name in refused if name in (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)]
-        advice = "Go on with what was saved, or start a new run without this state"
-        if len(acceptable) == len(refused):
-            advice += f"; or take the change on purpose with on_change={dict.fromkeys(acceptable, 'accept')}"
-        raise StreamChangedError("the state is of another stream of rows; these differ:\n" + "\n".join(lines) + f"\n{advice}")
-    if "data" in changed and saved.fields["choose"] != found["choose"]:
-        raise StreamChangedError(
-            "data: the numbers of documents differ, so the cursors stand at other documents. Start a new run"
-        )
-    if "epochs" in changed and saved.position.tail is not None:
-        raise StreamChangedError("epochs: the run is in its tail, past the point where more epochs could be added")
-    return changed
-
-
-def _add_components(position: Position, num_components: int, num_streams: int) -> Position:
-    """Cursors at the start for the streams that were added."""
-    saved, num_lanes, _ = position.cursors.shape
-    cursors = np.zeros((num_components, num_lanes, 2), np.int64)
-    cursors[:saved] = position.cursors
-    counts = np.zeros((num_streams, len(COUNTS)), np.int64)
-    counts[: len(position.counts)] = position.counts
-    residues = None
-    if position.residues is not None:
-        residues = np.full((num_components, num_lanes), b"", object)
-        residues[:saved] = position.residues
-    return replace(position, cursors=cursors, counts=counts, residues=residues)
-
-
-def _leave_documents(position: Position, changed: Mapping[str, Any]) -> Position:
-    """Every lane at the end of the document that it stood in, without what it held back."""
-    if position.tail is not None or position.rows != position.table_rows:
-        raise StreamChangedError(f"{', '.join(changed)}: cannot change between two exchanges, or in the tail of a finite run")
-    cursors = position.cursors.copy()
-    logger.warning("%s changed: what was left of the documents in hand of the lanes is left out", ", ".join(changed))
-    cursors[..., 0] += cursors[..., 1] > 0
-    cursors[..., 1] = 0
-    residues = None if position.residues is None else np.full(position.residues.shape, b"", object)
-    return replace(position, cursors=cursors, residues=residues)
-
-
-def _with_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
-    if position.tail is not None:
-        return position
-    if position.rows != position.table_rows:
-        raise StreamChangedError(
-            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, and the state lies between two exchanges "
-            f"(rows {position.table_rows:,} to {position.rows:,}). Save it with exchange_every=1 before changing seq_len"
-        )
-    if position.residues is None:
-        return position
-    residues = position.residues.copy()
-    for component, lane in np.ndindex(residues.shape):
-        residues[component, lane] = unpack_residue(residues[component, lane], int(position.cursors[component, lane, 0]))
-    return replace(position, residues=residues)
-
-
-def _check_cursors(position: Position, components: Sequence[Component]) -> None:
-    for component, cursors in zip(components, position.cursors.tolist(), strict=True):
-        for lane, (ordinal, offset) in enumerate(cursors):
-            end = component.lanes.end(lane)
-            if end is not None and (ordinal > end or (ordinal == end and offset)):
-                raise StreamChangedError(
-                    f"cursors: lane {lane} stands at document {ordinal} of {end}. The state is damaged, or past these epochs"
-                )
-    if position.tail is not None:
-        handed_out = sum(rows for _, rows in position.tail)
-        if min(min(pair) for pair in position.tail) < 0 or handed_out != position.rows - position.table_rows:
-            raise StreamChangedError(f"tail: {position.tail} are not the rows after {position.table_rows}. The state is damaged")
-    if position.residues is not None:
-        for place, lane in np.ndindex(position.residues.shape):
-            try:
-                residue_spans(position.residues[place, lane], int(position.cursors[place, lane, 0]))
-            except ValueError as error:
-                raise StreamChangedError(f"residues: lane {lane} has {error}. The state is damaged") from error
 
 
 # ---------------------------------------------------------------- parts
@@ -368,11 +152,6 @@ def mask_lanes(position: Position, own: range) -> Position:
         residues = np.full(position.residues.shape, b"", object)
         residues[:, own] = position.residues[:, own]
     return replace(position, cursors=cursors, residues=residues)
-
-
-def stages_after(position: Position, seq_len: int, start_row: int, rows: int) -> Stages:
-    """The stages of the tail after `rows` rows of the run."""
-    return next_stages(position.tail or (), seq_len, start_row, rows)
 
 
 # ---------------------------------------------------------------- reading

@@ -5,17 +5,15 @@ span  (row, stream, epoch, sample, start, stop)  ─►  sample's id, shard, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from cloudload.cache import ShardCache
 from cloudload.documents import DocumentReader
-from cloudload.lane_documents import LaneDocuments, Place
+from cloudload.lane_documents import LaneDocuments, Place, open_cache, open_documents, open_reader
 from cloudload.lanes import Ints
-from cloudload.worker import Plan, open_documents, open_reader
+from cloudload.plan import Plan
 
 ID_KEY = "id"
 
@@ -44,14 +42,11 @@ class TracedSpan:
 class Tracer:
     """Reads the documents behind spans, in this process."""
 
-    def __init__(self, plan: Plan, labels: Sequence[str]) -> None:
-        delivery = plan.delivery
-        self._cache = ShardCache(
-            plan.corpus, plan.cache_root, delivery.retry, delivery.cache_limit_bytes(), delivery.download_threads
-        )
+    def __init__(self, plan: Plan) -> None:
+        self._cache = open_cache(plan)
         self._documents: LaneDocuments = open_documents(plan, self._cache)
         self._reader: DocumentReader = open_reader(plan, self._cache)
-        self._labels, self._starts = labels, plan.corpus.stream_starts
+        self._labels, self._starts = plan.recipe.labels, plan.recipe.corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
         """The documents of spans (int64 [spans, 6], `pack.SPAN_FIELDS`); `rows` has the row of the run for each of their rows."""

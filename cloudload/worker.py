@@ -12,123 +12,23 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cloudload.cache import ShardCache
-from cloudload.components import Component
-from cloudload.config import DeliveryConfig, Transform
-from cloudload.dataset import Corpus
-from cloudload.documents import DocumentReader
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.lane_documents import Document, LaneDocuments, Place
-from cloudload.lanes import Ints, rank_rows, worker_of_rows
-from cloudload.mixture import Mixture
+from cloudload.lane_documents import Document, Place, open_cache, open_documents
+from cloudload.lanes import Ints
 from cloudload.pack import SPAN_FIELDS, PackedRow, Packer, Packing, residue_spans
+from cloudload.plan import NOT_DRY, Block, Plan
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED
 from cloudload.tail import FILTERED as FILTERED_SIZE
-from cloudload.tail import NO_DOCUMENT, Tail
-from cloudload.tokenizer import DocumentTokenizer, TokenizerSpec, Tokens
+from cloudload.tail import NO_DOCUMENT
+from cloudload.tokenizer import Tokens
 
-# enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
-_TOKENS_AT_ONCE, _ROWS_AT_ONCE = 65_536, 32
 _DOCUMENTS_AT_ONCE = 256
-_REPLAYED_ROWS_AT_ONCE = 2_048
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
-
-NOT_DRY = 1 << 62
-Residues = np.ndarray[Any, np.dtype[np.object_]]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that the workers of one rank need, from where the state stands; picklable."""
-
-    corpus: Corpus
-    components: tuple[Component, ...]
-    mixture: Mixture | None
-    """Which component each row is of; None where there is one."""
-    tokenizer: TokenizerSpec
-    packing: Packing
-    text_key: str
-    transform: Transform | None
-    min_tokens: int
-    delivery: DeliveryConfig
-    cache_root: Path
-    world_index: int
-    world_size: int
-    num_workers: int
-    rows: int
-    """Rows of the run that are already emitted."""
-    table_rows: int
-    """Rows up to which `cursors` counts; the rows from there to `rows` are read again and dropped."""
-    cursors: Ints
-    """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token."""
-    residues: Residues | None
-    """bytes [components, lanes], where the packing has any."""
-    is_measured: bool = False
-    """Whether the sizes of all documents that the lanes have left are asked for, in place of rows."""
-    tail: Tail | None = None
-    """Where the rows come from that are after its start."""
-    tail_start: int = NOT_DRY
-    """The row at which the lanes ended."""
-
-    @property
-    def num_lanes(self) -> int:
-        """The lanes of the run."""
-        return int(self.cursors.shape[1])
-
-    @property
-    def batches_at_once(self) -> int:
-        """The batches whose blocks every worker makes at once."""
-        rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
-        return max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // self.packing.seq_len) // rows_of_worker)
-
-    @property
-    def window_start(self) -> int:
-        """The row from which on rows have yet to be exchanged."""
-        return self.table_rows if self.rows < self.tail_start else self.rows
-
-    def replays(self) -> list[tuple[int, int]]:
-        """The stretches [start, stop) of rows that are read again, each for one block of each worker."""
-        step = _REPLAYED_ROWS_AT_ONCE * self.world_size
-        return [(start, min(start + step, self.rows)) for start in range(self.window_start, self.rows, step)]
-
-    def own_lanes(self, worker: int) -> range:
-        """The lanes of one worker."""
-        return range(self.world_index, self.num_lanes, self.world_size)[worker :: self.num_workers]
-
-    def rank_rows(self, start: int, stop: int) -> tuple[range, Ints]:
-        """The rows of this rank among [start, stop), and the worker of each."""
-        rows = rank_rows(start, stop, self.world_index, self.world_size)
-        return rows, worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
-
-    def residue(self, component: int, lane: int) -> bytes:
-        """What a lane has read and not emitted."""
-        return b"" if self.residues is None else bytes(self.residues[component, lane])
-
-
-@dataclass(frozen=True)
-class Block:
-    """What one worker adds to one batch of its rank."""
-
-    tokens: Tokens
-    """int32 [rows, seq_len], in the order of the rank's rows."""
-    lengths: Ints
-    """int64 [rows]: the real tokens at the start of each row; the rest is padding. Where a plan is measured, document sizes."""
-    cursors: Ints
-    """int64 [rows, 2]: the lane's cursor after each row."""
-    residues: list[bytes]
-    """The lane's residue after each row."""
-    spans: Ints
-    """int64 [spans, 6]: row of the block, stream, epoch, sample, start, stop."""
-    counts: Ints
-    """int64 [streams, counts]: what these rows add to the statistics, by `stats.COUNTS`."""
-    first_dry: int
-    """The first row of the run that its lane could not fill, from which on all is void; `NOT_DRY` where there is none."""
 
 
 def read_blocks(plan: Plan, worker: int) -> Iterator[list[Block]]:
@@ -136,29 +36,11 @@ def read_blocks(plan: Plan, worker: int) -> Iterator[list[Block]]:
 
     The first list has one block, so that training starts soon; where rows are replayed, it holds their cursors and no tokens.
     """
-    cache = ShardCache(
-        plan.corpus, plan.cache_root, plan.delivery.retry, plan.delivery.cache_limit_bytes(), plan.delivery.download_threads
-    )
+    cache = open_cache(plan)
     try:
         yield from _WorkerLanes(plan, worker, cache).blocks()
     finally:
         cache.close()
-
-
-def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
-    """The documents of a plan's lanes."""
-    return LaneDocuments(
-        plan.components,
-        [component.orders(plan.cache_root) for component in plan.components],
-        open_reader(plan, cache),
-        DocumentTokenizer(plan.tokenizer),
-        plan.min_tokens,
-    )
-
-
-def open_reader(plan: Plan, cache: ShardCache) -> DocumentReader:
-    """The texts of a plan's corpus."""
-    return DocumentReader(plan.corpus, cache, plan.text_key, plan.transform)
 
 
 class _Lane:
@@ -249,13 +131,14 @@ class _Rows:
 class _WorkerLanes:
     def __init__(self, plan: Plan, worker: int, cache: ShardCache) -> None:
         self._plan, self._worker = plan, worker
+        self._components, self._packing = plan.recipe.components, plan.recipe.packing
         self._documents = open_documents(plan, cache)
         self._lanes: dict[tuple[int, int], _Lane] = {}
         self._first_dry = NOT_DRY
         self._tail_documents: dict[tuple[int, int], Document] = {}
         self._mean_tokens = [
             max(1.0, component.raw_bytes / max(1, component.num_samples) / _GUESSED_BYTES_PER_TOKEN)
-            for component in plan.components
+            for component in self._components
         ]
 
     def blocks(self) -> Iterator[list[Block]]:
@@ -268,7 +151,7 @@ class _WorkerLanes:
             self._fill_rows(rows)
             yield [self._cut_block(rows, keeps_tokens=False)]
         step = plan.delivery.batch_size * plan.world_size
-        first, count = plan.rows, 1
+        first, count = plan.position.rows, 1
         while True:
             yield self._make_blocks([self._own_rows(start, start + step) for start in range(first, first + count * step, step)])
             first, count = first + count * step, plan.batches_at_once
@@ -286,7 +169,7 @@ class _WorkerLanes:
 
     def _cut_block(self, rows: list[int], *, keeps_tokens: bool = True) -> Block:
         plan = self._plan
-        block = _Rows.empty(len(rows), plan.packing.seq_len, len(plan.corpus.datasets))
+        block = _Rows.empty(len(rows), self._packing.seq_len, len(plan.recipe.labels))
         for place, (row, component) in enumerate(zip(rows, self._components_of(rows), strict=True)):
             if row >= plan.tail_start:
                 self._cut_tail_row(block, place, row)
@@ -296,20 +179,18 @@ class _WorkerLanes:
                 self._first_dry = min(self._first_dry, row)
                 block.residues += [b""] * (len(rows) - place)
                 break
-            packed, spans = lane.cut(block.tokens[place], plan.packing, block.counts)
+            packed, spans = lane.cut(block.tokens[place], self._packing, block.counts)
             block.cursors[place] = packed.cursor
             block.residues.append(packed.residue)
-            block.set_spans(place, spans, plan.components[component].streams.start)
+            block.set_spans(place, spans, self._components[component].streams.start)
         block.first_dry = self._first_dry
         if not keeps_tokens:
             block.tokens, block.spans = block.tokens[:0], []
         return block.block()
 
     def _components_of(self, rows: list[int]) -> list[int]:
-        mixture = self._plan.mixture
-        if mixture is None:
-            return [0] * len(rows)
-        return list(mixture.components(np.array(rows, np.int64), self._plan.num_lanes).tolist())
+        components: list[int] = self._plan.recipe.components_of(np.array(rows, np.int64)).tolist()
+        return components
 
     def _lane(self, component: int, number: int) -> _Lane:
         lane = self._lanes.get((component, number))
@@ -318,10 +199,11 @@ class _WorkerLanes:
         return lane
 
     def _start_lane(self, component: int, number: int) -> _Lane:
-        ordinal, offset = (int(value) for value in self._plan.cursors[component, number])
-        residue = self._plan.residue(component, number)
+        position = self._plan.position
+        ordinal, offset = (int(value) for value in position.cursors[component, number])
+        residue = position.residue(component, number)
         try:
-            packer = self._plan.packing.packer((ordinal, offset), residue)
+            packer = self._packing.packer((ordinal, offset), residue)
             return _Lane(component, number, packer, (ordinal, offset), residue)
         except ValueError as error:
             raise StreamChangedError(f"residues: lane {number} has {error}. The state is damaged") from None
@@ -342,9 +224,9 @@ class _WorkerLanes:
         missing = count - len(lane.packer.rows)
         if missing <= 0:
             return again
-        short = missing * self._plan.packing.seq_len - lane.packer.num_pending
+        short = missing * self._packing.seq_len - lane.packer.num_pending
         documents = max(1, min(64, round(short / self._mean_tokens[lane.component])))
-        end = self._plan.components[lane.component].lanes.end(lane.number)
+        end = self._components[lane.component].lanes.end(lane.number)
         places: list[Place] = []
         while len(places) < documents and (end is None or lane.next_ordinal < end):
             place = self._documents.find(lane.component, lane.number, lane.next_ordinal)
@@ -377,9 +259,9 @@ class _WorkerLanes:
             raise StreamChangedError(
                 f"lane {lane.number}: {error}. The state is damaged, or of another corpus, tokenizer or transform"
             ) from None
-        component = self._plan.components[lane.component]
+        component = self._components[lane.component]
         if lane.barren > component.lanes.num_positions and component.lanes.epochs is None:
-            urls = ", ".join(self._plan.corpus.datasets[stream].url for stream in component.streams)
+            urls = ", ".join(self._plan.recipe.labels[stream] for stream in component.streams)
             raise DatasetError(
                 f"a whole epoch of lane {lane.number} of {urls} gave no token: all its documents are empty or left out. "
                 "Use more documents, fewer lanes (num_lanes), an eos, or another transform or min_tokens"
@@ -389,9 +271,10 @@ class _WorkerLanes:
 
     def _documents_ahead(self, component: int) -> int:
         """Documents of look-ahead for each lane; by default two shards for each canonical node."""
-        plan, of = self._plan, self._plan.components[component]
+        plan, of = self._plan, self._components[component]
         if plan.delivery.predownload is not None:
-            return max(1, plan.delivery.predownload // max(1, len(self._lanes)))
+            own = len(plan.own_lanes(self._worker)) * len(self._components)
+            return max(1, plan.delivery.predownload // max(1, own))
         per_shard = of.num_samples / max(1, len(of.shard_sizes))
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
@@ -399,7 +282,7 @@ class _WorkerLanes:
         """Begin to fetch the shards of `needed`, then of what the lanes will read next."""
         ahead: list[tuple[int, int]] = []
         for component, number in lanes:
-            lane, of = self._lane(component, number), self._plan.components[component].lanes
+            lane, of = self._lane(component, number), self._components[component].lanes
             end = of.end(number)
             stop = lane.next_ordinal + self._documents_ahead(component)
             stop = stop if end is None else min(stop, end)
@@ -418,9 +301,9 @@ class _WorkerLanes:
 
     def _measure(self) -> Block:
         """The sizes of all documents that the lanes have left, lane after lane: in place of one for a hole, `NO_DOCUMENT`."""
-        plan, lanes = self._plan, self._plan.components[0].lanes
+        plan, lanes = self._plan, self._components[0].lanes
         own = list(plan.own_lanes(self._worker))
-        heads = {lane: int(plan.cursors[0, lane, 0]) for lane in own}
+        heads = {lane: int(plan.position.cursors[0, lane, 0]) for lane in own}
         sizes = {lane: np.full((lanes.end(lane) or 0) - heads[lane], NO_DOCUMENT, np.int64) for lane in own}
         left = [(ordinal, lane) for lane in own for ordinal in range(heads[lane], heads[lane] + len(sizes[lane]))]
         places = [place for ordinal, lane in sorted(left) if (place := self._documents.find(0, lane, ordinal))]
@@ -430,7 +313,7 @@ class _WorkerLanes:
             for place, document in zip(chunk, self._documents.read(chunk), strict=True):
                 size = FILTERED_SIZE if document.is_filtered else document.size
                 sizes[place.lane][place.ordinal - heads[place.lane]] = size
-        block = _Rows.empty(0, plan.packing.seq_len, 0)
+        block = _Rows.empty(0, self._packing.seq_len, 0)
         block.lengths = np.concatenate([sizes[lane] for lane in own]) if own else block.lengths
         return block.block()
 
@@ -461,6 +344,6 @@ class _WorkerLanes:
             if size != NO_DOCUMENT:
                 found = self._documents.find(0, lane, ordinal)
                 assert found is not None
-                _count(block.counts[self._documents.stream_of(found)], size, self._plan.packing)
+                _count(block.counts[self._documents.stream_of(found)], size, self._packing)
         block.residues.append(b"")
         block.set_spans(place, spans, 0)

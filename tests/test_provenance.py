@@ -71,11 +71,11 @@ def test_later_steps_are_traced_from_a_state_as_they_were_consumed(make_loader: 
         expected = [loader.trace(batch) for batch in batches]
     run = open_run(state)
     for steps in (range(SAVED + 1, SAVED + 3), range(len(batches) - 1, len(batches) + 1)):
-        traced = list(trace_steps(run, steps, num_workers=2, local=loader.cache_folder))
+        traced = list(trace_steps(run, steps, num_workers=2, local=loader.plan().cache_root))
         assert [step for step, _ in traced] == list(steps)
         assert [spans for _, spans in traced] == [expected[step - 1] for step in steps]
         for row in (0, BATCH - 1):
-            of_row = list(trace_steps(run, steps, row, num_workers=0, local=loader.cache_folder))
+            of_row = list(trace_steps(run, steps, row, num_workers=0, local=loader.plan().cache_root))
             wanted = [[s for s in expected[step - 1] if s.row == (step - 1) * BATCH + row] for step in steps]
             assert [spans for _, spans in of_row] == wanted
     with pytest.raises(ValueError, match="step 7 is before the state, which was saved after step 7"):
@@ -117,7 +117,7 @@ def test_the_steps_of_a_document_are_found(make_loader: MakeLoader, settings: di
             for row, of_stream, epoch, of_sample, start, stop in batch.spans.tolist()
             if (of_stream, of_sample) == (stream, sample) and step > SAVED
         ]
-        found = find_document(run, stream, sample, len(batches), local=loader.cache_folder, num_workers=0)
+        found = find_document(run, stream, sample, len(batches), local=loader.plan().cache_root, num_workers=0)
         assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
 
 
@@ -130,7 +130,7 @@ def test_the_command_line_traces_a_checkpoint(
     checkpoint = tmp_path / "checkpoint.pt"
     torch.save({"step": SAVED, "trainer": [{"loader": state}]}, checkpoint)
     assert load_state(checkpoint) == state
-    options = ["--local", str(loader.cache_folder), "--workers", "0"]
+    options = ["--local", str(loader.plan().cache_root), "--workers", "0"]
     assert main(["trace", str(checkpoint), "--steps", "20:21", "--row", "2", "--json", *options]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [{"step": 20, **span.as_dict(), "row": 2} for span in spans]
@@ -152,7 +152,7 @@ def test_the_command_line_runs_as_a_process_of_its_own(make_loader: MakeLoader, 
     (tmp_path / "state.json").write_text(json.dumps(state))
     command = [sys.executable, "-m", "cloudload.cli", "trace", str(tmp_path / "state.json"), "--steps", "30", "--json"]
     done = subprocess.run(
-        [*command, "--local", str(loader.cache_folder)], capture_output=True, text=True, env=os.environ, check=False
+        [*command, "--local", str(loader.plan().cache_root)], capture_output=True, text=True, env=os.environ, check=False
     )
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [span.text for span in spans]
@@ -182,7 +182,7 @@ def test_the_command_line_says_what_is_wrong(
     (tmp_path / "empty").write_text("{}")
     (tmp_path / "text").write_text("no state")
     names = {name: str(tmp_path / name) for name in ("state", "empty", "text", "none")}
-    local = ["--local", str(loader.cache_folder), "--workers", "0"]
+    local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
     assert main([argument.format(**names) for argument in arguments] + local) == 1
     assert message in capsys.readouterr().err
 
