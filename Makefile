@@ -16,7 +16,7 @@ test: .venv/.installed-dev  ## lint, types, and every test that takes less than 
 	scripts/test -m "not long"
 
 test-long: .venv/.installed-dev  ## the tests that take minutes, too
-	CLOUDLOAD_EXAMPLES=2000 scripts/test --timeout 3600
+	CLOUDLOAD_EXAMPLES=1000 scripts/test --timeout 3600
 
 test-wheel: .venv/.installed-dev  ## build the wheel, install it without extras into a clean environment, and run that
 	scripts/test-wheel

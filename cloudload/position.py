@@ -17,10 +17,10 @@ Residues = np.ndarray[Any, np.dtype[np.object_]]
 
 @dataclass(frozen=True)
 class Position:
-    """`rows` of the run are handed out; `cursors`, `residues` and `counts` are as of `table_rows`, and -1 where unknown.
+    """`rows` of the run are handed out; `cursors` (-1 where unknown), `residues` and `counts` are as of `table_rows`.
 
-    The rows from `table_rows` to `rows` are read again, and dropped. Not so in a tail: there the lanes stand where they ended, and
-    the counts are those of `rows`.
+    The rows from `table_rows` to `rows` are read again, and dropped. Not so in a tail: there the lanes stand where they ended,
+    and the counts are those of `rows`.
     """
 
     rows: int

@@ -106,6 +106,7 @@ def cases(
         cuts = sorted(draw(st.sets(st.integers(1, len(shards) - 1), min_size=1, max_size=3)))
     # an endless lane of empty documents alone is an error
     eos = how_many_epochs is None or not any(map(any, shards)) or draw(st.booleans())
+    is_any_long = any(len(text) > 1 for shard in shards for text in shard)
     legs = []
     for _ in range(leg_count):
         ranks = draw(st.sampled_from(worlds))
@@ -137,7 +138,7 @@ def cases(
         cuts=tuple(cuts),
         proportions=tuple(draw(_weights(len(cuts) + 1))) if mixture == "mixed" and cuts else None,
         repeats=tuple(draw(st.sampled_from([1, 2, 1.5, 2.4])) for _ in range(len(cuts) + 1)) if mixture == "repeated" else None,
-        min_tokens=draw(st.sampled_from([0, 0, 2])) if how_many_epochs is not None else 0,
+        min_tokens=draw(st.sampled_from([0, 2])) if how_many_epochs is not None and is_any_long else 0,
     )
 
 

@@ -8,27 +8,45 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from awkward import EOS, Case, byte_tokenizer, cases, write_case
 from corpora import random_documents, write_mds
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
 from cloudload.order import OrderConfig, Sampling, canonical_order
 from cloudload.testing import Leg, MakeLoader, Row, check_resume, check_worlds, real_tokens, run_leg
 
-# `make test-long` tries 2,000
-EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
-EXHAUSTIVE = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
-THOROUGH = settings(max_examples=max(1, EXAMPLES // 4), suppress_health_check=list(HealthCheck))
+# for each kind of run; `make test-long` tries 1,000
+EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "12"))
+THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+
+PACKINGS = ("concat", "best_fit", "one_per_row")
+MIXTURES = ("one stream", "one corpus", "repeated", "mixed")
+KINDS = [
+    pytest.param(packing, mixture, ends, id=f"{packing}, {mixture}, {'finite' if ends else 'endless'}")
+    for packing in PACKINGS
+    for mixture in MIXTURES
+    for ends in (False, True)
+    if not (ends and mixture == "mixed")
+]
+FINITE_KINDS = [kind for kind in KINDS if kind.values[2]]
+
+
+def kind_of(packing: str, mixture: str, ends: bool) -> dict[str, Any]:
+    """What cases of a kind are drawn from."""
+    return {"packings": [packing], "mixtures": [mixture], "epochs": [1, 2] if ends else [None]}
 
 
 @pytest.fixture(scope="module")
 def scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
+    # in memory: thousands of tiny runs, each of which waits for the disk several times
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         yield Path(folder)
 
 
@@ -59,17 +77,30 @@ def loaders_of(case: Case, folder: str, **changes: object) -> MakeLoader:
     return make_loader
 
 
-@EXHAUSTIVE
-@given(case=cases())
-def test_any_chain_of_worlds_reads_one_stream(scratch: Path, case: Case) -> None:
+@pytest.mark.parametrize(("packing", "mixture", "ends"), KINDS)
+@THOROUGH
+@given(data=st.data())
+def test_any_chain_of_worlds_reads_one_stream(scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject) -> None:
+    case = data.draw(cases(**kind_of(packing, mixture, ends)))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         check_worlds(loaders_of(case, folder), case.legs)
 
 
+@pytest.mark.parametrize(("packing", "mixture", "ends"), FINITE_KINDS)
 @THOROUGH
-@given(case=cases(epochs=[1, 2], most_legs=3))
-@example(case=Case((("a" * 10, "", "b" * 3),), 4, 1, 1, False, "py1e", 2, 0, 1, (Leg(), Leg()), eos=False))
-def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(scratch: Path, case: Case) -> None:
+@given(data=st.data())
+def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(
+    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
+) -> None:
+    check_every_token(scratch, data.draw(cases(**kind_of(packing, mixture, ends), most_legs=3)))
+
+
+def test_an_empty_document_between_others_is_passed_over(scratch: Path) -> None:
+    legs = (Leg(), Leg())
+    check_every_token(scratch, Case((("a" * 10, "", "b" * 3),), 4, 1, 1, False, "py1e", 2, 0, 1, legs, eos=False))
+
+
+def check_every_token(scratch: Path, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         legs = [*case.legs[:-1], replace(case.legs[-1], batches=None)]
         rows = check_worlds(loaders_of(case, folder), legs)
@@ -140,9 +171,13 @@ def check_packing(case: Case, rows: list[Row]) -> None:
         assert all(start % case.seq_len == 0 for *_, start, _ in spans)
 
 
+@pytest.mark.parametrize(("packing", "mixture", "ends"), KINDS)
 @THOROUGH
-@given(case=cases(most_legs=1))
-def test_saved_after_every_batch_the_remainder_is_the_same(scratch: Path, case: Case) -> None:
+@given(data=st.data())
+def test_saved_after_every_batch_the_remainder_is_the_same(
+    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
+) -> None:
+    case = data.draw(cases(**kind_of(packing, mixture, ends), most_legs=1))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         leg = case.legs[0]
         check_resume(loaders_of(case, folder), global_batch=leg.ranks * leg.batch_size, num_batches=4)
@@ -161,10 +196,21 @@ def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]
     return {document: tuple(ids) for document, ids in tokens.items()}
 
 
+@pytest.mark.parametrize(("packing", "mixture", "ends"), [kind for kind in FINITE_KINDS if kind.values[0] != "one_per_row"])
 @THOROUGH
-@given(case=cases(epochs=[1], packings=["concat", "best_fit"], mixtures=["one stream", "one corpus"]))
-@example(case=Case((("a" * 40,),), 5, 2, 1, False, "py1e", 2, 0, 1, (Leg(batches=1), Leg(batches=2))))
-def test_another_seq_len_on_resume_loses_and_repeats_no_token(scratch: Path, case: Case) -> None:
+@given(data=st.data())
+def test_another_seq_len_on_resume_loses_and_repeats_no_token(
+    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
+) -> None:
+    check_seq_lens(scratch, data.draw(cases(**kind_of(packing, mixture, ends))))
+
+
+def test_another_seq_len_within_a_long_document(scratch: Path) -> None:
+    legs = (Leg(batches=1), Leg(batches=2))
+    check_seq_lens(scratch, Case((("a" * 40,),), 5, 2, 1, False, "py1e", 2, 0, 1, legs))
+
+
+def check_seq_lens(scratch: Path, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         rows, state = [], None
         seq_lens = [case.seq_len, 3, 11, 1]
@@ -173,7 +219,9 @@ def test_another_seq_len_on_resume_loses_and_repeats_no_token(scratch: Path, cas
             more, states = run_leg(loaders, leg, state)
             rows += more
             state = states[-1]
-    assert tokens_of(rows) == tokens_expected(case)
+    if case.repeats is None:
+        assert tokens_of(rows) == tokens_expected(case)
+    assert Counter(row_tokens(rows)) == tokens_counted(case)
 
 
 @pytest.mark.parametrize("num_documents", [1, 2, 5, 11, 12, 13])
