@@ -10,6 +10,7 @@ generated; without --tokenizer, the example's is used.
 from __future__ import annotations
 
 import argparse
+import base64
 import gzip
 import itertools
 import json
@@ -301,20 +302,18 @@ def measure_resume(dataset: str, tokenizer: str, place: float, cache: str) -> di
     """Seconds from making the loader to its first batch, resumed from a state at `place` of the first epoch."""
     import numpy as np
 
-    import cloudload.loader
-    from cloudload.state import Position, build_state
+    from cloudload import CloudLoader
 
-    def make_loader() -> cloudload.loader.CloudLoader:
-        return cloudload.loader.CloudLoader(
-            dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache
-        )
+    def make_loader() -> CloudLoader:
+        return CloudLoader(dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache)
 
     # every lane within its document at that place: what a run that came there would have saved
     there = make_loader()
     cursors = np.ones((there.num_lanes, 2), np.int64)
     cursors[:, 0] = place * (there.num_samples // there.num_lanes)
     rows = int(place * 1000) * there.num_lanes
-    state = build_state(there._identity, Position(rows, rows, cursors))
+    table = base64.b64encode(cursors.astype("<i8").tobytes()).decode("ascii")
+    state = {**there.state_dict(), "rows": rows, "table_rows": rows, "cursors": table}
     started = time.perf_counter()
     with make_loader() as loader:
         loader.load_state_dict(state)
