@@ -184,6 +184,9 @@ class CloudLoader:
         assert self._batches is not None
         self._batches.skip(number)
 
+    def __bool__(self) -> bool:
+        return True  # and not what len() says, where it says anything
+
     def __len__(self) -> int:
         """Batches of the whole run with this batch size and world.
 

@@ -31,6 +31,7 @@ Ids = np.ndarray[Any, np.dtype[Any]]
 
 # below this, mapping costs more than reading
 _MAP_FROM_BYTES = 1 << 16
+_KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,9 @@ class EpochOrders:
             digest.update(json.dumps(asdict(sampling), sort_keys=True).encode())
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids] = {}
+        # lanes drift apart by less than an epoch, save on tiny data, where keeping many costs nothing
+        positions = sampling.num_positions if sampling is not None else int(shard_sizes.sum())
+        self._kept_epochs = min(_MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, positions)))
 
     def __call__(self, epoch: int) -> Ids:
         """The sample id at each position of `epoch`: [samples], read-only."""
@@ -184,8 +188,7 @@ class EpochOrders:
                 order = _load(path)
             except FileNotFoundError:
                 order = self._build(path, epoch)
-            # lanes drift apart by less than an epoch, save on tiny data, where a map costs nothing
-            self._orders = {e: kept for e, kept in self._orders.items() if e >= epoch - 2}
+            self._orders = {e: kept for e, kept in self._orders.items() if e >= epoch - self._kept_epochs}
             self._orders[epoch] = order
         return self._orders[epoch]
 
@@ -203,10 +206,14 @@ class EpochOrders:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            for old in self._folder.glob("epoch-*.npy"):
-                if int(old.stem.removeprefix("epoch-")) < epoch - 2:
-                    old.unlink(missing_ok=True)
+            if epoch % self._kept_epochs == 0:
+                self._remove_before(epoch - self._kept_epochs)
             return _load(path)
+
+    def _remove_before(self, epoch: int) -> None:
+        for old in self._folder.glob("epoch-*.npy"):
+            if int(old.stem.removeprefix("epoch-")) < epoch:
+                old.unlink(missing_ok=True)
 
 
 def _load(path: Path) -> Ids:
