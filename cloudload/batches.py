@@ -22,7 +22,8 @@ from cloudload.exchange import DistributedExchange, Exchange, Window
 from cloudload.lanes import Ints
 from cloudload.plan import NOT_DRY, Block, Plan
 from cloudload.position import Position
-from cloudload.tail import Tail, next_stages, pack_tail
+from cloudload.stats import EMPTY, FILTERED
+from cloudload.tail import NO_DOCUMENT, next_stages, pack_tail
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,11 @@ class Batches(Iterator[Batch]):
         self._failure: Exception | None = None
         self._ended = plan.position
         self._is_skipping = False
+        self._tokens_before_end = 0
         self.dropped = 0
         """Tokens that were left over at the end."""
+        self.uncounted: Ints = np.zeros_like(plan.position.counts)
+        """What was left to count at the end."""
 
     def __next__(self) -> Batch:
         if self._failure is not None:
@@ -106,7 +110,8 @@ class Batches(Iterator[Batch]):
             return
         if self._blocks is None:
             self._blocks = self._open_blocks(plan)
-            self._take_replays()
+            if not plan.is_measured:
+                self._take_replays()
         blocks = next(self._blocks)
         if plan.is_measured:
             self._arrived.append(_Arrived(None, start, finish=self._exchange.start(self._join_sizes(blocks))))
@@ -135,7 +140,7 @@ class Batches(Iterator[Batch]):
         if arrived.window is not None and arrived.finish is not None:
             exchanged, first_dry = arrived.window.apply(arrived.finish(), self._position)
             if first_dry < NOT_DRY:
-                self._measure(exchanged)
+                self._measure(exchanged, arrived.batch)
                 return None
             position = self._moved(position, exchanged)
         if self._is_skipping:
@@ -194,8 +199,10 @@ class Batches(Iterator[Batch]):
 
     # ------------------------------------------------------------ the tail
 
-    def _measure(self, ended: Position) -> None:
-        """Go back to before this batch, and ask what the lanes had left where they ended."""
+    def _measure(self, ended: Position, batch: Batch) -> None:
+        """Go back to before `batch`, in which the lanes ended, and ask what they had left."""
+        spans = batch.spans[batch.first_row + batch.spans[:, 0] * batch.row_step < ended.rows]
+        self._tokens_before_end = int((spans[:, 5] - spans[:, 4]).sum())
         for arrived in self._arrived:
             if arrived.finish is not None:
                 arrived.finish()
@@ -224,6 +231,7 @@ class Batches(Iterator[Batch]):
             raise DatasetError(
                 f"no document of {streams} gave a token: all are empty, or left out by the transform or min_tokens"
             )
+        self._tokens_before_end = sum(int(message[1]) for message in messages)
         self._close_blocks()
         self._plan = replace(plan, position=before, is_measured=False, tail=tail)
         self._arrived_rows, self._window_start = before.rows, self._plan.window_start
@@ -233,28 +241,44 @@ class Batches(Iterator[Batch]):
         return (self._plan.recipe.components[0].lanes.end(lane) or 0) - int(self._ended.cursors[0, lane, 0])
 
     def _join_sizes(self, blocks: list[Block]) -> Ints:
-        """The message of this rank: its virtual index, and the sizes of what its lanes have left, lane after lane."""
+        """The message of this rank: its virtual index, the tokens of its last rows from lanes, and the sizes of what its lanes
+        have left, lane after lane."""
         plan = self._plan
         sizes: dict[int, Ints] = {}
         for worker, block in enumerate(blocks):
             stops = np.cumsum([self._num_left(lane) for lane in plan.own_lanes(worker)])
             sizes.update(zip(plan.own_lanes(worker), np.split(block.lengths, stops[:-1]), strict=True))
-        return np.concatenate([[plan.world_index], *(sizes[lane] for lane in sorted(sizes))])
+        return np.concatenate([[plan.world_index, self._tokens_before_end], *(sizes[lane] for lane in sorted(sizes))])
 
     def _sizes_by_lane(self, messages: list[Ints]) -> list[Ints]:
         sizes: list[Ints] = [np.empty(0, np.int64)] * self._plan.num_lanes
         for message in messages:
             lanes = range(int(message[0]), self._plan.num_lanes, self._plan.world_size)
-            stops = 1 + np.cumsum([self._num_left(lane) for lane in lanes])
-            for lane, part in zip(lanes, np.split(message, [1, *stops.tolist()])[1:-1], strict=True):
+            stops = 2 + np.cumsum([self._num_left(lane) for lane in lanes])
+            for lane, part in zip(lanes, np.split(message, [2, *stops.tolist()])[1:-1], strict=True):
                 sizes[lane] = part
         return sizes
 
     def _end(self) -> None:
-        tail: Tail | None = self._plan.tail
+        plan, tail, position = self._plan, self._plan.tail, self._position
         assert tail is not None
-        self.dropped = tail.num_tokens(self._position.rows)
+        self.dropped = tail.num_tokens(position.rows)
+        if position.rows < plan.tail_start:
+            self.dropped += self._tokens_before_end
+        if not tail.num_rows and position.tail is None:
+            self.uncounted = self._count_units(tail.units)
         self.close()
+
+    def _count_units(self, units: Ints) -> Ints:
+        """What documents without a token add to the statistics, where no row is left to count them with."""
+        recipe = self._plan.recipe
+        [component] = recipe.components
+        orders, counts = component.orders(self._plan.cache_root), np.zeros_like(self._position.counts)
+        for lane, ordinal, _, _, size in units[units[:, 4] != NO_DOCUMENT].tolist():
+            epoch, place = component.lanes.place(lane, ordinal)
+            stream = np.searchsorted(recipe.corpus.stream_starts, orders(epoch)[place], side="right") - 1
+            counts[stream, FILTERED if size < 0 else EMPTY] += 1
+        return counts
 
 
 def _join_stretches(stretches: tuple[tuple[int, int], ...], new: tuple[int, int]) -> tuple[tuple[int, int], ...]:

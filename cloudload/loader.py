@@ -34,6 +34,7 @@ from cloudload.recipe import open_recipe
 from cloudload.resume import go_on
 from cloudload.state import State, build_state, mask_lanes, read_state
 from cloudload.stats import COUNTS, Stats, StreamStats
+from cloudload.tail import next_stages
 from cloudload.trace import TracedSpan, Tracer
 from cloudload.working_set import check_cache_limit
 
@@ -160,6 +161,7 @@ class CloudLoader:
 
     def _start_at(self, position: Position) -> None:
         self._started_at = position
+        self._dropped, self._uncounted = 0, np.zeros_like(position.counts)
         self._history: deque[Position] = deque([position], maxlen=_HISTORY)
 
     # ------------------------------------------------------------ iterating
@@ -292,6 +294,7 @@ class CloudLoader:
     def _stop_batches(self) -> None:
         if self._batches is not None:
             self._batches.close()
+            self._dropped, self._uncounted = self._batches.dropped, self._batches.uncounted
             self._batches = None
 
     # ------------------------------------------------------------ saving and resuming
@@ -344,7 +347,8 @@ class CloudLoader:
         if rows < position.rows:
             raise ValueError(f"rows is {rows:,}, but the loader stands at row {position.rows:,} already. Load an earlier state")
         self._stop_batches()
-        self._start_at(replace(position, rows=rows))
+        tail = position.tail and next_stages(position.tail, self._asked.seq_len, position.table_rows, rows)
+        self._start_at(replace(position, rows=rows, tail=tail))
 
     def _past(self, lag: int) -> Position:
         if not 0 <= lag < _HISTORY:
@@ -378,18 +382,22 @@ class CloudLoader:
     def stats(self) -> Stats:
         """What has been read up to the batch last handed out; with `exchange_every` above 1, up to the last exchange."""
         position = self._history[-1]
+        dropped, uncounted = self._dropped, self._uncounted
+        if self._batches is not None:
+            dropped, uncounted = self._batches.dropped, self._batches.uncounted
+        totals = position.counts + uncounted
         streams = {}
         for component in self._recipe.components:
-            counts = [dict(zip(COUNTS, position.counts[stream].tolist(), strict=True)) for stream in component.streams]
+            counts = [dict(zip(COUNTS, totals[stream].tolist(), strict=True)) for stream in component.streams]
             read = sum(each["documents"] + each["filtered"] + each["empty"] for each in counts)
             for stream, each in zip(component.streams, counts, strict=True):
                 del each["padding"]
                 streams[self._recipe.labels[stream]] = StreamStats(**each, epoch=read / component.lanes.num_positions)
         return Stats(
             rows=position.rows,
-            **dict(zip(COUNTS, position.counts.sum(axis=0).tolist(), strict=True)),
+            **dict(zip(COUNTS, totals.sum(axis=0).tolist(), strict=True)),
             skipped_rows=sum(stop - start for start, stop in position.skipped),
-            dropped=self._batches.dropped if self._batches else 0,
+            dropped=dropped,
             streams=streams,
         )
 

@@ -178,6 +178,7 @@ class _BestFitPacker:
             self._free.append(free)
             self._open.append(spans)
         self._waiting = deque(waiting)
+        self._close_rows()
         while self._waiting:
             self._pack(*self._waiting.popleft())
 
@@ -223,6 +224,10 @@ class _BestFitPacker:
             return
         insort(self._free, free)
         self._open.insert(bisect_left(self._free, free + 1) - 1, spans)
+        self._close_rows()
+
+    def _close_rows(self) -> None:
+        """Emit the fullest rows until no more are open than may be."""
         while len(self._open) > self._open_rows:
             self._free.pop(0)
             self._emit(self._open.pop(0))

@@ -98,8 +98,11 @@ def _check_fields(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) ->
         raise StreamChangedError(
             "data: the numbers of documents differ, so the cursors stand at other documents. Start a new run"
         )
-    if "epochs" in changed and saved.position.tail is not None:
-        raise StreamChangedError("epochs: the run is in its tail, past the point where more epochs could be added")
+    if changed and (saved.position.tail is not None or saved.position.rows != saved.position.table_rows):
+        raise StreamChangedError(
+            f"{', '.join(changed)}: cannot change in the tail of a finite run, nor between two exchanges. "
+            "Go on with what was saved, or take a state that was saved before the tail and with exchange_every=1"
+        )
     return changed
 
 
@@ -119,8 +122,6 @@ def _add_components(position: Position, num_components: int, num_streams: int) -
 
 def _leave_documents(position: Position, changed: Mapping[str, Any]) -> Position:
     """Every lane at the end of the document that it stood in, without what it held back."""
-    if position.tail is not None or position.rows != position.table_rows:
-        raise StreamChangedError(f"{', '.join(changed)}: cannot change between two exchanges, or in the tail of a finite run")
     cursors = position.cursors.copy()
     logger.warning("%s changed: what was left of the documents in hand of the lanes is left out", ", ".join(changed))
     cursors[..., 0] += cursors[..., 1] > 0
@@ -155,7 +156,7 @@ def _check_cursors(position: Position, components: Sequence[Component]) -> None:
                 )
     if position.tail is not None:
         handed_out = sum(rows for _, rows in position.tail)
-        if min(min(pair) for pair in position.tail) < 0 or handed_out != position.rows - position.table_rows:
+        if any(seq_len < 1 or rows < 0 for seq_len, rows in position.tail) or handed_out != position.rows - position.table_rows:
             raise StreamChangedError(f"tail: {position.tail} are not the rows after {position.table_rows}. The state is damaged")
     if position.residues is not None:
         for place, lane in np.ndindex(position.residues.shape):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class _Lane:
         """Documents without a token since the last one that had some."""
         self.residue = {ordinal: size for ordinal, _, size in residue_spans(residue, cursor[0])}
         """The sizes of documents that are packed, but have yet to be read again."""
+        self._begun = cursor[0] if cursor[1] else None
         self._documents: dict[int, Document] = {}
         self._uncounted: deque[Document] = deque()
 
@@ -65,6 +66,8 @@ class _Lane:
                 raise ValueError(f"document {document.ordinal} had {size} tokens, and now has {len(document.tokens)}")
             self._documents[document.ordinal] = document
             return
+        if document.ordinal == self._begun:
+            document = replace(document, is_filtered=False)
         self.packer.add(document.ordinal, document.size)
         self._uncounted.append(document)
         if document.size:
@@ -311,7 +314,8 @@ class _WorkerLanes:
             chunk = places[first : first + _DOCUMENTS_AT_ONCE]
             self._documents.prefetch(np.array([p.sample for p in places[first : first + 2 * _DOCUMENTS_AT_ONCE]], np.int64))
             for place, document in zip(chunk, self._documents.read(chunk), strict=True):
-                size = FILTERED_SIZE if document.is_filtered else document.size
+                has_begun = place.ordinal == heads[place.lane] and bool(plan.position.cursors[0, place.lane, 1])
+                size = FILTERED_SIZE if document.is_filtered and not has_begun else len(document.tokens)
                 sizes[place.lane][place.ordinal - heads[place.lane]] = size
         block = _Rows.empty(0, self._packing.seq_len, 0)
         block.lengths = np.concatenate([sizes[lane] for lane in own]) if own else block.lengths

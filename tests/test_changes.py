@@ -164,6 +164,6 @@ def test_every_field_that_differs_is_listed_with_both_values(folder: Path) -> No
 def test_more_epochs_cannot_be_added_in_the_tail(folder: Path) -> None:
     rows, states = run_leg(ranks(folder, epochs=1), Leg(batch_size=6, batches=None))
     in_tail = next(state for state in states if state["tail"])
-    with pytest.raises(StreamChangedError, match="epochs: the run is in its tail"):
+    with pytest.raises(StreamChangedError, match="epochs: cannot change in the tail of a finite run"):
         run_leg(ranks(folder, {"epochs": "accept"}, epochs=2), Leg(), in_tail)
     assert run_leg(ranks(folder, epochs=1), Leg(batch_size=6, batches=None), in_tail)[0] == rows[in_tail["rows"] :]
