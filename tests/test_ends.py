@@ -582,7 +582,7 @@ def test_any_chain_of_seq_lens_and_worlds_up_to_the_end_has_every_token_once(
 
 
 def test_ranks_killed_in_the_tail_end_on_another_world_with_the_rows_of_one_process(tmp_path: Path) -> None:
-    """One lane has but ends of text and ends early: what is left then is most of the run, and the sizes of 1,284 documents of a rank,
+    """One lane has but ends of text and ends early: what is left is most of the run, and the sizes of 1,284 documents of a rank,
     which are more than the exchange begins with."""
     texts = ["" if number % 12 == 0 else str(number + 1_000) for number in range(4_800)]
     url = write_mds(tmp_path / "mds", texts, shard_bytes=20_000, compression="zstd")

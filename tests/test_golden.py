@@ -16,13 +16,13 @@ from corpora import random_documents, write_mds
 from cloudload import CloudLoader, Stream
 
 GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
-    "concat": ({"packing": "concat"}, ""),
-    "best_fit": ({"packing": "best_fit"}, ""),
-    "one_per_row": ({"packing": "one_per_row"}, ""),
-    "one_per_row, overflow": ({"packing": "one_per_row", "overflow": "rows"}, ""),
-    "mixed": ({"packing": "best_fit", "mixed": True}, ""),
-    "repeated": ({"repeat": 1.5}, ""),
-    "to the end": ({"packing": "best_fit", "epochs": 1}, ""),
+    "concat": ({"packing": "concat"}, "66f5e4efbca4de0c"),
+    "best_fit": ({"packing": "best_fit"}, "19db67c29bcc95a3"),
+    "one_per_row": ({"packing": "one_per_row"}, "b0b576655adfb1b0"),
+    "one_per_row, overflow": ({"packing": "one_per_row", "overflow": "rows"}, "741481d97a34d04c"),
+    "mixed": ({"packing": "best_fit", "mixed": True}, "67afc0c32c551775"),
+    "repeated": ({"repeat": 1.5}, "57769374aa8851d3"),
+    "to the end": ({"packing": "best_fit", "epochs": 1}, "72f84a6ccdcc4563"),
 }
 
 
