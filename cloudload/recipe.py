@@ -5,6 +5,7 @@ RowsConfig ─► tokenizer, indexes of the streams ─► layout ─► compone
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -72,6 +73,7 @@ class Recipe:
             "num_canonical_nodes": ",".join(map(str, self.layout.canonical_nodes)),
             "shuffle_block_size": ",".join(map(str, self.layout.shuffle_block_sizes)),
             "data": ",".join(self.corpus.fingerprint(component.streams) for component in self.components),
+            "shards": ",".join(_hash_sizes(component.shard_sizes) for component in self.components),
             "tokenizer": self.tokenizer.fingerprint,
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
@@ -103,6 +105,11 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
         components=build_components(config, corpus, layout),
         mixture=_build_mixture(config.streams, config),
     )
+
+
+def _hash_sizes(shard_sizes: Ints) -> str:
+    """Of what the order follows from, beside the config."""
+    return hashlib.sha256(shard_sizes.tobytes()).hexdigest()[:16]
 
 
 def _own(token: str | None, of_loader: str | None) -> str | None:

@@ -27,12 +27,13 @@ logger = logging.getLogger(__name__)
 
 _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
+    "shards": "shards (fingerprints of the documents in each, from which the order follows)",
     "tokenizer": "tokenizer (fingerprint)",
     "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
     "choose": "choose (samples that each stream gives to an epoch)",
 }
 # of these a stream that is added at the end adds an item
-_GROWING_FIELDS = ("data", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size")
+_GROWING_FIELDS = ("data", "shards", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size")
 # a change of these leaves every cursor in its place, ...
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
 # ... and a change of these does so at the ends of documents
@@ -94,10 +95,6 @@ def _check_fields(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) ->
         if len(acceptable) == len(refused):
             advice += f"; or take the change on purpose with on_change={dict.fromkeys(acceptable, 'accept')}"
         raise StreamChangedError("the state is of another stream of rows; these differ:\n" + "\n".join(lines) + f"\n{advice}")
-    if "data" in changed and saved.fields["choose"] != found["choose"]:
-        raise StreamChangedError(
-            "data: the numbers of documents differ, so the cursors stand at other documents. Start a new run"
-        )
     if changed and (saved.position.tail is not None or saved.position.rows != saved.position.table_rows):
         raise StreamChangedError(
             f"{', '.join(changed)}: cannot change in the tail of a finite run, nor between two exchanges. "

@@ -43,7 +43,7 @@ State = dict[str, Any]
 _MISSING = -1
 _HELD_FIELDS = (
     *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key", "min_tokens", "transform"),
-    *("num_lanes", "num_canonical_nodes", "shuffle_block_size", "choose", "data", "tokenizer", "bos_eos"),
+    *("num_lanes", "num_canonical_nodes", "shuffle_block_size", "choose", "shards", "data", "tokenizer", "bos_eos"),
 )
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 _KEYS = frozenset(

@@ -114,15 +114,17 @@ def test_another_content_is_taken_on_purpose_at_the_ends_of_documents(
     assert bool(tokens & letters) == (field == "bos_eos")
 
 
-def test_data_published_anew_is_taken_on_purpose_where_it_has_the_same_number_of_documents(folder: Path) -> None:
-    _, states = run_leg(ranks(folder), Leg(2, batch_size=5))
-    write_mds(folder / "fixed", [text + "!" for text in random_documents(1, COUNT)], shard_bytes=2_000)
-    write_mds(folder / "longer", random_documents(1, COUNT + 1), shard_bytes=2_000)
+def test_data_published_anew_is_taken_on_purpose_where_its_shards_hold_the_same_documents(tmp_path: Path) -> None:
+    texts = random_documents(1, COUNT)
+    write_mds(tmp_path / "mds", texts, shard_samples=[20, 25, 15])
+    write_mds(tmp_path / "fixed", [text + "!" for text in texts], shard_samples=[20, 25, 15])
+    write_mds(tmp_path / "cut anew", texts, shard_samples=[20, 20, 20])
+    _, states = run_leg(ranks(tmp_path), Leg(2, batch_size=5))
     with pytest.raises(StreamChangedError, match=r"data .*: saved"):
-        run_leg(ranks(folder, data=folder / "fixed"), Leg(), states[-1])
-    run_leg(ranks(folder, {"data": "accept"}, data=folder / "fixed"), Leg(batches=9), states[-1])
-    with pytest.raises(StreamChangedError, match="choose"):
-        run_leg(ranks(folder, {"data": "accept"}, data=folder / "longer"), Leg(), states[-1])
+        run_leg(ranks(tmp_path, data=tmp_path / "fixed"), Leg(), states[-1])
+    run_leg(ranks(tmp_path, {"data": "accept"}, data=tmp_path / "fixed"), Leg(batches=9), states[-1])
+    with pytest.raises(StreamChangedError, match=r"shards \(fingerprints of the documents in each.*: saved"):
+        run_leg(ranks(tmp_path, {"data": "accept"}, data=tmp_path / "cut anew"), Leg(), states[-1])
 
 
 def test_a_transform_is_known_by_its_name_and_its_source(folder: Path) -> None:
