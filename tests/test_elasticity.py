@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from awkward import EOS, Case, byte_tokenizer, cases, write_case
+from awkward import EOS, EOS_ID, Case, byte_tokenizer, cases, tokenize, write_case
 from corpora import random_documents, write_mds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
 from cloudload.order import OrderConfig, Sampling, canonical_order
+from cloudload.pack import residue_spans
+from cloudload.state import State, read_state
 from cloudload.testing import Leg, MakeLoader, Row, check_resume, check_worlds, real_tokens, run_leg
 
 # for each kind of run; `make test-long` tries 1,000
@@ -222,6 +224,51 @@ def check_seq_lens(scratch: Path, case: Case) -> None:
     if case.repeats is None:
         assert tokens_of(rows) == tokens_expected(case)
     assert Counter(row_tokens(rows)) == tokens_counted(case)
+
+
+def emitted_by(state: State, lane: int) -> dict[int, int | None]:
+    """How many tokens a lane has emitted of each document (by ordinal) that it has begun; None is all."""
+    position = read_state(state).position
+    head, offset = position.cursors[0, lane].tolist()
+    held_back = {ordinal: start for ordinal, start, _ in residue_spans(position.residue(0, lane), head)}
+    return {**dict.fromkeys(range(head)), **held_back, head: offset}
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(tmp_path: Path, packing: str) -> None:
+    texts = random_documents(7, 50)
+    folder = write_mds(tmp_path / "corpus", texts)
+    rows: list[Row] = []
+    state = None
+    for seq_len, leg in [
+        (16, Leg(3, batches=9)),
+        (64, Leg(batch_size=5, batches=4)),
+        (5, Leg(2, 3, 4, 11)),
+        (40, Leg(6, 1, 2, 7)),
+    ]:
+
+        def make_loader(seq_len: int = seq_len, **rank: object) -> CloudLoader:
+            settings = {"seq_len": seq_len, "num_lanes": 6, "packing": packing, "shuffle": False, "num_canonical_nodes": 1}
+            return CloudLoader(folder, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=EOS, **settings, **rank)
+
+        more, states = run_leg(make_loader, leg, state)
+        rows, state = rows + more, states[-1]
+    for lane in range(6):
+        own = rows[lane::6]
+        # unshuffled, lane l reads documents l, l + 6, …, epoch after epoch
+        stream = [(epoch, sample) for epoch in range(9) for sample in range(lane, 50, 6)]
+        tokens = tokens_of(own)
+        joined = [token for epoch, sample in stream for token in tokens.get((0, epoch, sample), ())]
+        expected = [token for _, sample in stream for token in (*tokenize(texts[sample]), EOS_ID)]
+        assert set(tokens) <= {(0, *document) for document in stream}
+        if packing == "concat":
+            assert real_tokens(own) == joined == expected[: len(joined)]
+        # the last of nine positions of an epoch is a hole for most lanes
+        for ordinal, count in emitted_by(state or {}, lane).items():
+            if (sample := lane + 6 * (ordinal % 9)) < 50:
+                ids = (*tokenize(texts[sample]), EOS_ID)
+                assert tokens.pop((0, ordinal // 9, sample), ()) == ids[:count]
+        assert not tokens
 
 
 @pytest.mark.parametrize("num_documents", [1, 2, 5, 11, 12, 13])
