@@ -174,7 +174,7 @@ class _BestFitPacker:
         for spans in rows:
             free = seq_len - sum(stop - start for _, start, stop in spans)
             if free <= 0 or (self._free and free < self._free[-1]):
-                raise ValueError(f"open rows do not fit {seq_len} tokens in ascending order of free space")
+                raise ValueError(f"open rows that do not fit {seq_len} tokens, or are out of order")
             self._free.append(free)
             self._open.append(spans)
         self._waiting = deque(waiting)

@@ -6,9 +6,10 @@
 FOLDER has *.jsonl.gz with a field `text`. Prints a table for each part, or with --json one object with every value measured.
 
     fill     real tokens as a share of the emitted rows, beside best-fit-decreasing, which sees all documents at once. Documents
-             have log-normal sizes, or those of the corpus, shuffled anew in each of several epochs.
-    speed    rows a second through a loader with one worker, relative to concat: one core for the trainer and the worker of a
-             side, one epoch of each side in a round, in short turns. By wall time, and by CPU time of the worker.
+             have log-normal sizes, or those of the corpus, shuffled anew in each of several epochs. Rows still open at the end
+             are not emitted; what they would add is beside it (a loader whose lanes end packs those tokens anew, as one tail).
+    speed    rows a second through a loader with one worker, relative to concat. All sides share one core, which each has in
+             short turns, with its trainer and its worker. By wall time, and by CPU time of the worker.
     cost     CPU time of the packers alone, on sizes; also without the residues, which rows would have to do without.
     state    bytes of a state, and the time of state_dict(). Real packers have run on log-normal sizes until their lanes had open
              rows, but not through a loader: their cursors and residues are put into one.
@@ -45,7 +46,7 @@ from bench_loader import generate_texts, note, read_texts, serve_turns, take_tur
 from cloudload.pack import Packer, Packing  # noqa: E402 - likewise
 
 OPEN_ROWS = 16
-SEQ_LEN, BATCH_SIZE, NUM_LANES, WARM_UP_ROWS, TURNS_A_ROUND = 2048, 8, 60, 960, 24
+SEQ_LEN, BATCH_SIZE, NUM_LANES, WARM_UP_ROWS, TURNS_A_ROUND = 2048, 8, 60, 2_400, 24
 ROWS_OF_A_LIST = 32  # that a worker makes and sends at once; a turn ends where a list does
 COST_WARM_UP, COST_DOCUMENTS = 2_000, 20_000
 STATE_LANES, STATE_DOCUMENTS = (64, 960, 8192), 150
@@ -364,18 +365,19 @@ def write_dataset(texts: Sequence[str], folder: Path) -> str:
 
 
 def race(dataset: str, tokenizer: str, sizes: Sequence[int], repeats: int) -> list[Row]:
-    """Rows a second of each packing. In a round each side reads about an epoch, so that all read the same documents."""
+    """Rows a second of each packing. In a round each side reads about an epoch, in processes of its own: how a tokenizer happens
+    to lie in memory makes some faster than others for as long as they live."""
     note(f"speed, {Path(tokenizer).name}")
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in PACKINGS}
-    with start_sides(dataset, tokenizer, sizes) as sides:
-        for number in range(repeats):
-            turns: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for number in range(repeats):
+        turns: dict[str, list[dict[str, float]]] = {name: [] for name in PACKINGS}
+        with start_sides(dataset, tokenizer, sizes, seed=number) as sides:
             for _ in range(TURNS_A_ROUND):
                 for name, side in sides.items():
                     turns[name].append(take_turn(side))
-            for name, done in turns.items():
-                rounds[name].append({key: sum(turn[key] for turn in done) for key in done[0]})
-                note(f"  round {number}, {name}: {rounds[name][-1]}")
+        for name, done in turns.items():
+            rounds[name].append({key: sum(turn[key] for turn in done) for key in done[0]})
+            note(f"  round {number}, {name}: {rounds[name][-1]}")
     return [compare(name, rounds[name], rounds["concat"]) for name in PACKINGS]
 
 
@@ -403,7 +405,7 @@ def compare(name: str, rounds: Sequence[Mapping[str, float]], base: Sequence[Map
 
 
 @contextmanager
-def start_sides(dataset: str, tokenizer: str, sizes: Sequence[int]) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def start_sides(dataset: str, tokenizer: str, sizes: Sequence[int], seed: int) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """A process group for each packing, ready and stopped."""
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     sides: dict[str, subprocess.Popen[str]] = {}
@@ -411,7 +413,7 @@ def start_sides(dataset: str, tokenizer: str, sizes: Sequence[int]) -> Iterator[
         for name in PACKINGS:
             rows = count(run_packer(make_packing(name).packer(), sizes)).rows
             turn_rows = ROWS_OF_A_LIST * max(1, round(rows / TURNS_A_ROUND / ROWS_OF_A_LIST))
-            request = {"dataset": dataset, "tokenizer": tokenizer, "name": name, "turn_rows": turn_rows}
+            request = {"dataset": dataset, "tokenizer": tokenizer, "name": name, "turn_rows": turn_rows, "seed": seed}
             command = [sys.executable, __file__, "--side", json.dumps(request)]
             sides[name] = subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -429,7 +431,7 @@ def start_sides(dataset: str, tokenizer: str, sizes: Sequence[int]) -> Iterator[
             side.wait()
 
 
-def serve_side(dataset: str, tokenizer: str, name: str, turn_rows: int) -> None:
+def serve_side(dataset: str, tokenizer: str, name: str, turn_rows: int, seed: int) -> None:
     """A side of the race: a loader with one worker, warm, on one core."""
     from cloudload import CloudLoader
 
@@ -442,6 +444,7 @@ def serve_side(dataset: str, tokenizer: str, name: str, turn_rows: int) -> None:
             seq_len=SEQ_LEN,
             batch_size=BATCH_SIZE,
             num_lanes=NUM_LANES,
+            seed=seed,
             num_workers=1,
             local=cache,
             **PACKINGS[name],  # type: ignore[arg-type]
@@ -458,7 +461,7 @@ def serve_side(dataset: str, tokenizer: str, name: str, turn_rows: int) -> None:
                 worker, trainer = worker + spent["worker"], trainer + spent["trainer"]
                 yield {"rows": turn_rows, "tokens": tokens, **spent}
 
-        # every lane has given several rows: as many are open as ever will be. The first batch comes in a list of its own
+        # until open rows are as full as they ever will be. The first batch comes in a list of its own
         for _ in islice(batches, 1 + WARM_UP_ROWS // BATCH_SIZE):
             pass
         serve_turns(turns())
@@ -524,11 +527,10 @@ def run_lanes(start: Any, packing: Packing, sizes: Sequence[int]) -> Any:
     from dataclasses import replace
 
     cursors, residues = start.cursors.copy(), None if start.residues is None else start.residues.copy()
-    num_lanes = cursors.shape[1]
+    num_lanes, dice, drawn = cursors.shape[1], np.random.default_rng(0), np.array(sizes)
     for lane in range(num_lanes):
         packer = packing.packer()
-        first = lane * STATE_DOCUMENTS % max(1, len(sizes) - 2 * STATE_DOCUMENTS)
-        for ordinal, size in enumerate(sizes[first : first + STATE_DOCUMENTS + lane % STATE_DOCUMENTS]):
+        for ordinal, size in enumerate(dice.choice(drawn, STATE_DOCUMENTS + lane % STATE_DOCUMENTS).tolist()):
             packer.add(ordinal, size)
         last = packer.rows[-1]
         cursors[0, lane] = last.cursor

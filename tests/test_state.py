@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,54 @@ def test_a_damaged_state_is_refused_with_the_field_named(folder: str, damage: di
     state = make_loader(folder).state_dict()
     with pytest.raises(StreamChangedError, match=message):
         make_loader(folder).load_state_dict({**state, **damage})
+
+
+def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
+    """The residues of 12 lanes; those that are not given are of no bytes."""
+    lanes = [np.array(part, "<i4").tobytes() for part in (*parts, *[[]] * (12 - len(parts)))]
+    numbers = np.array(sizes or [len(lane) for lane in lanes], "<i4").tobytes() + b"".join(lanes)
+    return base64.b64encode(zlib.compress(np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes())).decode()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"residues": ""}, "residues: "),
+        ({"residues": "AAAA"}, "residues: "),
+        ({"residues": base64.b64encode(zlib.compress(b"12345")).decode()}, "residues: "),
+        ({"residues": residues(sizes=[4] * 12)}, "residues: sizes that do not add up"),
+        ({"residues": residues(sizes=[-4] + [0] * 11)}, "residues: sizes that do not add up"),
+        ({"residues": residues([0, 1, 1, 0])}, "residues: lane 0 has spans that lie outside"),
+        ({"residues": residues([0, 1, 9, 0, 4])}, "residues: lane 0 has spans that lie outside"),
+        ({"residues": residues([0, 1, 1, 4, 4])}, "residues: lane 0 has spans that lie outside"),
+        ({"residues": residues([], [-1])}, "residues: lane 1 has spans that lie outside"),
+        ({"residues": residues([0, 0])}, "residues: lane 0 has an open row without a span"),
+        ({"tail": "0:0"}, "tail: .* are not the rows after"),
+        ({"tail": "16:5"}, "tail: .* are not the rows after"),
+        ({"tail": "16"}, "tail: '16' is not a list of pairs of numbers"),
+        ({"skipped": "x:y"}, "skipped: 'x:y' is not a list of pairs of numbers"),
+        ({"counts": "[[1]]"}, r"counts: \(1, 1\) numbers where each stream has 6"),
+        ({"counts": "[]"}, "counts: "),
+        ({"counts": "[[0,0,0,0,0,0],[0,0,0,0,0,0]]"}, "counts: of 2 streams, not 1"),
+        ({"mixture": "{}"}, "mixture"),
+        ({"num_canonical_nodes": "x"}, "num_canonical_nodes: 'x' is not a list of numbers"),
+        ({"num_canonical_nodes": "4,4"}, "cursors: "),
+    ],
+)
+def test_a_damaged_part_of_a_packed_state_is_refused(folder: str, damage: dict[str, Any], message: str) -> None:
+    loader = make_loader(folder, packing="best_fit")
+    state = {**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "rows": 12, "table_rows": 12}
+    loader.load_state_dict(state)
+    with pytest.raises(StreamChangedError, match=message):
+        loader.load_state_dict({**state, **damage})
+
+
+def test_open_rows_that_do_not_fit_are_an_error_when_their_lane_runs(folder: str) -> None:
+    loader = make_loader(folder, packing="best_fit")
+    too_long = residues(*[[0, 1, 1, 0, 99]] * 12)
+    loader.load_state_dict({**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "residues": too_long})
+    with pytest.raises(StreamChangedError, match="residues: lane 0 has open rows that do not fit 16 tokens"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("state", [{}, {"version": 2}, {"rows": 4}])
