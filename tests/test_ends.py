@@ -384,6 +384,7 @@ def test_another_seq_len_at_every_point_of_the_tail_loses_and_repeats_no_token(w
             more, later = corpus.run(Leg(ranks, taken % 3, batches=batches), state, seq_len=seq_len)
             rows, state = rows + more, later[-1]
         assert tokens_in(rows) == corpus.expected, f"from row {taken} on"
+        assert counts_of(state)["documents"] == len(corpus.expected)
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
@@ -576,6 +577,7 @@ def test_any_chain_of_seq_lens_and_worlds_up_to_the_end_has_every_token_once(
             more, states = corpus.run(leg, state, seq_len=seq_len)
             rows, state = rows + more, states[-1]
     assert tokens_in(rows) == corpus.expected
+    assert [stats.documents for stats in corpus.stats] == [len(corpus.expected)] * len(corpus.stats)
 
 
 # ---------------------------------------------------------------- real ranks
