@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 SEQ_LEN, BATCH_SIZE, WARM_UP_BATCHES = 2048, 8, 8
-DOCUMENTS_AT_ONCE, BATCHES_AT_ONCE, LAST_TURNS = 64, 4, 4
+DOCUMENTS_AT_ONCE, BATCHES_AT_ONCE = 64, 4
 LANES = (64, 960, 8192)
 PLACES = (0.01, 0.5, 0.99)
 
@@ -155,8 +155,6 @@ def race(dataset: str, tokenizer: str) -> tuple[dict[str, float], dict[str, floa
             else:
                 side.wait()
                 racing.remove((side, done))
-    # its worker had made the last batches before, as it had made the first when the race began
-    del turns[1][-LAST_TURNS:]
     bare, loader = ({name: sum(turn[name] for turn in done) for name in done[0]} for done in turns)
     # the bare tokenizer makes no end-of-text tokens, and those cost the loader nothing
     loader["tokens"] *= bare["tokens"] / (bare["tokens"] + bare["documents"])
@@ -227,14 +225,13 @@ def race_loader(dataset: str, tokenizer: str) -> dict[str, float]:
 
     with (
         tempfile.TemporaryDirectory(prefix="cloudload-bench-") as cache,
-        CloudLoader(
-            dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache, epochs=1
-        ) as loader,
+        CloudLoader(dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache) as loader,
     ):
         batches = iter(loader)
 
         def turns() -> Iterator[dict[str, float]]:
-            while some := list(itertools.islice(batches, BATCHES_AT_ONCE)):
+            while loader.stats().documents < loader.num_samples:
+                some = list(itertools.islice(batches, BATCHES_AT_ONCE))
                 yield {"tokens": sum(int((batch["labels"] >= 0).sum()) for batch in some)}
 
         list(itertools.islice(batches, WARM_UP_BATCHES))

@@ -11,8 +11,8 @@ FOLDER has *.jsonl.gz with a field `text`. Prints a table for each part, or with
     speed    rows a second through a loader with one worker, relative to concat. All sides share one core, which each has in
              short turns, with its trainer and its worker. By wall time, and by CPU time of the worker.
     cost     CPU time of the packers alone, on sizes; also without the residues, which rows would have to do without.
-    state    bytes of a state, and the time of state_dict(). Real packers have run on log-normal sizes until their lanes had open
-             rows, but not through a loader: their cursors and residues are put into one.
+    state    bytes of a state, and the CPU time of state_dict(). Real packers have run on log-normal sizes until their lanes had
+             open rows, but not through a loader: their cursors and residues are put into one.
 
 Without --corpus, text is generated, and fill is of log-normal sizes only; without --tokenizer, the example's is used.
 """
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace, parts: Sequence[str], folder: Path) -> Ite
             yield f"fill: corpus, {Path(first).name}", measure_fill(repeat_shuffled(sizes[first], EPOCHS_OF_DOCUMENTS), (1, 12))
     if "cost" in parts:
         corpus = repeat_shuffled(sizes[first], COST_WARM_UP + COST_DOCUMENTS)
-        of_corpus = time_packers(f"corpus, {Path(first).name}", corpus, args.repeats)
+        of_corpus = time_packers(f"{'corpus' if args.corpus else 'generated'}, {Path(first).name}", corpus, args.repeats)
         yield "cost: CPU time of the packers alone", time_packers("log-normal", drawn, args.repeats) + of_corpus
     if "speed" in parts:
         dataset = write_dataset(texts, folder)
@@ -482,7 +482,7 @@ def worker_cpu() -> float:
 
 
 def weigh_states(folder: Path, tokenizer: str, sizes: Sequence[int]) -> list[Row]:
-    """The bytes of a state as JSON, and the time that saving and loading it take."""
+    """The bytes of a state as JSON, and the CPU time that saving and loading it take."""
     from cloudload import CloudLoader, convert_to_mds
 
     data = folder / "short-documents"
@@ -514,8 +514,8 @@ def weigh_states(folder: Path, tokenizer: str, sizes: Sequence[int]) -> list[Row
                     "bytes of JSON": len(json.dumps(state)),
                     "of residues": len(state["residues"]),
                     "residues, raw": raw,
-                    "µs in state_dict()": saving,
-                    "µs in load_state_dict()": loading,
+                    "CPU µs of state_dict()": saving,
+                    "CPU µs of load_state_dict()": loading,
                 }
             )
             note(f"  state, {name}, {num_lanes} lanes: {len(json.dumps(state)):,} bytes")
@@ -541,12 +541,12 @@ def run_lanes(start: Any, packing: Packing, sizes: Sequence[int]) -> Any:
 
 
 def time_calls(call: Any, repeats: int) -> list[float]:
-    """Microseconds of each call."""
+    """CPU microseconds of each call."""
     times = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = time.process_time()
         call()
-        times.append(1e6 * (time.perf_counter() - started))
+        times.append(1e6 * (time.process_time() - started))
     return times
 
 
