@@ -247,11 +247,12 @@ def encode_residue(waiting: Sequence[Span], rows: Sequence[Sequence[Span]], ordi
     """
     if not waiting and not rows:
         return b""
-    numbers = array("i")
+    words: list[int] = []
     for spans in (waiting, *rows):
-        numbers.append(len(spans))
+        words.append(len(spans))
         for document, start, stop in spans:
-            numbers.extend((ordinal - document, start, stop))
+            words += ordinal - document, start, stop
+    numbers = array("i", words)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tobytes()
