@@ -265,7 +265,7 @@ class Batches(Iterator[Batch]):
         self.dropped = tail.num_tokens(position.rows)
         if position.rows < plan.tail_start:
             self.dropped += self._tokens_before_end
-        if not tail.num_rows and position.tail is None:
+        elif not tail.num_rows:
             self.uncounted = self._count_units(tail.units)
         self.close()
 

@@ -318,8 +318,9 @@ class CloudLoader:
         world = self._find_world()
         position = mask_lanes(self._past(lag), world.lanes(self.num_lanes))
         if world.index:
-            # what was counted before is in the part of one rank
-            position = replace(position, counts=position.counts - self._started_at.counts)
+            # what is known to all is in the part of one rank
+            known = position.counts if self._knows_all_lanes else self._started_at.counts
+            position = replace(position, counts=position.counts - known)
         return build_state(self._recipe, position, f"{world.index}/{world.size}")
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None) -> None:

@@ -279,6 +279,9 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
         place = stop
     if any(not spans for spans in groups[1:]):
         raise ValueError("an open row without a span")
+    documents = [document for spans in groups for document, _, _ in spans]
+    if len(set(documents)) < len(documents):
+        raise ValueError("two spans of one document")
     return groups[0], groups[1:]
 
 

@@ -152,6 +152,8 @@ def _check_cursors(position: Position, components: Sequence[Component]) -> None:
                     f"cursors: lane {lane} stands at document {ordinal} of {end}. The state is damaged, or past these epochs"
                 )
     if position.tail is not None:
+        if components[0].lanes.epochs is None:
+            raise StreamChangedError("tail: an endless run has none. The state is damaged")
         handed_out = sum(rows for _, rows in position.tail)
         if any(seq_len < 1 or rows < 0 for seq_len, rows in position.tail) or handed_out != position.rows - position.table_rows:
             raise StreamChangedError(f"tail: {position.tail} are not the rows after {position.table_rows}. The state is damaged")

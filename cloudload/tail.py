@@ -81,7 +81,10 @@ def pack_tail(
     units = _units_left(cursors, residues, sizes)
     over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
     for seq_len, rows in over:
-        units = _skip_rows(replace(packing, seq_len=seq_len).packer(), units, rows)
+        if _has_tokens(units):
+            units = _skip_rows(replace(packing, seq_len=seq_len).packer(), units, rows)
+            # what has none after the last row was counted with it
+            units = units if _has_tokens(units) else units[:0]
         start_row += rows
     return _pack(packing.packer(), units, start_row)
 
@@ -111,6 +114,10 @@ def _units_left(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints])
     # canonical order: lane after lane within each ordinal
     in_order: Ints = joined[np.lexsort((joined[:, 2], joined[:, 0], joined[:, 1]))]
     return in_order
+
+
+def _has_tokens(units: Ints) -> bool:
+    return bool((units[:, 3] > units[:, 2]).any())
 
 
 def _add(packer: Packer, unit: int, units: Ints) -> None:

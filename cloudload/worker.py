@@ -339,7 +339,13 @@ class _WorkerLanes:
         assert tail is not None
         spans, filled = [], 0
         for unit, start, stop in tail.row_pieces(row).tolist():
-            document = self._tail_documents[int(tail.units[unit, 0]), int(tail.units[unit, 1])]
+            lane, ordinal, _, size, counted = tail.units[unit].tolist()
+            document = self._tail_documents[lane, ordinal]
+            if counted == NO_DOCUMENT and len(document.tokens) != size:
+                raise StreamChangedError(
+                    f"lane {lane}: document {ordinal} had {size} tokens, and now has {len(document.tokens)}. "
+                    "The state is damaged, or of another corpus, tokenizer or transform"
+                )
             block.tokens[place, filled : filled + stop - start] = document.tokens[start:stop]
             spans.append((document.stream, document.epoch, document.sample, start, stop))
             block.counts[document.stream][TOKENS] += stop - start
