@@ -226,6 +226,13 @@ def _steps(text: str) -> range:
     return steps
 
 
+def _sample(text: str) -> tuple[int, int]:
+    stream, _, number = text.rpartition(":")
+    if not number.isdecimal() or (stream and not stream.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor STREAM:N")
+    return int(stream or 0), int(number)
+
+
 def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     from cloudload.provenance import load_state, open_run
 
@@ -266,8 +273,7 @@ def _where(options: argparse.Namespace) -> int:
 
     run, delivery = _open_run(options)
     if options.sample is not None:
-        stream, _, number = options.sample.rpartition(":")
-        samples = [(int(stream or 0), int(number))]
+        samples = [options.sample]
     else:
         samples = find_samples(run, options.id, **delivery)
     found = 0
