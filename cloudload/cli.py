@@ -196,7 +196,7 @@ def _add_where(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     document = parser.add_mutually_exclusive_group(required=True)
     document.add_argument("--id", metavar="DOC", help="its id; finding it reads the ids of all samples")
     document.add_argument(
-        "--sample", metavar="[STREAM:]N", help="its number in its stream, from 0, and the stream's, where several"
+        "--sample", type=_sample, metavar="[STREAM:]N", help="its number in its stream, from 0, and the stream's, where several"
     )
     add("--until", type=int, required=True, metavar="N", help="the last step to look at")
     parser.set_defaults(run=_where, after_interrupt="Nothing was changed")
@@ -272,10 +272,7 @@ def _where(options: argparse.Namespace) -> int:
     from cloudload.provenance import find_document, find_samples
 
     run, delivery = _open_run(options)
-    if options.sample is not None:
-        samples = [options.sample]
-    else:
-        samples = find_samples(run, options.id, **delivery)
+    samples = [options.sample] if options.sample is not None else find_samples(run, options.id, **delivery)
     found = 0
     for sample in samples:
         for occurrence in find_document(run, *sample, options.until, **delivery):
