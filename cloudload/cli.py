@@ -274,8 +274,8 @@ def _where(options: argparse.Namespace) -> int:
     run, delivery = _open_run(options)
     samples = [options.sample] if options.sample is not None else find_samples(run, options.id, **delivery)
     found = 0
-    for sample in samples:
-        for occurrence in find_document(run, *sample, options.until, **delivery):
+    for stream, number in samples:
+        for occurrence in find_document(run, stream, number, options.until, **delivery):
             found += 1
             if options.json:
                 print(json.dumps(asdict(occurrence), ensure_ascii=False))
