@@ -276,7 +276,7 @@ class Batches(Iterator[Batch]):
         orders, counts = component.orders(self._plan.cache_root), np.zeros_like(self._position.counts)
         for lane, ordinal, _, _, size in units[units[:, 4] != NO_DOCUMENT].tolist():
             epoch, place = component.lanes.place(lane, ordinal)
-            stream = np.searchsorted(recipe.corpus.stream_starts, orders(epoch)[place], side="right") - 1
+            stream = recipe.corpus.streams_of(orders(epoch)[place])
             counts[stream, FILTERED if size < 0 else EMPTY] += 1
         return counts
 

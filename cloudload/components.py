@@ -63,9 +63,8 @@ def build_components(config: RowsConfig, corpus: Corpus, layout: Layout) -> tupl
     """The components of a run, in the order of its streams."""
     components = []
     first_shard = 0
-    for place, streams in enumerate(divide_streams(config)):
-        num_shards = sum(map(corpus.num_shards, streams))
-        positions, _ = component_sizes(config, corpus)[place]
+    sizes = component_sizes(config, corpus)
+    for place, (streams, (positions, num_shards)) in enumerate(zip(divide_streams(config), sizes, strict=True)):
         order = OrderConfig(
             config.shuffle, config.shuffle_algo, layout.shuffle_block_sizes[place], layout.canonical_nodes[place], config.seed
         )

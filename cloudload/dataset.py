@@ -67,6 +67,14 @@ class Corpus:
         """Shards of one dataset."""
         return len(self.datasets[stream].shards)
 
+    def streams_of(self, samples: Ints) -> Ints:
+        """The dataset of each sample."""
+        return np.searchsorted(self.stream_starts, samples, side="right") - 1
+
+    def shards_of(self, samples: Ints) -> Ints:
+        """The shard of each sample."""
+        return np.searchsorted(self.shard_starts, samples, side="right") - 1
+
     @property
     def raw_bytes(self) -> int:
         """Bytes of all raw shards."""

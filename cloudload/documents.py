@@ -22,22 +22,9 @@ class DocumentReader:
     def __init__(self, corpus: Corpus, cache: ShardCache, text_key: str, transform: Transform | None = None) -> None:
         self._corpus, self._cache, self._text_key, self._transform = corpus, cache, text_key, transform
 
-    @property
-    def stream_starts(self) -> Ints:
-        """First sample of each stream: int64 [streams + 1]."""
-        return self._corpus.stream_starts
-
-    def streams_of(self, samples: Ints) -> Ints:
-        """The stream of each sample."""
-        return np.searchsorted(self._corpus.stream_starts, samples, side="right") - 1
-
-    def shards_of(self, samples: Ints) -> Ints:
-        """The shard of each sample."""
-        return np.searchsorted(self._corpus.shard_starts, samples, side="right") - 1
-
     def read(self, samples: Ints) -> list[str | None]:
         """The texts of samples, in their order, None where the transform leaves one out; each shard is opened once."""
-        shards = self.shards_of(samples)
+        shards = self._corpus.shards_of(samples)
         texts: list[str | None] = [None] * len(samples)
         for number in dict.fromkeys(shards.tolist()):
             shard = self._cache.shard(number)
@@ -50,7 +37,7 @@ class DocumentReader:
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
         """The shard of a sample, and those of `columns` that it has."""
-        [number] = self.shards_of(np.array([sample]))
+        [number] = self._corpus.shards_of(np.array([sample]))
         shard, within = self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
         encodings = {column.name: (place, column.encoding) for place, column in enumerate(shard.info.columns)}
         found = {name: encodings[name] for name in columns if name in encodings}
@@ -58,7 +45,7 @@ class DocumentReader:
 
     def prefetch(self, samples: Ints) -> None:
         """Begin to fetch the shards of samples, those of the first samples first."""
-        self._cache.prefetch(dict.fromkeys(self.shards_of(samples).tolist()))
+        self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
 
     def _transformed(self, shard: Shard, sample: int) -> str | None:
         assert self._transform is not None

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.cache import ShardCache
-from cloudload.components import Component
 from cloudload.documents import DocumentReader
 from cloudload.lanes import Ints
 from cloudload.order import EpochOrders
 from cloudload.plan import Plan
+from cloudload.recipe import Recipe
 from cloudload.tokenizer import DocumentTokenizer, Tokens
 
 
@@ -54,15 +54,10 @@ class LaneDocuments:
     """Finds and reads the documents of lanes."""
 
     def __init__(
-        self,
-        components: Sequence[Component],
-        orders: Sequence[EpochOrders],
-        reader: DocumentReader,
-        tokenizer: DocumentTokenizer,
-        min_tokens: int,
+        self, recipe: Recipe, orders: Sequence[EpochOrders], reader: DocumentReader, tokenizer: DocumentTokenizer
     ) -> None:
-        self._components, self._orders, self._reader = components, orders, reader
-        self._tokenizer, self._min_tokens = tokenizer, min_tokens
+        self._corpus, self._components, self._min_tokens = recipe.corpus, recipe.components, recipe.config.min_tokens
+        self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
 
     def find(self, component: int, lane: int, ordinal: int) -> Place | None:
         """The place of a lane's document, or None for a hole."""
@@ -75,15 +70,15 @@ class LaneDocuments:
 
     def stream_of(self, place: Place) -> int:
         """The stream of a place."""
-        return int(self._reader.streams_of(np.array([place.sample]))[0])
+        return int(self._corpus.streams_of(np.array([place.sample]))[0])
 
     def read(self, places: Sequence[Place]) -> list[Document]:
         """The documents at places, in their order."""
         if not places:
             return []
         samples = np.array([place.sample for place in places], np.int64)
-        streams = self._reader.streams_of(samples)
-        within = samples - self._reader.stream_starts[streams]
+        streams = self._corpus.streams_of(samples)
+        within = samples - self._corpus.stream_starts[streams]
         texts = self._reader.read(samples)
         encoded = self._tokenizer.encode([text or "" for text in texts], streams.tolist())
         return [
@@ -110,7 +105,7 @@ def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
     recipe = plan.recipe
     orders = [component.orders(plan.cache_root) for component in recipe.components]
     tokenizer = DocumentTokenizer(recipe.tokenizer)
-    return LaneDocuments(recipe.components, orders, open_reader(plan, cache), tokenizer, recipe.config.min_tokens)
+    return LaneDocuments(recipe, orders, open_reader(plan, cache), tokenizer)
 
 
 def open_cache(plan: Plan) -> ShardCache:

@@ -178,7 +178,7 @@ class _BestFitPacker:
             self._free.append(free)
             self._open.append(spans)
         self._waiting = deque(waiting)
-        self._close_rows()
+        self._close_rows(self._open_rows)
         while self._waiting:
             self._pack(*self._waiting.popleft())
 
@@ -194,9 +194,7 @@ class _BestFitPacker:
             self._place((ordinal, start, size))
 
     def finish(self) -> None:
-        while self._open:
-            self._free.pop(0)
-            self._emit(self._open.pop(0))
+        self._close_rows(0)
 
     def _pack(self, ordinal: int, start: int, size: int) -> None:
         """Pack a span that another `seq_len` had left."""
@@ -224,11 +222,11 @@ class _BestFitPacker:
             return
         insort(self._free, free)
         self._open.insert(bisect_left(self._free, free + 1) - 1, spans)
-        self._close_rows()
+        self._close_rows(self._open_rows)
 
-    def _close_rows(self) -> None:
-        """Emit the fullest rows until no more are open than may be."""
-        while len(self._open) > self._open_rows:
+    def _close_rows(self, most: int) -> None:
+        """Emit the fullest rows until no more than `most` are open."""
+        while len(self._open) > most:
             self._free.pop(0)
             self._emit(self._open.pop(0))
 
@@ -285,13 +283,12 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     return groups[0], groups[1:]
 
 
-def unpack_residue(residue: bytes, ordinal: int) -> bytes:
-    """The residue with its rows dissolved: for rows of another `seq_len`, which pack its spans anew."""
-    waiting, rows = decode_residue(residue, ordinal)
-    return encode_residue([*waiting, *(span for spans in rows for span in spans)], [], ordinal)
-
-
 def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
     """All spans of a residue."""
     waiting, rows = decode_residue(residue, ordinal)
     return [*waiting, *(span for spans in rows for span in spans)]
+
+
+def unpack_residue(residue: bytes, ordinal: int) -> bytes:
+    """The residue with its rows dissolved: for rows of another `seq_len`, which pack its spans anew."""
+    return encode_residue(residue_spans(residue, ordinal), [], ordinal)

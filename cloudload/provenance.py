@@ -39,6 +39,11 @@ class Run:
     global_batch: int
 
     @property
+    def labels(self) -> list[str]:
+        """What its streams are called."""
+        return [stream.label for stream in self.arguments["data"]]
+
+    @property
     def saved(self) -> Saved:
         """What the state says."""
         return read_state(self.state)
@@ -233,14 +238,13 @@ def _occurrences(
     run: Run, loader: CloudLoader, document: tuple[int, int], epoch: int | None, last_row: int
 ) -> Iterator[Occurrence]:
     """Where a loader reads a document, in one epoch or in all, up to a row of the run."""
-    labels = loader.plan().recipe.labels
     for batch in loader:
         rows = batch.first_row + batch.spans[:, 0] * batch.row_step
         for (_, stream, of_epoch, sample, start, stop), row in zip(batch.spans.tolist(), rows.tolist(), strict=True):
             if (stream, sample) == document and row <= last_row and epoch in (None, of_epoch):
                 step = run.step_of_row(row)
                 place = row - run.rows_of_step(step).start
-                yield Occurrence(step, place, labels[stream], of_epoch, sample, start, stop)
+                yield Occurrence(step, place, run.labels[stream], of_epoch, sample, start, stop)
         if batch.first_row > last_row or (epoch is not None and _is_past(batch, document[0], epoch)):
             return
 

@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from cloudload.backends import Retry
 from cloudload.components import Component, build_components, component_sizes
-from cloudload.config import SAME, RowsConfig, Stream
+from cloudload.config import SAME, RowsConfig
 from cloudload.dataset import Corpus, check_text_column, open_corpus
 from cloudload.lanes import Ints, Layout, resolve
 from cloudload.locations import hide_secrets
@@ -103,7 +102,7 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
         sources=_describe_sources(config, tokenizer),
         layout=layout,
         components=build_components(config, corpus, layout),
-        mixture=_build_mixture(config.streams, config),
+        mixture=_build_mixture(config),
     )
 
 
@@ -116,10 +115,10 @@ def _own(token: str | None, of_loader: str | None) -> str | None:
     return of_loader if token == SAME else token
 
 
-def _build_mixture(streams: Sequence[Stream], config: RowsConfig) -> Mixture:
-    labels = [stream.label for stream in streams]
+def _build_mixture(config: RowsConfig) -> Mixture:
+    labels = [stream.label for stream in config.streams]
     if config.is_mixed:
-        return build_mixture(labels, [stream.proportion or 0.0 for stream in streams], config.schedule)
+        return build_mixture(labels, [stream.proportion or 0.0 for stream in config.streams], config.schedule)
     return build_mixture([" + ".join(labels)], [1.0], None)
 
 

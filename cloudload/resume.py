@@ -38,6 +38,7 @@ _GROWING_FIELDS = ("data", "shards", "bos_eos", "choose", "num_canonical_nodes",
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
 # ... and a change of these does so at the ends of documents
 _CONTENT_FIELDS = ("data", "tokenizer", "bos_eos", "text_key", "transform", "overflow")
+_ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 
 
 def go_on(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
@@ -70,10 +71,10 @@ def _check_on_change(on_change: Mapping[str, str]) -> None:
     for name, value in on_change.items():
         if value != "accept":
             raise ValueError(f"on_change[{name!r}] is {value!r}; the one choice is 'accept'")
-        if name not in (*_HARMLESS_FIELDS, *_CONTENT_FIELDS):
+        if name not in _ACCEPTABLE_FIELDS:
             raise ValueError(
                 f"on_change: a change of {name!r} cannot be accepted, for documents would be lost and repeated. "
-                f"What can: {', '.join(sorted((*_HARMLESS_FIELDS, *_CONTENT_FIELDS)))}"
+                f"What can: {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
             )
 
 
@@ -90,7 +91,7 @@ def _check_fields(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) ->
     refused = {name: values for name, values in changed.items() if on_change.get(name) != "accept"}
     if refused:
         lines = [f"  {_DESCRIPTIONS.get(name, name)}: saved {value!r}, found {now!r}" for name, (value, now) in refused.items()]
-        acceptable = [name for name in refused if name in (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)]
+        acceptable = [name for name in refused if name in _ACCEPTABLE_FIELDS]
         advice = "Go on with what was saved, or start a new run without this state"
         if len(acceptable) == len(refused):
             advice += f"; or take the change on purpose with on_change={dict.fromkeys(acceptable, 'accept')}"

@@ -46,7 +46,8 @@ class Tracer:
         self._cache = open_cache(plan)
         self._documents: LaneDocuments = open_documents(plan, self._cache)
         self._reader: DocumentReader = open_reader(plan, self._cache)
-        self._labels, self._starts = plan.recipe.labels, plan.recipe.corpus.stream_starts
+        self._labels, self._corpus = plan.recipe.labels, plan.recipe.corpus
+        self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
         """The documents of spans (int64 [spans, 6], `pack.SPAN_FIELDS`); `rows` has the row of the run for each of their rows."""
@@ -71,7 +72,7 @@ class Tracer:
         for sample in range(int(self._starts[-1])):
             _, values = self._reader.read_sample(sample, [ID_KEY])
             if str(values.get(ID_KEY)) == identifier:
-                stream = int(np.searchsorted(self._starts, sample, side="right") - 1)
+                stream = int(self._corpus.streams_of(np.array([sample]))[0])
                 found.append((stream, sample - int(self._starts[stream])))
         return found
 

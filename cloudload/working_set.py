@@ -56,7 +56,7 @@ def _peak_bytes(corpus: Corpus, order: Ints, sizes: Ints, num_nodes: int, world:
     num_hosts = max(1, world.size // world.ranks_per_node)
     if num_hosts > 1 and num_nodes % num_hosts == 0:
         positions = positions[positions % num_nodes % num_hosts == world.rank // world.ranks_per_node]
-    shards = np.searchsorted(corpus.shard_starts, order[positions], side="right") - 1
+    shards = corpus.shards_of(order[positions])
     steps = positions // num_nodes
     used, first = np.unique(shards, return_index=True)
     last = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
