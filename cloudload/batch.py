@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from cloudload.config import DeliveryConfig
 from cloudload.lanes import Ints
-from cloudload.plan import Block
+from cloudload.plan import NOT_DRY, Block
 from cloudload.segments import IGNORED_LABEL, cu_seqlens, mask_document_edges, position_ids, segment_ids
 
 
@@ -26,14 +27,42 @@ class Batch(dict[str, torch.Tensor]):
     start, stop).
     """
 
-    def __init__(self, tensors: dict[str, torch.Tensor], spans: Ints, first_row: int, row_step: int) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], spans: Ints | SpanParts, first_row: int, row_step: int) -> None:
         super().__init__(tensors)
-        self.spans, self.first_row, self.row_step = spans, first_row, row_step
+        self._spans, self.first_row, self.row_step = spans, first_row, row_step
+
+    @property
+    def spans(self) -> Ints:
+        """What the rows are made of; joined when it is first asked for."""
+        if isinstance(self._spans, list):
+            self._spans = _join_spans(self._spans)
+        return self._spans
+
+
+SpanParts = list[tuple[Ints, int, slice | Ints]]
+"""Spans of some rows of a block, the first of these rows, and where they stand in the batch."""
+
+
+def _join_spans(parts: SpanParts) -> Ints:
+    joined = []
+    for spans, first_row, places in parts:
+        own = spans.copy()
+        own[:, 0] -= first_row
+        if not isinstance(places, slice):
+            own[:, 0] = places[own[:, 0]]
+        joined.append(own)
+    if len(joined) == 1:
+        return joined[0]
+    together = np.concatenate(joined)
+    return together[np.argsort(together[:, 0], kind="stable")]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a batch's rows did to the lanes: cursors int64 [rows, 2] and residues after each row, and counts of all together."""
+    """What a batch's rows did to the lanes: cursors int64 [rows, 2] and residues after each row, and counts of all together.
+
+    Residues are none where the packing has none.
+    """
 
     cursors: Ints
     residues: list[bytes]
@@ -41,46 +70,68 @@ class Progress:
     first_dry: int
 
 
-def join_progress(blocks: Sequence[Block], workers: Ints) -> Progress:
-    """The progress of the workers' blocks; `workers` names each row's worker, whose rows stand in its block in their order."""
-    cursors = np.empty((len(workers), 2), np.int64)
-    residues = [b""] * len(workers)
-    for worker, block in enumerate(blocks):
-        places = np.flatnonzero(workers == worker)
-        cursors[places] = block.cursors
-        for place, residue in zip(places.tolist(), block.residues, strict=True):
-            residues[place] = residue
-    counts: Ints = np.sum([block.counts for block in blocks], axis=0)
-    return Progress(cursors, residues, counts, min(block.first_dry for block in blocks))
+def join_progress(blocks: Sequence[Block], number: int, places: Sequence[slice | Ints], stop: int) -> Progress:
+    """The progress of batch `number` of the workers' blocks, which ends before row `stop` of the run.
+
+    `places` has the rows of the batch that are each worker's.
+    """
+    first_dry = min(block.first_dry for block in blocks)
+    first_dry = first_dry if first_dry < stop else NOT_DRY
+    bounds = [(block.row_bounds[number], block.row_bounds[number + 1]) for block in blocks]
+    if len(blocks) == 1:
+        [block], [(start, end)] = blocks, bounds
+        return Progress(block.cursors[start:end], block.residues[start:end], block.counts[number], first_dry)
+    num_rows = sum(end - start for start, end in bounds)
+    cursors = np.empty((num_rows, 2), np.int64)
+    has_residues = any(block.residues for block in blocks)
+    residues = [b""] * num_rows if has_residues else []
+    for block, (start, end), own in zip(blocks, bounds, places, strict=True):
+        cursors[own] = block.cursors[start:end]
+        if has_residues and not isinstance(own, slice):
+            for place, residue in zip(own.tolist(), block.residues[start:end], strict=True):
+                residues[place] = residue
+    counts: Ints = np.sum([block.counts[number] for block in blocks], axis=0)
+    return Progress(cursors, residues, counts, first_dry)
 
 
-def join_blocks(blocks: Sequence[Block], workers: Ints, rows: range, delivery: DeliveryConfig) -> Batch:
-    """The batch of the workers' blocks; `rows` are the rows of the run that it holds."""
+def join_blocks(
+    blocks: Sequence[Block], number: int, places: Sequence[slice | Ints], rows: range, delivery: DeliveryConfig
+) -> Batch:
+    """Batch `number` of the workers' blocks: these `rows` of the run, of which each worker has those at its `places`."""
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
     # filled through numpy: torch would wake a thread for every core
     input_ids, labels = (torch.empty(shape, dtype=torch.int64, pin_memory=pin_memory) for _ in range(2))
-    lengths = np.empty(len(rows), np.int64)
-    spans = []
-    for worker, block in enumerate(blocks):
-        places = np.flatnonzero(workers == worker)
-        input_ids.numpy()[places] = block.tokens
-        lengths[places] = block.lengths
-        block_spans = block.spans.copy()
-        block_spans[:, 0] = places[block_spans[:, 0]]
-        spans.append(block_spans)
-    labels.numpy()[:] = input_ids.numpy()
-    if (lengths < shape[1]).any():
-        labels.numpy()[np.arange(shape[1]) >= lengths[:, None]] = IGNORED_LABEL
-    joined = np.concatenate(spans)
-    joined = joined[np.argsort(joined[:, 0], kind="stable")]
-    span_rows, span_lengths = joined[:, 0], joined[:, 5] - joined[:, 4]
-    if delivery.mask_edges:
-        mask_document_edges(labels.numpy(), span_rows, span_lengths)
-    tensors = {"input_ids": input_ids, "labels": labels, **_fields(delivery.fields, span_rows, span_lengths, shape)}
-    if pin_memory:
-        tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-    return Batch(tensors, joined, rows.start, rows.step)
+    ids = input_ids.numpy()
+    parts: SpanParts = []
+    is_full = True
+    for block, own in zip(blocks, places, strict=True):
+        start, stop = block.row_bounds[number], block.row_bounds[number + 1]
+        ids[own] = block.tokens[start:stop]
+        spans = block.spans[block.span_bounds[number] : block.span_bounds[number + 1]]
+        parts.append((spans, start, own))
+        is_full = is_full and block.is_full
+    labels.numpy()[:] = ids
+    tensors = {"input_ids": input_ids, "labels": labels}
+    batch = Batch(tensors, parts, rows.start, rows.step)
+    if not is_full:
+        _mask_padding(labels.numpy(), blocks, number, places)
+    if delivery.mask_edges or delivery.fields:
+        span_rows, span_lengths = batch.spans[:, 0], batch.spans[:, 5] - batch.spans[:, 4]
+        if delivery.mask_edges:
+            mask_document_edges(labels.numpy(), span_rows, span_lengths)
+        fields = _fields(delivery.fields, span_rows, span_lengths, shape)
+        batch.update({name: tensor.pin_memory() if pin_memory else tensor for name, tensor in fields.items()})
+    return batch
+
+
+def _mask_padding(
+    labels: np.ndarray[Any, np.dtype[np.int64]], blocks: Sequence[Block], number: int, places: Sequence[slice | Ints]
+) -> None:
+    lengths = np.empty(len(labels), np.int64)
+    for block, own in zip(blocks, places, strict=True):
+        lengths[own] = block.lengths[block.row_bounds[number] : block.row_bounds[number + 1]]
+    labels[np.arange(labels.shape[1]) >= lengths[:, None]] = IGNORED_LABEL
 
 
 def _fields(fields: Sequence[str], rows: Ints, lengths: Ints, shape: tuple[int, int]) -> dict[str, torch.Tensor]:

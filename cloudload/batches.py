@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.batch import Batch, Progress, join_blocks, join_progress
-from cloudload.blocks import explain
+from cloudload.blocks import BatchParts, explain
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.exchange import DistributedExchange, Exchange, Window
+from cloudload.exchange import DistributedExchange, Exchange, Update, Window, move_lanes
 from cloudload.lanes import Ints
 from cloudload.plan import NOT_DRY, Block, Plan
-from cloudload.position import Position
+from cloudload.position import LaneTable, Position
 from cloudload.stats import EMPTY, FILTERED
 from cloudload.tail import NO_DOCUMENT, next_stages, pack_tail
 
@@ -44,11 +44,11 @@ class Batches(Iterator[Batch]):
         plan: Plan,
         exchange: Exchange,
         record: Callable[[Position], None],
-        open_blocks: Callable[[Plan], Iterator[list[Block]]],
+        open_blocks: Callable[[Plan], Iterator[BatchParts]],
     ) -> None:
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._record, self._open_blocks = record, open_blocks
-        self._blocks: Iterator[list[Block]] | None = None
+        self._blocks: Iterator[BatchParts] | None = None
         self._arrived: deque[_Arrived] = deque()
         self._arrived_rows = plan.position.rows
         self._window_start = plan.window_start
@@ -112,14 +112,15 @@ class Batches(Iterator[Batch]):
             self._blocks = self._open_blocks(plan)
             if not plan.is_measured:
                 self._take_replays()
-        blocks = next(self._blocks)
+        blocks, number = next(self._blocks)
         if plan.is_measured:
             self._arrived.append(_Arrived(None, start, finish=self._exchange.start(self._join_sizes(blocks))))
             return
-        rows, workers = plan.rank_rows(start, stop)
-        self._window.append(join_progress(blocks, workers))
+        rows = plan.rank_rows(start, stop)
+        places = plan.worker_places(rows)
+        self._window.append(join_progress(blocks, number, places, stop))
         self._arrived_rows = stop
-        batch = join_blocks(blocks, workers, rows, plan.delivery)
+        batch = join_blocks(blocks, number, places, rows, plan.delivery)
         self._arrived.append(_Arrived(batch, stop, *self._start_exchange(stop)))
 
     def hand_out(self) -> Batch | None:
@@ -131,45 +132,26 @@ class Batches(Iterator[Batch]):
                 raise StopIteration
             self._begin_tail(arrived.finish())
             return None
-        position = replace(
-            self._position,
-            rows=arrived.stop,
-            batches=self._position.batches + 1,
-            global_batch=arrived.stop - self._position.rows,
-        )
-        if arrived.window is not None and arrived.finish is not None:
-            exchanged, first_dry = arrived.window.apply(arrived.finish(), self._position)
+        before, window = self._position, arrived.window
+        lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
+        if window is not None and arrived.finish is not None:
+            messages = arrived.finish()
+            first_dry = window.first_dry(messages)
             if first_dry < NOT_DRY:
-                self._measure(exchanged, arrived.batch)
+                self._measure(lanes.after(Update(window, messages, first_dry), move_lanes), first_dry, arrived.batch)
                 return None
-            position = self._moved(position, exchanged)
-        if self._is_skipping:
-            position = replace(position, skipped=_join_stretches(position.skipped, (self._position.rows, position.rows)))
-        self._position = position
-        self._record(position)
+            lanes, table_rows = lanes.after(Update(window, messages, arrived.stop), move_lanes), arrived.stop
+            if self._plan.tail is not None:
+                # the lanes stand where they ended
+                lanes = self._ended.with_lanes(counts=lanes.arrays.counts).lanes
+                table_rows = self._plan.tail_start
+                tail = next_stages(tail or (), self._plan.recipe.config.seq_len, table_rows, arrived.stop)
+        rows = arrived.stop
+        skipped = _join_stretches(before.skipped, (before.rows, rows)) if self._is_skipping else before.skipped
+        self._position = Position(rows, table_rows, lanes, tail, skipped, before.batches + 1, rows - before.rows)
+        self._record(self._position)
         self._handed_out += 1
         return arrived.batch
-
-    def _moved(self, position: Position, exchanged: Position) -> Position:
-        """The position after a batch: in the tail, the lanes stand where they ended."""
-        plan = self._plan
-        if plan.tail is None:
-            return replace(
-                position,
-                table_rows=exchanged.table_rows,
-                cursors=exchanged.cursors,
-                residues=exchanged.residues,
-                counts=exchanged.counts,
-            )
-        stages = next_stages(self._position.tail or (), plan.recipe.config.seq_len, plan.tail_start, position.rows)
-        return replace(
-            position,
-            table_rows=plan.tail_start,
-            cursors=self._ended.cursors,
-            residues=self._ended.residues,
-            counts=exchanged.counts,
-            tail=stages,
-        )
 
     def close(self) -> None:
         """End the workers; whatever they had read ahead is read again by the next iteration."""
@@ -185,8 +167,8 @@ class Batches(Iterator[Batch]):
     def _take_replays(self) -> None:
         assert self._blocks is not None
         for start, stop in self._plan.replays():
-            _, workers = self._plan.rank_rows(start, stop)
-            self._window.append(join_progress(next(self._blocks), workers))
+            places = self._plan.worker_places(self._plan.rank_rows(start, stop))
+            self._window.append(join_progress(*next(self._blocks), places, stop))
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Ints]] | None]:
         plan = self._plan
@@ -199,9 +181,9 @@ class Batches(Iterator[Batch]):
 
     # ------------------------------------------------------------ the tail
 
-    def _measure(self, ended: Position, batch: Batch) -> None:
-        """Go back to before `batch`, in which the lanes ended, and ask what they had left."""
-        spans = batch.spans[batch.first_row + batch.spans[:, 0] * batch.row_step < ended.rows]
+    def _measure(self, ended: LaneTable, first_dry: int, batch: Batch) -> None:
+        """Go back to before `batch`, in which the lanes ended at row `first_dry`, and ask what they had left."""
+        spans = batch.spans[batch.first_row + batch.spans[:, 0] * batch.row_step < first_dry]
         self._tokens_before_end = int((spans[:, 5] - spans[:, 4]).sum())
         for arrived in self._arrived:
             if arrived.finish is not None:
@@ -209,8 +191,8 @@ class Batches(Iterator[Batch]):
         self._arrived.clear()
         self._close_blocks()
         self._window = []
-        self._ended = replace(self._position, cursors=ended.cursors, residues=ended.residues)
-        self._plan = replace(self._plan, position=self._ended, is_measured=True, tail_start=ended.rows)
+        self._ended = self._position.with_lanes(cursors=ended.arrays.cursors, residues=ended.arrays.residues)
+        self._plan = replace(self._plan, position=self._ended, is_measured=True, tail_start=first_dry)
 
     def _begin_tail(self, messages: list[Ints]) -> None:
         """Pack what the lanes have left, and go on from before the batch in which they ended."""

@@ -1,35 +1,52 @@
 """The blocks of each batch, from worker processes or from this one.
 
-worker 0    [block of batch 0] [blocks of batches 1 to 4] …        a list at a time, as long as every other worker's
-worker 1    [block of batch 0] [blocks of batches 1 to 4] …
-yielded     [block of worker 0, block of worker 1] for batch 0, then for batch 1, …
+worker 0    [block of batch 0] [block of batches 1 to 16] …        as many batches as every other worker's
+worker 1    [block of batch 0] [block of batches 1 to 16] …
+yielded     [block of worker 0, block of worker 1], the same two again for each of their batches
+
+Blocks cross in a ring of shared memory; what is pickled is where they lie.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import multiprocessing
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Semaphore
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.lanes import Ints
+from cloudload.pack import SPAN_FIELDS
 from cloudload.plan import Block, Plan
+from cloudload.ring import Ring
+from cloudload.stats import COUNTS
+from cloudload.tokenizer import Tokens
 from cloudload.worker import read_blocks
 
 logger = logging.getLogger(__name__)
 
 _STARTS, _START_S = 3, 60.0
-_Packed = tuple[torch.Tensor, list[Block]]
+# beside the tokens of a row, in a slot: its spans, cursor, and residue
+_EXTRA_BYTES_PER_ROW = 1024
 
 
-def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
+class BatchParts(NamedTuple):
+    """The workers' blocks that have a batch, and which of their batches it is."""
+
+    blocks: list[Block]
+    number: int
+
+
+def inline_blocks(plan: Plan) -> Iterator[BatchParts]:
     """The blocks of each batch, made in this process."""
     workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
     try:
@@ -40,15 +57,19 @@ def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
             worker.close()  # type: ignore[attr-defined]
 
 
-def process_blocks(plan: Plan) -> Iterator[list[Block]]:
+def process_blocks(plan: Plan) -> Iterator[BatchParts]:
     """The blocks of each batch, from worker processes that run ahead."""
     context = multiprocessing.get_context(plan.delivery.start_method)
     started = context.Semaphore(0)
+    prefetch_factor = max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
+    # a worker is asked for that many blocks beyond the one that is being read
+    rings = [Ring(prefetch_factor + 1, _slot_bytes(plan)) for _ in range(plan.num_workers)]
     loader: DataLoader[Any] = DataLoader(
-        _BlockDataset(plan, started),
+        _BlockDataset(plan, started, rings),
         batch_size=None,
         num_workers=plan.num_workers,
-        prefetch_factor=max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once)),
+        prefetch_factor=prefetch_factor,
+        collate_fn=_as_it_is,
         multiprocessing_context=context,
         # of its own: the model's dropout must not depend on when workers start
         generator=torch.Generator(),
@@ -56,7 +77,7 @@ def process_blocks(plan: Plan) -> Iterator[list[Block]]:
     received = _start(loader, started)
     try:
         while True:
-            yield from _by_batch([_unpack(*_receive(received)) for _ in range(plan.num_workers)])
+            yield from _by_batch([_unpack(_receive(received), ring) for ring in rings])
     finally:
         # not left to the collector: the next iteration must not fork beside these
         getattr(received, "_shutdown_workers", lambda: None)()
@@ -93,8 +114,8 @@ def _worker_error(error: Exception) -> WorkerError:
     return WorkerError(f"a worker process failed: {error}. Resume from the last state")
 
 
-def _by_batch(by_worker: list[list[Block]]) -> Iterator[list[Block]]:
-    return map(list, zip(*by_worker, strict=True))
+def _by_batch(blocks: list[Block]) -> Iterator[BatchParts]:
+    return (BatchParts(blocks, number) for number in range(max(1, len(blocks[0].bounds) - 1)))
 
 
 def _receive(received: Iterator[_Packed | CloudloadError]) -> _Packed:
@@ -107,30 +128,113 @@ def _receive(received: Iterator[_Packed | CloudloadError]) -> _Packed:
     return item
 
 
-def _pack(blocks: list[Block]) -> _Packed:
-    """The tokens go through shared memory, all else through the pipe, in which it is little enough to go at once: a worker that
-    is killed must not leave half a block there. A tensor for each array would cost more in descriptors than in bytes."""
-    tokens = np.concatenate([block.tokens for block in blocks])
-    return torch.from_numpy(tokens), [replace(block, tokens=block.tokens[:, :0]) for block in blocks]
+# ---------------------------------------------------------------- blocks in slots
 
 
-def _unpack(tokens: torch.Tensor, blocks: list[Block]) -> list[Block]:
-    ends = np.cumsum([len(block.tokens) for block in blocks])
-    parts = np.split(tokens.numpy(), ends[:-1])
-    return [replace(block, tokens=part) for block, part in zip(blocks, parts, strict=True)]
+@dataclass(frozen=True)
+class _Packed:
+    """Where a block lies: tokens at the start of a slot, and all else behind them. What did not fit comes along."""
+
+    slot: int
+    shape: tuple[int, int]
+    size: int
+    """Bytes of all else."""
+    tokens: bytes | None = None
+    rest: bytes | None = None
+
+
+def _slot_bytes(plan: Plan) -> int:
+    rows = plan.delivery.batch_size * plan.batches_at_once
+    own = min(rows, -(-rows // plan.num_workers) * 5 // 4 + 1)
+    return own * (4 * plan.recipe.config.seq_len + _EXTRA_BYTES_PER_ROW) + (1 << 14)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+class _Slots:
+    """A worker's end of a ring."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring, self._number = ring, -1
+
+    def new_tokens(self, num_rows: int, seq_len: int) -> Tokens:
+        """The tokens of the next block: in the next slot, where they fit."""
+        self._number += 1
+        if 4 * num_rows * seq_len > self._ring.slot_bytes:
+            return np.empty((num_rows, seq_len), np.int32)
+        return self._ring.array(self._number, np.int32, (num_rows, seq_len))
+
+    def pack(self, block: Block) -> _Packed:
+        """Put all else of the block behind its tokens."""
+        sizes = np.array([len(residue) for residue in block.residues], np.int64)
+        head = [len(block.bounds), len(block.lengths), len(block.cursors), len(block.spans), block.counts.shape[1], len(sizes)]
+        arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
+        numbers = np.concatenate([np.array([*head, block.first_dry], np.int64), *(array.ravel() for array in arrays)])
+        rest = b"".join([numbers.tobytes(), *block.residues])
+        packed = _Packed(self._number, (block.tokens.shape[0], block.tokens.shape[1]), len(rest))
+        used = block.tokens.nbytes
+        if used > self._ring.slot_bytes:
+            return replace(packed, tokens=block.tokens.tobytes(), rest=rest)
+        if used + len(rest) > self._ring.slot_bytes:
+            return replace(packed, rest=rest)
+        self._ring.slot(self._number)[used : used + len(rest)] = rest
+        return packed
+
+
+_HEAD = 7
+
+
+def _unpack(packed: _Packed, ring: Ring) -> Block:
+    """The block; its tokens are the slot's, and good until the next block of the worker is asked for."""
+    rows, seq_len = packed.shape
+    rest = packed.rest
+    if rest is None:
+        used = 4 * rows * seq_len
+        rest = bytes(ring.slot(packed.slot)[used : used + packed.size])
+    if packed.tokens is None:
+        tokens = ring.array(packed.slot, np.int32, packed.shape)
+    else:
+        tokens = np.frombuffer(packed.tokens, np.int32).reshape(packed.shape)
+    num_bounds, num_lengths, num_cursors, num_spans, num_streams, num_sizes, first_dry = np.frombuffer(
+        rest, np.int64, _HEAD
+    ).tolist()
+    counts_shape = (num_bounds - 1, num_streams, len(COUNTS))
+    numbers = [num_bounds, num_lengths, 2 * num_cursors, num_spans * len(SPAN_FIELDS), math.prod(counts_shape), num_sizes]
+    stops = list(itertools.accumulate(numbers, initial=_HEAD))
+    body = np.frombuffer(rest, np.int64, stops[-1])
+    bounds, lengths, cursors, spans, counts, sizes = (body[start:stop] for start, stop in itertools.pairwise(stops))
+    return Block(
+        bounds=bounds,
+        tokens=tokens,
+        lengths=lengths,
+        cursors=cursors.reshape(-1, 2),
+        residues=_split(rest[8 * stops[-1] :], sizes),
+        spans=spans.reshape(-1, len(SPAN_FIELDS)),
+        counts=counts.reshape(counts_shape),
+        first_dry=first_dry,
+    )
+
+
+def _split(joined: bytes, sizes: Ints) -> list[bytes]:
+    stops = np.cumsum(sizes).tolist()
+    return [joined[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=False)] if stops else []
 
 
 class _BlockDataset(IterableDataset[Any]):
-    def __init__(self, plan: Plan, started: Semaphore) -> None:
-        self._plan, self._started = plan, started
+    def __init__(self, plan: Plan, started: Semaphore, rings: list[Ring]) -> None:
+        self._plan, self._started, self._rings = plan, started, rings
 
     def __iter__(self) -> Iterator[_Packed | CloudloadError]:
         self._started.release()
         info = get_worker_info()
+        worker = info.id if info else 0
         # one thread a worker: workers are how the work is spread
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        slots = _Slots(self._rings[worker])
         try:
-            yield from map(_pack, read_blocks(self._plan, info.id if info else 0))
+            yield from map(slots.pack, read_blocks(self._plan, worker, slots.new_tokens))
         except CloudloadError as error:
             # as a value: raised here, it would arrive with a traceback for its message
             yield type(error)(str(error))

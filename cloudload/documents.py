@@ -24,15 +24,17 @@ class DocumentReader:
 
     def read(self, samples: Ints) -> list[str | None]:
         """The texts of samples, in their order, None where the transform leaves one out; each shard is opened once."""
-        shards = self._corpus.shards_of(samples)
+        numbers = self._corpus.shards_of(samples)
+        within = (samples - self._corpus.shard_starts[numbers]).tolist()
         texts: list[str | None] = [None] * len(samples)
-        for number in dict.fromkeys(shards.tolist()):
-            shard = self._cache.shard(number)
-            column = shard.column_index(self._text_key) if self._transform is None else -1
-            start = int(self._corpus.shard_starts[number])
-            for place in np.flatnonzero(shards == number).tolist():
-                sample = int(samples[place]) - start
-                texts[place] = _read_text(shard, sample, column) if self._transform is None else self._transformed(shard, sample)
+        opened, column = -1, -1
+        # shard after shard, so that none is asked for twice
+        for place, number in zip(np.argsort(numbers, kind="stable").tolist(), np.sort(numbers).tolist(), strict=True):
+            if number != opened:
+                shard, opened = self._cache.shard(number), number
+                column = shard.column_index(self._text_key) if self._transform is None else -1
+            sample = within[place]
+            texts[place] = shard.read_text(sample, column) if self._transform is None else self._transformed(shard, sample)
         return texts
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
@@ -60,10 +62,3 @@ class DocumentReader:
                 f"the transform gave {type(text).__name__} for {where}; it must give text, or None to leave it out"
             )
         return text
-
-
-def _read_text(shard: Shard, sample: int, column: int) -> str:
-    try:
-        return shard.read_bytes(sample, column).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{shard.path}: sample {sample} is not UTF-8 ({error}). Convert the corpus again") from error

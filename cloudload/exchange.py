@@ -11,7 +11,7 @@ What follows from the messages is the same on every rank: the cursor table, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ import numpy as np
 from cloudload.batch import Progress
 from cloudload.errors import RanksDisagreeError
 from cloudload.lanes import Ints, World, rank_rows
-from cloudload.position import Position
+from cloudload.position import LaneArrays
 from cloudload.recipe import Recipe
 
 _HEADER = 3
@@ -149,52 +149,61 @@ class Window:
 
         stop, index, first dry row, counts [streams, counts], cursors [rows, 2], sizes of residues [rows], residues
         """
+        head = np.array([self.stop, index, min(part.first_dry for part in parts)], np.int64)
+        counts: Ints = parts[0].counts if len(parts) == 1 else np.sum([part.counts for part in parts], axis=0)
+        arrays = [head, counts.ravel(), *(part.cursors.ravel() for part in parts)]
         residues = [residue for part in parts for residue in part.residues]
-        sizes = [len(residue) for residue in residues]
-        joined = b"".join(residues)
-        joined += bytes(-len(joined) % 8)
-        return np.concatenate(
-            [
-                np.array([self.stop, index, min(part.first_dry for part in parts)], np.int64),
-                np.sum([part.counts for part in parts], axis=0).ravel(),
-                np.concatenate([part.cursors for part in parts]).ravel(),
-                np.array(sizes if joined else [], np.int64),
-                np.frombuffer(joined, np.int64),
-            ]
-        )
+        if residues:
+            joined = b"".join(residues)
+            joined += bytes(-len(joined) % 8)
+            arrays += [np.array([len(residue) for residue in residues], np.int64), np.frombuffer(joined, np.int64)]
+        return np.concatenate(arrays)
 
-    def apply(self, messages: Sequence[Ints], before: Position) -> tuple[Position, int]:
-        """The position after the window, or where a lane ran dry, at the first row that it could not fill; and that row."""
+    def first_dry(self, messages: Sequence[Ints]) -> int:
+        """The first row of the window that a lane could not fill, by the messages of all ranks; `NOT_DRY` where there is none."""
         stops = [int(message[0]) for message in messages]
         if any(stop != self.stop for stop in stops):
             raise RanksDisagreeError(
                 f"the ranks are out of step: after this batch their rows are {stops}. "
                 "Every rank must take the same number of batches"
             )
-        first_dry = min(int(message[2]) for message in messages)
-        stop = min(self.stop, first_dry)
-        cursors, counts = before.cursors.copy(), before.counts.copy()
-        residues = None if before.residues is None else before.residues.copy()
-        for message in messages:
-            rows = np.asarray(rank_rows(self.start, self.stop, int(message[1]), self.world_size), np.int64)
-            ends = np.cumsum([_HEADER, counts.size, 2 * len(rows), len(rows)])
-            counts += message[ends[0] : ends[1]].reshape(counts.shape)
-            # where a lane has several rows in the window, the last one counts
-            known = rows < stop
-            lanes = rows[known] % self.recipe.num_lanes
-            components = self.recipe.components_of(rows[known])
-            cursors[components, lanes] = message[ends[1] : ends[2]].reshape(-1, 2)[known]
-            if residues is not None:
-                parts = _split_residues(message[ends[2] :], len(rows))
-                for component, lane, part in zip(components.tolist(), lanes.tolist(), parts, strict=False):
-                    residues[component, lane] = part
-        position = replace(before, rows=stop, table_rows=stop, cursors=cursors, residues=residues, counts=counts)
-        return position, first_dry
+        return min(int(message[2]) for message in messages)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the messages of all ranks about a window say of its rows before `stop`."""
+
+    window: Window
+    messages: Sequence[Ints]
+    stop: int
+
+
+def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
+    """Move lane arrays on by windows that follow each other."""
+    counts, numbers, cursors, residues = [], [], [], []
+    size = _HEADER + arrays.counts.size
+    for update in updates:
+        window = update.window
+        for message in update.messages:
+            rows = rank_rows(window.start, window.stop, int(message[1]), window.world_size)
+            known = len(rank_rows(window.start, update.stop, int(message[1]), window.world_size))
+            counts.append(message[_HEADER:size])
+            numbers.append(np.arange(rows.start, rows.stop, rows.step)[:known])
+            cursors.append(message[size : size + 2 * known])
+            if arrays.residues is not None:
+                residues += _split_residues(message[size + 2 * len(rows) :], len(rows))[:known]
+    arrays.counts.ravel()[:] += np.sum(counts, axis=0)
+    recipe, all_rows = updates[0].window.recipe, np.concatenate(numbers)
+    lanes, components = all_rows % recipe.num_lanes, recipe.components_of(all_rows)
+    # where a lane has several rows, the last one counts
+    arrays.cursors[components, lanes] = np.concatenate(cursors).reshape(-1, 2)
+    if arrays.residues is not None:
+        for component, lane, residue in zip(components.tolist(), lanes.tolist(), residues, strict=True):
+            arrays.residues[component, lane] = residue
 
 
 def _split_residues(words: Ints, num_rows: int) -> list[bytes]:
-    if not len(words):
-        return [b""] * num_rows
     joined = words[num_rows:].tobytes()
     stops = np.cumsum(words[:num_rows]).tolist()
-    return [joined[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+    return [joined[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)] if stops else []

@@ -1,15 +1,17 @@
-"""The documents of the lanes: found in the order of their epoch, fetched, read, tokenized.
+"""The documents of the lanes: found in the order of their epoch, fetched, read, tokenized; many at a time.
 
-    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► ids ─► Document
+    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► ids ─► a row of the document table
 
-One per process. All that is lazy, shared or in threads below this is its shard cache's.
+A document is a row of integers and a stretch of token ids; nothing here is one object a document. Lanes of all components are
+counted through as **slots**: `component * num_lanes + lane`. One `LaneDocuments` per process; all that is lazy, shared or in
+threads below it is its shard cache's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,35 +21,40 @@ from cloudload.lanes import Ints
 from cloudload.order import EpochOrders
 from cloudload.plan import Plan
 from cloudload.recipe import Recipe
+from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 from cloudload.tokenizer import DocumentTokenizer, Tokens
 
+FIELDS = ("slot", "ordinal", "stream", "epoch", "sample", "size", "count", "base", "source", "start")
+SLOT, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, SOURCE, START = range(len(FIELDS))
+"""Columns of a document table, int64 [documents, 10]. `sample` counts within its stream; `size` is the tokens to be packed, none
+of a document that is left out; `count` what it counts as in `stats.COUNTS`; `base` where its first token would stand in its
+source, bos included; `source` which buffer that is; `start` the tokens of it that are in rows already."""
 
-class Place(NamedTuple):
-    """Where a document stands: `ordinal` of a lane of a component; `sample` counts through the corpus."""
-
-    component: int
-    lane: int
-    ordinal: int
-    epoch: int
-    sample: int
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
-class Document:
-    """A tokenized document of a lane. `sample` counts within its stream."""
+class Places:
+    """Where documents stand: int64 [documents] each; `samples` count through the corpus."""
 
-    ordinal: int
-    stream: int
-    epoch: int
-    sample: int
-    tokens: Tokens
-    is_filtered: bool
-    """Whether the transform or `min_tokens` leaves it out."""
+    slots: Ints
+    ordinals: Ints
+    epochs: Ints
+    samples: Ints
 
-    @property
-    def size(self) -> int:
-        """Tokens that are to be packed."""
-        return 0 if self.is_filtered else len(self.tokens)
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __getitem__(self, chosen: slice | Ints) -> Places:
+        return Places(self.slots[chosen], self.ordinals[chosen], self.epochs[chosen], self.samples[chosen])
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents and their tokens: `ids` has those of their texts, one after the other; bos and eos are not among them."""
+
+    table: Ints
+    ids: Tokens
 
 
 class LaneDocuments:
@@ -57,34 +64,50 @@ class LaneDocuments:
         self, recipe: Recipe, orders: Sequence[EpochOrders], reader: DocumentReader, tokenizer: DocumentTokenizer
     ) -> None:
         self._corpus, self._components, self._min_tokens = recipe.corpus, recipe.components, recipe.config.min_tokens
+        self._num_lanes = recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
+        frames = tokenizer.frames
+        self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
+        self._num_framing = self._num_bos + np.array([eos is not None for _, eos in frames], np.int64)
 
-    def find(self, component: int, lane: int, ordinal: int) -> Place | None:
-        """The place of a lane's document, or None for a hole."""
-        lanes = self._components[component].lanes
-        epoch, position = lanes.place(lane, ordinal)
-        if position >= lanes.num_positions:
-            return None
-        sample = int(self._orders[component](epoch)[position]) + self._components[component].first_sample
-        return Place(component, lane, ordinal, epoch, sample)
+    def find(self, slots: Ints, ordinals: Ints) -> Places:
+        """The places of lanes' documents, less the holes at the ends of epochs."""
+        epochs, samples = np.empty_like(slots), np.full_like(slots, -1)
+        for number, component in enumerate(self._components):
+            own = slice(None) if len(self._components) == 1 else np.flatnonzero(slots // self._num_lanes == number)
+            lanes = component.lanes
+            epochs[own], positions = lanes.places(slots[own] % self._num_lanes, ordinals[own])
+            found = np.where(positions < lanes.num_positions, 0, -1)
+            for epoch in np.unique(epochs[own]).tolist():
+                chosen = np.flatnonzero((epochs[own] == epoch) & (found == 0))
+                if len(chosen):
+                    found[chosen] = self._orders[number](epoch)[positions[chosen]] + np.int64(component.first_sample)
+            samples[own] = found
+        places = Places(slots, ordinals, epochs, samples)
+        return places if samples.min(initial=0) >= 0 else places[np.flatnonzero(samples >= 0)]
 
-    def stream_of(self, place: Place) -> int:
-        """The stream of a place."""
-        return int(self._corpus.streams_of(np.array([place.sample]))[0])
+    def read(self, places: Places, has_begun: Flags | None = None) -> Documents:
+        """The documents at places, in their order, with `source` and `start` 0.
 
-    def read(self, places: Sequence[Place]) -> list[Document]:
-        """The documents at places, in their order."""
-        if not places:
-            return []
-        samples = np.array([place.sample for place in places], np.int64)
-        streams = self._corpus.streams_of(samples)
-        within = samples - self._corpus.stream_starts[streams]
-        texts = self._reader.read(samples)
-        encoded = self._tokenizer.encode([text or "" for text in texts], streams.tolist())
-        return [
-            Document(place.ordinal, stream, place.epoch, sample, tokens, text is None or len(tokens) < self._min_tokens)
-            for place, stream, sample, text, tokens in zip(places, streams.tolist(), within.tolist(), texts, encoded, strict=True)
-        ]
+        One that `has_begun`, of which rows have tokens already, is not left out.
+        """
+        table = np.zeros((len(places), len(FIELDS)), np.int64)
+        table[:, SLOT], table[:, ORDINAL], table[:, EPOCH] = places.slots, places.ordinals, places.epochs
+        streams = self._corpus.streams_of(places.samples)
+        table[:, STREAM], table[:, SAMPLE] = streams, places.samples - self._corpus.stream_starts[streams]
+        texts = self._reader.read(places.samples)
+        is_left_out = np.zeros(len(texts), np.bool_)
+        if None in texts:
+            is_left_out[:] = [text is None for text in texts]
+        ids, offsets = self._tokenizer.encode_flat([text or "" for text in texts] if is_left_out.any() else texts)  # type: ignore[arg-type]
+        sizes = np.diff(offsets) + self._num_framing[streams]
+        is_left_out |= sizes < self._min_tokens
+        if has_begun is not None:
+            is_left_out &= ~has_begun
+        table[:, BASE] = offsets[:-1] - self._num_bos[streams]
+        table[:, SIZE] = np.where(is_left_out, 0, sizes)
+        table[:, COUNT] = np.where(is_left_out, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
+        return Documents(table, ids)
 
     def decode(self, tokens: Tokens) -> str:
         """The text of ids, control tokens included."""

@@ -101,6 +101,11 @@ class Lanes:
         """(epoch, position) of a lane's document; a position of `num_positions` or more is a hole at the epoch's end."""
         return divmod(ordinal * self.num_lanes + lane, self.stride)
 
+    def places(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+        """(epochs, positions) of many documents, as `place` has them."""
+        epochs, positions = np.divmod(ordinals * self.num_lanes + lanes, self.stride)
+        return epochs, positions
+
     def end(self, lane: int) -> int | None:
         """The ordinal at which a lane has read all epochs; None where epochs are endless."""
         if self.epochs is None:

@@ -22,13 +22,13 @@ import numpy as np
 from cloudload.backends import Retry
 from cloudload.batch import Batch
 from cloudload.batches import Batches
-from cloudload.blocks import inline_blocks, process_blocks
+from cloudload.blocks import BatchParts, inline_blocks, process_blocks
 from cloudload.cache import default_cache
 from cloudload.config import AUTO, DeliveryConfig, RowsConfig, Stream, Transform
 from cloudload.errors import CacheError, RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.lanes import World, check_world, find_world
-from cloudload.plan import NOT_DRY, Block, Plan
+from cloudload.plan import NOT_DRY, Plan
 from cloudload.position import Position
 from cloudload.recipe import open_recipe
 from cloudload.resume import go_on
@@ -281,7 +281,7 @@ class CloudLoader:
 
         return self._find_world().size > 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
-    def _open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
+    def _open_blocks(self, plan: Plan) -> Iterator[BatchParts]:
         """The blocks of each batch, from worker processes or from this one."""
         return process_blocks(plan) if self._delivery.num_workers else inline_blocks(plan)
 
@@ -320,7 +320,7 @@ class CloudLoader:
         if world.index:
             # what is known to all is in the part of one rank
             known = position.counts if self._knows_all_lanes else self._started_at.counts
-            position = replace(position, counts=position.counts - known)
+            position = position.with_lanes(counts=position.counts - known)
         return build_state(self._recipe, position, f"{world.index}/{world.size}")
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None) -> None:

@@ -232,9 +232,13 @@ class Shard:
                     f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. Delete it to fetch it again"
                 )
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        self._offsets = self._read_offsets()
-        self._variable = [column.bytes is None for column in info.columns]
-        self._sizes = struct.Struct(f"<{sum(self._variable)}I")
+        self._starts = np.ascontiguousarray(self._read_offsets(), np.uint32).data
+        variable = [column.bytes is None for column in info.columns]
+        self._sizes = struct.Struct(f"<{sum(variable)}I")
+        # a column begins after the sizes, the fixed columns before it, and the variable ones before it
+        fixed = [column.bytes or 0 for column in info.columns]
+        self._fixed_bytes = self._sizes.size + sum(fixed)
+        self._before = [(self._sizes.size + sum(fixed[:c]), sum(variable[:c])) for c in range(len(fixed))]
 
     def _read_offsets(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
         count, end = self.info.samples, len(self._map)
@@ -256,16 +260,23 @@ class Shard:
 
     def read_bytes(self, sample: int, column: int) -> bytes:
         """The bytes of one column of one sample of this shard."""
-        start, stop = int(self._offsets[sample]), int(self._offsets[sample + 1])
-        if start + self._sizes.size > stop:
+        start, stop = self._starts[sample], self._starts[sample + 1]
+        if start + self._fixed_bytes > stop:
             raise self._broken(sample)
-        sizes = iter(self._sizes.unpack_from(self._map, start))
-        widths = [next(sizes) if info.bytes is None else info.bytes for info in self.info.columns]
-        start += self._sizes.size
-        if start + sum(widths) != stop:
+        sizes = self._sizes.unpack_from(self._map, start)
+        if start + self._fixed_bytes + sum(sizes) != stop:
             raise self._broken(sample)
-        start += sum(widths[:column])
-        return self._map[start : start + widths[column]]
+        fixed, variable = self._before[column]
+        start += fixed + sum(sizes[:variable])
+        width = self.info.columns[column].bytes
+        return self._map[start : start + (sizes[variable] if width is None else width)]
+
+    def read_text(self, sample: int, column: int) -> str:
+        """One column of one sample as text. Raises `DatasetError` where it is not UTF-8."""
+        try:
+            return self.read_bytes(sample, column).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DatasetError(f"{self.path}: sample {sample} is not UTF-8 ({error}). Convert the corpus again") from error
 
     def read(self, sample: int) -> dict[str, Any]:
         """The whole sample. Columns that would have to be unpickled are refused."""

@@ -78,6 +78,11 @@ class Packing:
         """Whether lanes hold back what they have read."""
         return self.name == "best_fit"
 
+    @property
+    def cuts(self) -> bool:
+        """Whether tokens of a document are left out where it does not fit its row."""
+        return (self.name, self.overflow) == ("one_per_row", "cut")
+
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
         """A packer that goes on from a cursor. Raises `ValueError` for a residue that cannot be."""
         if self.has_residue:
@@ -88,7 +93,7 @@ class Packing:
 
     def num_truncated(self, size: int) -> int:
         """The tokens of a document that no row will have."""
-        return max(0, size - self.seq_len) if (self.name, self.overflow) == ("one_per_row", "cut") else 0
+        return max(0, size - self.seq_len) if self.cuts else 0
 
 
 class _Start:

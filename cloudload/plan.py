@@ -1,13 +1,16 @@
 """What the workers of a rank are asked for, and what they give back: a plan, and blocks.
 
 Plan     the recipe of the rows, the rank's place in the world, and where the lanes stand          picklable, made once
-Block    a worker's rows of one batch, with their spans and the cursors after them                 one a worker and batch
+Block    a worker's rows of some batches, with their spans and the cursors after them              arrays, never pickled
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from cloudload.config import DeliveryConfig
 from cloudload.lanes import Ints, rank_rows, worker_of_rows
@@ -17,7 +20,7 @@ from cloudload.tail import Tail
 from cloudload.tokenizer import Tokens
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
-_TOKENS_AT_ONCE, _ROWS_AT_ONCE = 65_536, 32
+_TOKENS_AT_ONCE, _ROWS_AT_ONCE = 1 << 18, 128
 _REPLAYED_ROWS_AT_ONCE = 2_048
 
 NOT_DRY = 1 << 62
@@ -67,16 +70,31 @@ class Plan:
         """The lanes of one worker."""
         return range(self.world_index, self.num_lanes, self.world_size)[worker :: self.num_workers]
 
-    def rank_rows(self, start: int, stop: int) -> tuple[range, Ints]:
-        """The rows of this rank among [start, stop), and the worker of each."""
-        rows = rank_rows(start, stop, self.world_index, self.world_size)
-        return rows, worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
+    def rank_rows(self, start: int, stop: int) -> range:
+        """The rows of this rank among [start, stop)."""
+        return rank_rows(start, stop, self.world_index, self.world_size)
+
+    def worker_places(self, rows: range) -> list[slice | Ints]:
+        """Where the rows of each worker stand among the rank's `rows`."""
+        if self.num_workers == 1:
+            return [slice(None)]
+        workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
+        return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
+
+    def worker_rows(self, worker: int, start: int, stop: int) -> Ints:
+        """The rows of one worker of this rank among [start, stop)."""
+        rows = self.rank_rows(start, stop)
+        numbers = np.arange(rows.start, rows.stop, rows.step)
+        own: Ints = numbers[self.worker_places(rows)[worker]]
+        return own
 
 
 @dataclass(frozen=True)
 class Block:
-    """What one worker adds to one batch of its rank."""
+    """What one worker adds to some consecutive batches of its rank."""
 
+    bounds: Ints
+    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the block."""
     tokens: Tokens
     """int32 [rows, seq_len], in the order of the rank's rows."""
     lengths: Ints
@@ -84,10 +102,27 @@ class Block:
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: list[bytes]
-    """The lane's residue after each row."""
+    """The lane's residue after each row; empty where the packing has none."""
     spans: Ints
     """int64 [spans, 6]: row of the block, stream, epoch, sample, start, stop."""
     counts: Ints
-    """int64 [streams, counts]: what these rows add to the statistics, by `stats.COUNTS`."""
+    """int64 [batches, streams, counts]: what the rows of each batch add to the statistics, by `stats.COUNTS`."""
     first_dry: int
     """The first row of the run that its lane could not fill, from which on all is void; `NOT_DRY` where there is none."""
+
+    @cached_property
+    def row_bounds(self) -> list[int]:
+        """`bounds` as plain numbers."""
+        bounds: list[int] = self.bounds.tolist()
+        return bounds
+
+    @cached_property
+    def span_bounds(self) -> list[int]:
+        """Which spans each batch has, as `row_bounds` has it of rows."""
+        bounds: list[int] = np.searchsorted(self.spans[:, 0], self.bounds).tolist()
+        return bounds
+
+    @cached_property
+    def is_full(self) -> bool:
+        """Whether no row has padding."""
+        return bool(self.lengths.min(initial=NOT_DRY) >= self.tokens.shape[1])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,7 +114,7 @@ def _add_components(position: Position, num_components: int, num_streams: int) -
     if position.residues is not None:
         residues = np.full((num_components, num_lanes), b"", object)
         residues[:saved] = position.residues
-    return replace(position, cursors=cursors, counts=counts, residues=residues)
+    return position.with_lanes(cursors=cursors, counts=counts, residues=residues)
 
 
 def _leave_documents(position: Position, changed: Mapping[str, Any]) -> Position:
@@ -125,7 +124,7 @@ def _leave_documents(position: Position, changed: Mapping[str, Any]) -> Position
     cursors[..., 0] += cursors[..., 1] > 0
     cursors[..., 1] = 0
     residues = None if position.residues is None else np.full(position.residues.shape, b"", object)
-    return replace(position, cursors=cursors, residues=residues)
+    return position.with_lanes(cursors=cursors, residues=residues)
 
 
 def _with_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
@@ -141,7 +140,7 @@ def _with_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
     residues = position.residues.copy()
     for component, lane in np.ndindex(residues.shape):
         residues[component, lane] = unpack_residue(residues[component, lane], int(position.cursors[component, lane, 0]))
-    return replace(position, residues=residues)
+    return position.with_lanes(residues=residues)
 
 
 def _check_cursors(position: Position, components: Sequence[Component]) -> None:

@@ -24,7 +24,7 @@ import binascii
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ import cloudload
 from cloudload.errors import StreamChangedError
 from cloudload.lanes import Ints, Layout
 from cloudload.mixture import Mixture
-from cloudload.position import Position, Residues
+from cloudload.position import LaneArrays, LaneTable, Position, Residues
 from cloudload.recipe import Recipe
 from cloudload.stats import COUNTS
 
@@ -151,7 +151,7 @@ def mask_lanes(position: Position, own: range) -> Position:
     if position.residues is not None:
         residues = np.full(position.residues.shape, b"", object)
         residues[:, own] = position.residues[:, own]
-    return replace(position, cursors=cursors, residues=residues)
+    return position.with_lanes(cursors=cursors, residues=residues)
 
 
 # ---------------------------------------------------------------- reading
@@ -185,9 +185,7 @@ def _read_position(state: Mapping[str, Any]) -> Position:
     return Position(
         rows=state["rows"],
         table_rows=state["table_rows"],
-        cursors=cursors,
-        residues=_decode_residues(state, (num_components, num_lanes)),
-        counts=_read_counts(state["counts"]),
+        lanes=LaneTable(LaneArrays(cursors, _decode_residues(state, (num_components, num_lanes)), _read_counts(state["counts"]))),
         tail=_read_pairs("tail", state["tail"]) or None,
         skipped=_read_pairs("skipped", state["skipped"]),
         batches=state["batches"],

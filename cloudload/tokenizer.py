@@ -173,7 +173,20 @@ class DocumentTokenizer:
         with ThreadPoolExecutor(1) as thread:
             self._tokenizer = thread.submit(Tokenizer.from_str, spec.json).result()
         self._tokenizer.encode_special_tokens = True
+        self.frames = spec.frames
+        """The ids put before and after each document, by stream."""
         self._frames = [([] if bos is None else [bos], [] if eos is None else [eos]) for bos, eos in spec.frames]
+
+    def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, np.ndarray[Any, np.dtype[np.int64]]]:
+        """The ids of all texts in one array, without bos and eos, and where each begins and ends: int64 [documents + 1]."""
+        encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
+        offsets = np.zeros(len(ids) + 1, np.int64)
+        np.cumsum([len(part) for part in ids], out=offsets[1:])
+        flat = np.empty(offsets[-1], np.int32)
+        for start, stop, part in zip(offsets[:-1].tolist(), offsets[1:].tolist(), ids, strict=True):
+            flat[start:stop] = part
+        return flat, offsets
 
     def encode(self, documents: Sequence[str], streams: Sequence[int]) -> list[Tokens]:
         """The ids of each document: int32 [tokens], with its stream's bos and eos."""

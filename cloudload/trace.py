@@ -5,15 +5,18 @@ span  (row, stream, epoch, sample, start, stop)  ─►  sample's id, shard, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from cloudload.documents import DocumentReader
-from cloudload.lane_documents import LaneDocuments, Place, open_cache, open_documents, open_reader
+from cloudload.lane_documents import SIZE, LaneDocuments, Places, open_cache, open_documents, open_reader
 from cloudload.lanes import Ints
 from cloudload.plan import Plan
+from cloudload.rows import Framing, fill_rows
+from cloudload.tokenizer import Tokens
 
 ID_KEY = "id"
 
@@ -46,18 +49,19 @@ class Tracer:
         self._cache = open_cache(plan)
         self._documents: LaneDocuments = open_documents(plan, self._cache)
         self._reader: DocumentReader = open_reader(plan, self._cache)
+        self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self._labels, self._corpus = plan.recipe.labels, plan.recipe.corpus
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
         """The documents of spans (int64 [spans, 6], `pack.SPAN_FIELDS`); `rows` has the row of the run for each of their rows."""
-        keys = [(stream, epoch, sample) for _, stream, epoch, sample, _, _ in spans.tolist()]
-        places = {key: Place(0, 0, 0, key[1], int(self._starts[key[0]]) + key[2]) for key in keys}
-        documents = dict(zip(places, self._documents.read(list(places.values())), strict=True))
+        keys = [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
+        samples = {key: int(self._starts[key[0]]) + key[1] for key in keys}
+        tokens = self._read_tokens(samples)
         traced = []
         for key, (row, stream, epoch, sample, start, stop) in zip(keys, spans.tolist(), strict=True):
-            shard, values = self._reader.read_sample(places[key].sample, [ID_KEY])
-            text = self._documents.decode(documents[key].tokens[start:stop])
+            shard, values = self._reader.read_sample(samples[key], [ID_KEY])
+            text = self._documents.decode(tokens[key][start:stop])
             identifier = values.get(ID_KEY)
             traced.append(
                 TracedSpan(
@@ -65,6 +69,17 @@ class Tracer:
                 )
             )
         return traced
+
+    def _read_tokens(self, samples: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Tokens]:
+        """The tokens of each document, bos and eos included."""
+        numbers = np.fromiter(samples.values(), np.int64, len(samples))
+        nowhere = np.zeros_like(numbers)
+        documents = self._documents.read(Places(nowhere, nowhere, nowhere, numbers), np.ones(len(numbers), np.bool_))
+        sizes = documents.table[:, SIZE]
+        pieces = np.column_stack([np.zeros_like(numbers), np.arange(len(numbers)), np.zeros_like(numbers), sizes])
+        joined = np.empty((1, int(sizes.sum())), np.int32)
+        fill_rows(joined, documents.table, [documents.ids.data], pieces, self._framing)
+        return dict(zip(samples, np.split(joined[0], np.cumsum(sizes))[:-1], strict=True))
 
     def find_id(self, identifier: str) -> list[tuple[int, int]]:
         """(stream, sample) of every sample whose column `id` is `identifier`. Reads all shards."""

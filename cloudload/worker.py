@@ -1,273 +1,297 @@
-"""What runs in a worker process: its lanes, batch by batch.
+"""What runs in a worker process: its lanes, some batches at a time.
 
-    documents ─► tokenizer ─► one packer a lane ─► rows of this batch ─► Block
+    documents ─► tokenizer ─► lane rows ─► pieces of this worker's rows ─► Block
 
-A worker owns the lanes of its rank that fall to it, and makes one block for every batch, also where no row of it is its own.
-Documents are tokenized many at a time, for all lanes that the coming rows will find short: the blocks of several batches are
-made, and sent, at once. The rows of a tail come from all lanes, and go round the workers as if from one lane each.
+A worker owns the lanes of its rank that fall to it, and has a part in every batch, also where no row of it is its own. All that
+the coming rows of all its lanes are short of is read, tokenized and cut together, and sent as one block. The rows of a tail come
+from all lanes, and go round the workers as if from one lane each.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from cloudload.cache import ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.lane_documents import Document, Place, open_cache, open_documents
+from cloudload.lane_documents import (
+    COUNT,
+    FIELDS,
+    SIZE,
+    SLOT,
+    SOURCE,
+    STREAM,
+    Documents,
+    Flags,
+    Places,
+    open_cache,
+    open_documents,
+)
+from cloudload.lane_rows import CutRows, open_lane_rows, own_documents
 from cloudload.lanes import Ints
-from cloudload.pack import SPAN_FIELDS, PackedRow, Packer, Packing, residue_spans
+from cloudload.pack import SPAN_FIELDS, Packing
 from cloudload.plan import NOT_DRY, Block, Plan
+from cloudload.rows import DOCUMENT, ROW, Framing, fill_rows, list_spans, row_lengths
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED
 from cloudload.tail import FILTERED as FILTERED_SIZE
-from cloudload.tail import NO_DOCUMENT
+from cloudload.tail import NO_DOCUMENT, Tail
 from cloudload.tokenizer import Tokens
 
 _DOCUMENTS_AT_ONCE = 256
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
+_MOST_DOCUMENTS_OF_LANE = 64
+
+NewTokens = Callable[[int, int], Tokens]
+"""Gives int32 [rows, seq_len] to write tokens into; what it holds is undefined."""
 
 
-def read_blocks(plan: Plan, worker: int) -> Iterator[list[Block]]:
-    """The blocks of one worker, in lists as long as any other worker's: without end, or one of sizes where they are asked for.
+def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) -> Iterator[Block]:
+    """The blocks of one worker, each of as many batches as any other worker's: without end, or one of sizes where those are
+    asked for.
 
-    The first list has one block, so that training starts soon; where rows are replayed, it holds their cursors and no tokens.
+    The first block is of one batch, so that training starts soon; where rows are replayed, it holds their cursors and no tokens.
     """
     cache = open_cache(plan)
     try:
-        yield from _WorkerLanes(plan, worker, cache).blocks()
+        yield from _WorkerLanes(plan, worker, cache, new_tokens or _new_tokens).blocks()
     finally:
         cache.close()
 
 
-class _Lane:
-    """A lane of one component, and how far it has read ahead."""
-
-    def __init__(self, component: int, number: int, packer: Packer, cursor: tuple[int, int], residue: bytes) -> None:
-        self.component, self.number, self.packer = component, number, packer
-        self.next_ordinal = cursor[0]
-        self.looked_ahead = cursor[0]
-        """The ordinal up to which shards have been asked for."""
-        self.barren = 0
-        """Documents without a token since the last one that had some."""
-        self.residue = {ordinal: size for ordinal, _, size in residue_spans(residue, cursor[0])}
-        """The sizes of documents that are packed, but have yet to be read again."""
-        self._begun = cursor[0] if cursor[1] else None
-        self._documents: dict[int, Document] = {}
-        self._uncounted: deque[Document] = deque()
-
-    def add(self, document: Document) -> None:
-        size = self.residue.pop(document.ordinal, None)
-        if size is not None:
-            if len(document.tokens) != size:
-                raise ValueError(f"document {document.ordinal} had {size} tokens, and now has {len(document.tokens)}")
-            self._documents[document.ordinal] = document
-            return
-        if document.ordinal == self._begun:
-            document = replace(document, is_filtered=False)
-        self.packer.add(document.ordinal, document.size)
-        self._uncounted.append(document)
-        if document.size:
-            self._documents[document.ordinal] = document
-        self.barren = 0 if document.size else self.barren + 1
-
-    def cut(self, row: Tokens, packing: Packing, counts: list[list[int]]) -> tuple[PackedRow, list[tuple[int, ...]]]:
-        """Fill `row` with the next packed row; returns it, and its spans (stream, epoch, sample, start, stop)."""
-        packed = self.packer.rows.popleft()
-        filled = 0
-        spans: list[tuple[int, ...]] = []
-        for ordinal, start, stop, is_last in packed.pieces:
-            document = self._documents.pop(ordinal) if is_last else self._documents[ordinal]
-            row[filled : filled + stop - start] = document.tokens[start:stop]
-            spans.append((document.stream, document.epoch, document.sample, start, stop))
-            counts[document.stream][TOKENS] += stop - start
-            filled += stop - start
-        while self._uncounted and self._uncounted[0].ordinal < packed.cursor[0]:
-            document = self._uncounted.popleft()
-            _count(counts[document.stream], FILTERED_SIZE if document.is_filtered else document.size, packing)
-        return packed, spans
+def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
+    return np.empty((num_rows, seq_len), np.int32)
 
 
-def _count(counts: list[int], size: int, packing: Packing) -> None:
-    """Count a document that is read to its end."""
-    counts[FILTERED if size == FILTERED_SIZE else DOCUMENTS if size else EMPTY] += 1
-    counts[TRUNCATED] += packing.num_truncated(size)
+class _Cut(NamedTuple):
+    """Documents, their tokens, and pieces of them by row of the block."""
 
-
-@dataclass
-class _Rows:
-    """A block in the making."""
-
-    tokens: Tokens
-    lengths: Ints
-    cursors: Ints
-    counts: list[list[int]]
-    residues: list[bytes] = field(default_factory=list)
-    spans: list[tuple[int, ...]] = field(default_factory=list)
-    first_dry: int = NOT_DRY
+    table: Ints
+    sources: Sequence[memoryview]
+    pieces: Ints
 
     @staticmethod
-    def empty(num_rows: int, seq_len: int, num_streams: int) -> _Rows:
-        return _Rows(
-            tokens=np.zeros((num_rows, seq_len), np.int32),
-            lengths=np.zeros(num_rows, np.int64),
-            cursors=np.zeros((num_rows, 2), np.int64),
-            counts=[[0] * len(COUNTS) for _ in range(num_streams)],
-        )
+    def empty() -> _Cut:
+        return _Cut(np.empty((0, len(FIELDS)), np.int64), [], np.empty((0, 4), np.int64))
 
-    def set_spans(self, place: int, spans: Sequence[tuple[int, ...]], padding_stream: int) -> None:
-        length = sum(stop - start for *_, start, stop in spans)
-        self.lengths[place] = length
-        self.counts[padding_stream][PADDING] += self.tokens.shape[1] - length
-        self.spans += [(place, *span) for span in spans]
+    def __add__(self, other: _Cut) -> _Cut:  # type: ignore[override]
+        """With the rows of `other` after these."""
+        if not len(other.pieces):
+            return self
+        table, pieces = other.table.copy(), other.pieces.copy()
+        table[:, SOURCE] += len(self.sources)
+        pieces[:, DOCUMENT] += len(self.table)
+        joined = np.concatenate([self.table, table]), [*self.sources, *other.sources], np.concatenate([self.pieces, pieces])
+        return _Cut(*joined)
 
-    def block(self) -> Block:
-        spans = np.array(self.spans, np.int64).reshape(-1, len(SPAN_FIELDS))
+
+class _BlockRows:
+    """A block in the making: what its rows do to their lanes and to the statistics."""
+
+    def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
+        self.rows, self._bounds, self._packing = rows, bounds, packing
+        self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        """The batch of each row."""
+        self._cursors = np.zeros((len(rows), 2), np.int64)
+        self._residues = [b""] * len(rows) if packing.has_residue else []
+        self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
+        self.lengths = np.zeros(len(rows), np.int64)
+        self.spans = np.empty((0, len(SPAN_FIELDS)), np.int64)
+
+    def take(self, cut: CutRows, places: Ints) -> Ints:
+        """Rows of lanes that become the block's rows at `places`; returns their pieces, by row of the block."""
+        self._cursors[places] = cut.cursors
+        if cut.residues is not None:
+            for place, residue in zip(places.tolist(), cut.residues, strict=True):
+                self._residues[place] = residue
+        rows, streams, counts, sizes = cut.counted.T
+        self._count(places[rows], streams, counts, sizes)
+        pieces = cut.pieces
+        pieces[:, ROW] = places[pieces[:, ROW]]
+        in_order: Ints = pieces if (np.diff(places) > 0).all() else pieces[np.argsort(pieces[:, ROW], kind="stable")]
+        return in_order
+
+    def count_units(self, place: int, units: Ints) -> None:
+        """Count documents of a tail, (stream, size) each, with the row at `place`."""
+        streams, sizes = units.T
+        counts = np.where(sizes == FILTERED_SIZE, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
+        self._count(np.full(len(units), place), streams, counts, sizes)
+
+    def _count(self, places: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
+        self._tally(places, streams, counts, 1)
+        if self._packing.cuts:
+            self._tally(places, streams, TRUNCATED, np.maximum(0, sizes - self._packing.seq_len))
+
+    def _tally(self, places: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int) -> None:
+        """Add to the counts of the batches whose rows stand at `places`."""
+        _, num_streams, num_counts = self._counts.shape
+        np.add.at(self._counts.reshape(-1), (self._batches[places] * num_streams + streams) * num_counts + counts, amounts)
+
+    def count_tokens(self, cut: _Cut, lengths: Ints, padding_streams: Ints, first_dry: int) -> None:
+        """Count the tokens of pieces, and the padding of rows before `first_dry`."""
+        rows, documents, starts, stops = cut.pieces.T
+        self._tally(rows, cut.table[documents, STREAM], TOKENS, stops - starts)
+        self.lengths = lengths
+        short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
+        self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])
+
+    def block(self, tokens: Tokens, first_dry: int) -> Block:
         return Block(
-            self.tokens, self.lengths, self.cursors, self.residues, spans, np.array(self.counts, np.int64), self.first_dry
+            bounds=self._bounds,
+            tokens=tokens,
+            lengths=self.lengths,
+            cursors=self._cursors,
+            residues=self._residues,
+            spans=self.spans,
+            counts=self._counts,
+            first_dry=first_dry,
         )
 
 
 class _WorkerLanes:
-    def __init__(self, plan: Plan, worker: int, cache: ShardCache) -> None:
-        self._plan, self._worker = plan, worker
+    def __init__(self, plan: Plan, worker: int, cache: ShardCache, new_tokens: NewTokens) -> None:
+        self._plan, self._worker, self._new_tokens = plan, worker, new_tokens
         self._components, self._packing = plan.recipe.components, plan.recipe.packing
         self._documents = open_documents(plan, cache)
-        self._lanes: dict[tuple[int, int], _Lane] = {}
+        self._framing = Framing.of(plan.recipe.tokenizer.frames)
+        position = plan.position
+        cursors = position.cursors.reshape(-1, 2)
+        residues = None if position.residues is None else position.residues.ravel().tolist()
+        self._lanes = open_lane_rows(self._packing, plan.num_lanes, cursors, residues)
+        self._next_ordinals, self._looked_ahead = cursors[:, 0].copy(), cursors[:, 0].copy()
+        self._begun = np.where(cursors[:, 1] > 0, cursors[:, 0], -1)
+        """The document in which each lane's first cursor stands."""
+        self._barren = np.zeros(len(cursors), np.int64)
+        """Documents of each lane without a token since the last one that had some."""
         self._first_dry = NOT_DRY
-        self._tail_documents: dict[tuple[int, int], Document] = {}
-        self._mean_tokens = [
-            max(1.0, component.raw_bytes / max(1, component.num_samples) / _GUESSED_BYTES_PER_TOKEN)
-            for component in self._components
-        ]
+        self._tail_documents: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
+        self._mean_tokens = np.array(
+            [
+                max(1.0, component.raw_bytes / max(1, component.num_samples) / _GUESSED_BYTES_PER_TOKEN)
+                for component in self._components
+            ]
+        )
+        self._ends = self._find_ends()
 
-    def blocks(self) -> Iterator[list[Block]]:
+    def _find_ends(self) -> Ints:
+        """The ordinal at which each slot has read all epochs."""
+        of_lanes = [component.lanes for component in self._components]
+        ends = [NOT_DRY if (end := lanes.end(lane)) is None else end for lanes in of_lanes for lane in range(lanes.num_lanes)]
+        return np.array(ends, np.int64)
+
+    def blocks(self) -> Iterator[Block]:
         plan = self._plan
         if plan.is_measured:
-            yield [self._measure()]
+            yield self._measure()
             return
         for start, stop in plan.replays():
-            rows = self._own_rows(start, stop)
-            self._fill_rows(rows)
-            yield [self._cut_block(rows, keeps_tokens=False)]
+            yield self._make_block(start, [stop], keeps_tokens=False)
         step = plan.delivery.batch_size * plan.world_size
         first, count = plan.position.rows, 1
         while True:
-            yield self._make_blocks([self._own_rows(start, start + step) for start in range(first, first + count * step, step)])
-            first, count = first + count * step, plan.batches_at_once
+            stop = first + count * step
+            yield self._make_block(first, list(range(first + step, stop + 1, step)))
+            first, count = stop, plan.batches_at_once
 
-    def _own_rows(self, start: int, stop: int) -> list[int]:
-        rows, workers = self._plan.rank_rows(start, stop)
-        return [row for row, worker in zip(rows, workers.tolist(), strict=True) if worker == self._worker]
-
-    def _make_blocks(self, batches: list[list[int]]) -> list[Block]:
-        rows = [row for rows in batches for row in rows]
+    def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
+        """The rows of this worker from `start` on, of the batches that end at `stops`."""
+        plan, seq_len = self._plan, self._packing.seq_len
+        rows = plan.worker_rows(self._worker, start, stops[-1])
+        bounds = np.searchsorted(rows, [start, *stops])
+        tokens = self._new_tokens(len(rows) if keeps_tokens else 0, seq_len)
+        block = _BlockRows(rows, bounds, self._packing, len(plan.recipe.labels))
         if self._first_dry == NOT_DRY:
-            self._fill_rows(rows)
-            self._read_tail(rows)
-        return [self._cut_block(rows) for rows in batches]
+            num_of_lanes = int(np.searchsorted(rows, plan.tail_start))
+            cut = self._cut_rows(block, rows[:num_of_lanes])
+            if plan.tail is not None:
+                cut += self._cut_tail(block, plan.tail, num_of_lanes)
+            if keeps_tokens:
+                lengths = fill_rows(tokens, cut.table, cut.sources, cut.pieces, self._framing)
+                block.spans = list_spans(cut.table, cut.pieces)
+            else:
+                lengths = row_lengths(cut.pieces, len(rows))
+            block.count_tokens(cut, lengths, self._padding_streams(rows), self._first_dry)
+        return block.block(tokens, self._first_dry)
 
-    def _cut_block(self, rows: list[int], *, keeps_tokens: bool = True) -> Block:
-        plan = self._plan
-        block = _Rows.empty(len(rows), self._packing.seq_len, len(plan.recipe.labels))
-        for place, (row, component) in enumerate(zip(rows, self._components_of(rows), strict=True)):
-            if row >= plan.tail_start:
-                self._cut_tail_row(block, place, row)
-                continue
-            lane = self._lane(component, row % plan.num_lanes)
-            if not lane.packer.rows:
-                self._first_dry = min(self._first_dry, row)
-                block.residues += [b""] * (len(rows) - place)
-                break
-            packed, spans = lane.cut(block.tokens[place], self._packing, block.counts)
-            block.cursors[place] = packed.cursor
-            block.residues.append(packed.residue)
-            block.set_spans(place, spans, self._components[component].streams.start)
-        block.first_dry = self._first_dry
-        if not keeps_tokens:
-            block.tokens, block.spans = block.tokens[:0], []
-        return block.block()
+    def _padding_streams(self, rows: Ints) -> Ints:
+        """The stream that is told of a row's padding."""
+        firsts = np.array([component.streams.start for component in self._components])
+        streams: Ints = firsts[self._plan.recipe.components_of(rows)]
+        return streams
 
-    def _components_of(self, rows: list[int]) -> list[int]:
-        components: list[int] = self._plan.recipe.components_of(np.array(rows, np.int64)).tolist()
-        return components
+    # ------------------------------------------------------------ rows of lanes
 
-    def _lane(self, component: int, number: int) -> _Lane:
-        lane = self._lanes.get((component, number))
-        if lane is None:
-            lane = self._lanes[component, number] = self._start_lane(component, number)
-        return lane
-
-    def _start_lane(self, component: int, number: int) -> _Lane:
-        position = self._plan.position
-        ordinal, offset = (int(value) for value in position.cursors[component, number])
-        residue = position.residue(component, number)
+    def _cut_rows(self, block: _BlockRows, rows: Ints) -> _Cut:
+        """Fill the lanes, and cut these rows, the first of the block, from them."""
+        slots = self._plan.recipe.components_of(rows) * self._plan.num_lanes + rows % self._plan.num_lanes
+        lanes, wanted = np.unique(slots, return_counts=True)
         try:
-            packer = self._packing.packer((ordinal, offset), residue)
-            return _Lane(component, number, packer, (ordinal, offset), residue)
+            self._fill(lanes, wanted)
         except ValueError as error:
-            raise StreamChangedError(f"residues: lane {number} has {error}. The state is damaged") from None
+            raise StreamChangedError(f"{error}. The state is damaged, or of another corpus, tokenizer or transform") from None
+        cut = self._lanes.cut(lanes, wanted)
+        # rows lane after lane, as they were cut, to the block's rows
+        places = np.argsort(slots, kind="stable")
+        is_cut = np.arange(len(rows)) < np.repeat(np.cumsum(wanted) - wanted + cut.num_rows, wanted)
+        self._first_dry = min(self._first_dry, int(rows[places[~is_cut]].min(initial=NOT_DRY)))
+        return _Cut(cut.table, cut.sources, block.take(cut, places[is_cut]))
 
-    # ------------------------------------------------------------ filling
-
-    def _fill_rows(self, rows: list[int]) -> None:
+    def _fill(self, lanes: Ints, wanted: Ints) -> None:
         """Read on in each lane until it has the rows that are wanted of it, or its end is reached."""
-        own = [row for row in rows if row < self._plan.tail_start]
-        wanted = Counter((c, row % self._plan.num_lanes) for c, row in zip(self._components_of(own), own, strict=True))
-        lanes = [(self._lane(*key), count) for key, count in wanted.items()]
-        while places := [place for lane, count in lanes for place in self._next_places(lane, count)]:
-            self._add_documents(places)
+        again = self._lanes.unread(lanes)
+        if len(again[0]):
+            self._add(self._documents.find(*again), again=True)
+        means = self._mean_tokens[lanes // self._plan.num_lanes]
+        eagerness = 1
+        while True:
+            missing = self._lanes.missing(lanes, wanted)
+            room = self._ends[lanes] - self._next_ordinals[lanes]
+            short = np.flatnonzero((missing > 0) & (room > 0))
+            if not len(short):
+                return
+            numbers = np.clip(np.ceil(eagerness * missing[short] / means[short]), 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
+            numbers = np.minimum(numbers, room[short])
+            slots = np.repeat(lanes[short], numbers)
+            ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers, numbers) + self._next_ordinals[slots]
+            self._next_ordinals[lanes[short]] += numbers
+            self._add(self._documents.find(slots, ordinals))
+            # few lanes are left, and every call costs as much as some documents
+            eagerness = min(8, 2 * eagerness)
 
-    def _next_places(self, lane: _Lane, count: int) -> list[Place]:
-        """The documents that should give a lane `count` rows: none where it has them, or is at its end."""
-        again = [self._find(lane, ordinal) for ordinal in lane.residue]
-        missing = count - len(lane.packer.rows)
-        if missing <= 0:
-            return again
-        short = missing * self._packing.seq_len - lane.packer.num_pending
-        documents = max(1, min(64, round(short / self._mean_tokens[lane.component])))
-        end = self._components[lane.component].lanes.end(lane.number)
-        places: list[Place] = []
-        while len(places) < documents and (end is None or lane.next_ordinal < end):
-            place = self._documents.find(lane.component, lane.number, lane.next_ordinal)
-            if place is not None:
-                places.append(place)
-            lane.next_ordinal += 1
-        return again + places
+    def _add(self, places: Places, *, again: bool = False) -> None:
+        """Read documents of lanes, `again` where they were packed before a state was saved."""
+        if not len(places):
+            return
+        self._prefetch(places)
+        has_begun: Flags = (self._begun[places.slots] == places.ordinals) | again
+        documents = self._documents.read(places, has_begun if has_begun.any() else None)
+        self._lanes.add(documents, has_begun)
+        if not again:
+            self._learn_sizes(documents)
 
-    def _find(self, lane: _Lane, ordinal: int) -> Place:
-        place = self._documents.find(lane.component, lane.number, ordinal)
-        if place is None:
-            raise StreamChangedError(f"residues: lane {lane.number} has no document {ordinal}. The state is damaged")
-        return place
+    def _learn_sizes(self, documents: Documents) -> None:
+        sizes, slots = documents.table[:, SIZE], documents.table[:, SLOT]
+        for component in np.unique(slots // self._plan.num_lanes).tolist():
+            own = sizes[slots // self._plan.num_lanes == component]
+            weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
+            self._mean_tokens[component] += weight * (max(1.0, own.mean()) - self._mean_tokens[component])
+        lanes, firsts = np.unique(slots, return_index=True)
+        numbers = np.diff(np.append(firsts, len(slots)))
+        last_full = np.maximum.reduceat(np.where(sizes > 0, np.arange(len(sizes)), -1), firsts)
+        trailing = firsts + numbers - 1 - last_full
+        self._barren[lanes] = np.where(last_full >= firsts, trailing, self._barren[lanes] + numbers)
+        for slot in lanes[(last_full < firsts)].tolist():
+            self._check_barren(slot)
 
-    def _add_documents(self, places: list[Place]) -> None:
-        samples = np.array([place.sample for place in places], np.int64)
-        self._prefetch(dict.fromkeys((place.component, place.lane) for place in places), samples)
-        documents = self._documents.read(places)
-        for place, document in zip(places, documents, strict=True):
-            self._add(self._lane(place.component, place.lane), document)
-        for component in dict.fromkeys(place.component for place in places):
-            sizes = [document.size for place, document in zip(places, documents, strict=True) if place.component == component]
-            weight = len(sizes) / (len(sizes) + _GUESS_WEIGHT_DOCUMENTS)
-            self._mean_tokens[component] += weight * (max(1.0, sum(sizes) / len(sizes)) - self._mean_tokens[component])
-
-    def _add(self, lane: _Lane, document: Document) -> None:
-        try:
-            lane.add(document)
-        except ValueError as error:
-            raise StreamChangedError(
-                f"lane {lane.number}: {error}. The state is damaged, or of another corpus, tokenizer or transform"
-            ) from None
-        component = self._components[lane.component]
-        if lane.barren > component.lanes.num_positions and component.lanes.epochs is None:
+    def _check_barren(self, slot: int) -> None:
+        component = self._components[slot // self._plan.num_lanes]
+        if self._barren[slot] > component.lanes.num_positions and component.lanes.epochs is None:
             urls = ", ".join(self._plan.recipe.labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"a whole epoch of lane {lane.number} of {urls} gave no token: all its documents are empty or left out. "
-                "Use more documents, fewer lanes (num_lanes), an eos, or another transform or min_tokens"
+                f"a whole epoch of lane {slot % self._plan.num_lanes} of {urls} gave no token: all its documents are empty or "
+                "left out. Use more documents, fewer lanes (num_lanes), an eos, or another transform or min_tokens"
             )
 
     # ------------------------------------------------------------ looking ahead
@@ -281,79 +305,95 @@ class _WorkerLanes:
         per_shard = of.num_samples / max(1, len(of.shard_sizes))
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
-    def _prefetch(self, lanes: dict[tuple[int, int], None], needed: Ints) -> None:
-        """Begin to fetch the shards of `needed`, then of what the lanes will read next."""
-        ahead: list[tuple[int, int]] = []
-        for component, number in lanes:
-            lane, of = self._lane(component, number), self._components[component].lanes
-            end = of.end(number)
-            stop = lane.next_ordinal + self._documents_ahead(component)
-            stop = stop if end is None else min(stop, end)
+    def _prefetch(self, needed: Places) -> None:
+        """Begin to fetch the shards of what is needed, then of what the lanes will read next."""
+        slots = np.unique(needed.slots)
+        components = slots // self._plan.num_lanes
+        ahead = np.array([self._documents_ahead(component) for component in range(len(self._components))])[components]
+        froms = np.maximum(self._looked_ahead[slots], self._next_ordinals[slots])
+        stops = np.minimum(self._next_ordinals[slots] + ahead, self._ends[slots])
+        for component in np.unique(components).tolist():
             # never into an epoch whose order would have to be built for this alone
-            last_epoch = of.place(number, max(0, lane.next_ordinal - 1))[0]
-            lane.looked_ahead = max(lane.looked_ahead, lane.next_ordinal)
-            while lane.looked_ahead < stop and of.place(number, lane.looked_ahead)[0] <= last_epoch:
-                place = self._documents.find(component, number, lane.looked_ahead)
-                if place is not None:
-                    ahead.append((lane.looked_ahead - lane.next_ordinal, place.sample))
-                lane.looked_ahead += 1
-        ahead.sort()
-        self._documents.prefetch(np.concatenate([needed, np.array([sample for _, sample in ahead], np.int64)]))
+            own, lanes = components == component, self._components[component].lanes
+            last_epochs, _ = lanes.places(slots[own] % lanes.num_lanes, np.maximum(0, self._next_ordinals[slots[own]] - 1))
+            epoch_ends = -(-((last_epochs + 1) * lanes.stride - slots[own] % lanes.num_lanes) // lanes.num_lanes)
+            stops[own] = np.minimum(stops[own], epoch_ends)
+        numbers = np.maximum(0, stops - froms)
+        self._looked_ahead[slots] = froms + numbers
+        of = np.repeat(np.arange(len(slots)), numbers)
+        distances = np.arange(len(of)) - (np.cumsum(numbers) - numbers)[of]
+        ordinals = froms[of] + distances
+        nearest = np.argsort(ordinals - self._next_ordinals[slots[of]], kind="stable")
+        later = self._documents.find(slots[of][nearest], ordinals[nearest])
+        self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
 
     # ------------------------------------------------------------ the tail
 
     def _measure(self) -> Block:
         """The sizes of all documents that the lanes have left, lane after lane: in place of one for a hole, `NO_DOCUMENT`."""
-        plan, lanes = self._plan, self._components[0].lanes
-        own = list(plan.own_lanes(self._worker))
-        heads = {lane: int(plan.position.cursors[0, lane, 0]) for lane in own}
-        sizes = {lane: np.full((lanes.end(lane) or 0) - heads[lane], NO_DOCUMENT, np.int64) for lane in own}
-        left = [(ordinal, lane) for lane in own for ordinal in range(heads[lane], heads[lane] + len(sizes[lane]))]
-        places = [place for ordinal, lane in sorted(left) if (place := self._documents.find(0, lane, ordinal))]
+        plan = self._plan
+        own = np.array(plan.own_lanes(self._worker), np.int64)
+        heads = self._next_ordinals[own]
+        numbers = self._ends[own] - heads
+        slots = np.repeat(own, numbers)
+        firsts = np.cumsum(numbers) - numbers
+        ordinals = np.arange(len(slots)) - np.repeat(firsts - heads, numbers)
+        sizes = np.full(len(slots), NO_DOCUMENT, np.int64)
+        in_order = np.lexsort((slots, ordinals))
+        places = self._documents.find(slots[in_order], ordinals[in_order])
         for first in range(0, len(places), _DOCUMENTS_AT_ONCE):
-            chunk = places[first : first + _DOCUMENTS_AT_ONCE]
-            self._documents.prefetch(np.array([p.sample for p in places[first : first + 2 * _DOCUMENTS_AT_ONCE]], np.int64))
-            for place, document in zip(chunk, self._documents.read(chunk), strict=True):
-                has_begun = place.ordinal == heads[place.lane] and bool(plan.position.cursors[0, place.lane, 1])
-                size = FILTERED_SIZE if document.is_filtered and not has_begun else len(document.tokens)
-                sizes[place.lane][place.ordinal - heads[place.lane]] = size
-        block = _Rows.empty(0, self._packing.seq_len, 0)
-        block.lengths = np.concatenate([sizes[lane] for lane in own]) if own else block.lengths
-        return block.block()
+            chunk = places[slice(first, first + _DOCUMENTS_AT_ONCE)]
+            self._documents.prefetch(places.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
+            table = self._documents.read(chunk, self._begun[chunk.slots] == chunk.ordinals).table
+            found = np.searchsorted(own, chunk.slots)
+            is_left_out = table[:, COUNT] == FILTERED
+            sizes[firsts[found] + chunk.ordinals - heads[found]] = np.where(is_left_out, FILTERED_SIZE, table[:, SIZE])
+        block = _BlockRows(own[:0], np.zeros(1, np.int64), self._packing, 0)
+        block.lengths = sizes
+        return block.block(self._new_tokens(0, 0), NOT_DRY)
 
-    def _read_tail(self, rows: list[int]) -> None:
-        """Read the documents of those of `rows` that are of the tail, and let go of all others."""
-        tail = self._plan.tail
-        if tail is None:
-            return
-        own = [row for row in rows if row >= self._plan.tail_start]
-        wanted = dict.fromkeys((int(unit[0]), int(unit[1])) for row in own for unit in tail.units[tail.row_pieces(row)[:, 0]])
-        places = [self._documents.find(0, *key) for key in wanted if key not in self._tail_documents]
-        found = [place for place in places if place is not None]
-        kept = {key: self._tail_documents[key] for key in wanted if key in self._tail_documents}
-        read = zip(found, self._documents.read(found), strict=True)
-        self._tail_documents = kept | {(place.lane, place.ordinal): document for place, document in read}
-
-    def _cut_tail_row(self, block: _Rows, place: int, row: int) -> None:
-        tail = self._plan.tail
-        assert tail is not None
-        spans, filled = [], 0
-        for unit, start, stop in tail.row_pieces(row).tolist():
-            lane, ordinal, _, size, counted = tail.units[unit].tolist()
-            document = self._tail_documents[lane, ordinal]
-            if counted == NO_DOCUMENT and len(document.tokens) != size:
+    def _cut_tail(self, block: _BlockRows, tail: Tail, first_place: int) -> _Cut:
+        """The pieces of the block's rows from `first_place` on, which are of the tail; reads what they need."""
+        units: list[Ints] = []
+        pieces: list[Ints] = []
+        for place in range(first_place, len(block.rows)):
+            row = int(block.rows[place])
+            of_row = tail.row_pieces(row)
+            units.append(tail.units[of_row[:, 0]])
+            pieces.append(np.column_stack([np.full(len(of_row), place), of_row]))
+            block.count_units(place, self._find_units(tail.row_units(row)))
+        if not any(map(len, units)):
+            return _Cut.empty()
+        joined, cut = np.concatenate(units), np.concatenate(pieces)
+        keys = list(zip(joined[:, 0].tolist(), joined[:, 1].tolist(), strict=True))
+        self._read_tail(keys)
+        documents = dict.fromkeys(keys)
+        for lane, ordinal, _, size, counted in joined.tolist():
+            found = int(self._tail_documents[lane, ordinal][0][SIZE])
+            if counted == NO_DOCUMENT and found != size:
                 raise StreamChangedError(
-                    f"lane {lane}: document {ordinal} had {size} tokens, and now has {len(document.tokens)}. "
+                    f"lane {lane}: document {ordinal} had {size} tokens, and now has {found}. "
                     "The state is damaged, or of another corpus, tokenizer or transform"
                 )
-            block.tokens[place, filled : filled + stop - start] = document.tokens[start:stop]
-            spans.append((document.stream, document.epoch, document.sample, start, stop))
-            block.counts[document.stream][TOKENS] += stop - start
-            filled += stop - start
-        for lane, ordinal, _, _, size in tail.row_units(row).tolist():
-            if size != NO_DOCUMENT:
-                found = self._documents.find(0, lane, ordinal)
-                assert found is not None
-                _count(block.counts[self._documents.stream_of(found)], size, self._packing)
-        block.residues.append(b"")
-        block.set_spans(place, spans, 0)
+        numbers = {key: number for number, key in enumerate(documents)}
+        table = np.stack([self._tail_documents[key][0] for key in documents])
+        table[:, SOURCE] = np.arange(len(table))
+        cut[:, DOCUMENT] = [numbers[key] for key in keys]
+        return _Cut(table, [self._tail_documents[key][1] for key in documents], cut)
+
+    def _read_tail(self, keys: list[tuple[int, int]]) -> None:
+        """Hold these documents, and let go of all others."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._tail_documents]
+        pairs = np.array(missing, np.int64).reshape(-1, 2)
+        places = self._documents.find(pairs[:, 0], pairs[:, 1])
+        # whether one is left out was settled when it was measured
+        read = own_documents(self._documents.read(places, np.ones(len(places), np.bool_))) if missing else []
+        held = {key: self._tail_documents[key] for key in keys if key in self._tail_documents}
+        self._tail_documents = held | dict(zip(missing, read, strict=True))
+
+    def _find_units(self, units: Ints) -> Ints:
+        """(stream, size) of the units that have yet to be counted."""
+        units = units[units[:, 4] != NO_DOCUMENT]
+        places = self._documents.find(units[:, 0], units[:, 1])
+        streams = self._plan.recipe.corpus.streams_of(places.samples)
+        return np.column_stack([streams, units[:, 4]])

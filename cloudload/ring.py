@@ -1,0 +1,67 @@
+"""A ring of memory that a worker process writes and the training process reads.
+
+    slots      0         1         2         0         …       one for each block that may be under way, and one being read
+    worker     write ──► write ──► write ──► write
+    trainer              read ───► read ───► read
+
+The memory has no name that could be left behind, and no file system that could be full: the kernel frees it with the last process
+that maps it, and a container's small /dev/shm does not matter.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+
+_ALIGNMENT = 64
+
+
+class Ring:
+    """Slots of equal size. Picklable for processes that are spawned; a forked process has it as it is."""
+
+    def __init__(self, num_slots: int, slot_bytes: int) -> None:
+        self.num_slots = num_slots
+        self.slot_bytes = -(-slot_bytes // _ALIGNMENT) * _ALIGNMENT
+        descriptor = _anonymous_file()
+        os.ftruncate(descriptor, max(1, num_slots * self.slot_bytes))
+        self._open(descriptor)
+
+    def _open(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._map = mmap.mmap(descriptor, max(1, self.num_slots * self.slot_bytes))
+
+    def slot(self, number: int) -> memoryview:
+        """The bytes of a slot; numbers go round."""
+        start = number % self.num_slots * self.slot_bytes
+        return memoryview(self._map)[start : start + self.slot_bytes]
+
+    def array(self, number: int, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+        """An array at the start of a slot."""
+        return np.ndarray(shape, dtype, self._map, number % self.num_slots * self.slot_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "num_slots": self.num_slots,
+            "slot_bytes": self.slot_bytes,
+            "descriptor": reduction.DupFd(self._descriptor),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.num_slots, self.slot_bytes = state["num_slots"], state["slot_bytes"]
+        self._open(state["descriptor"].detach())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("cloudload")
+    with tempfile.TemporaryFile() as file:  # macOS
+        return os.dup(file.fileno())

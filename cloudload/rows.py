@@ -1,0 +1,96 @@
+"""Rows out of pieces of documents: their tokens, spans, and what they count. Arrays in, arrays out.
+
+    documents     a: bos ····· eos     b: bos ·········· eos        a table, and buffers with the ids of the texts
+    pieces        (row 0, a, 0, 7) (row 0, b, 0, 3) (row 1, b, 3, 12)
+    rows          bos ····· eos bos ·· | ········ eos ▒▒▒▒▒▒        ▒ is padding, 0
+
+A piece costs one copy of memory and a few integers of vector work; a token costs nothing in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloudload.lane_documents import BASE, EPOCH, SAMPLE, SIZE, SOURCE, STREAM
+from cloudload.lanes import Ints
+from cloudload.pack import SPAN_FIELDS
+from cloudload.tokenizer import Frame, Tokens
+
+ROW, DOCUMENT, PIECE_START, PIECE_STOP = range(4)
+"""Columns of pieces, int64 [pieces, 4], by ascending row: tokens [start, stop) of a document, bos and eos included."""
+
+
+@dataclass(frozen=True)
+class Framing:
+    """The ids before and after a document, by stream: int64 [streams], -1 for none."""
+
+    bos: Ints
+    eos: Ints
+
+    @staticmethod
+    def of(frames: Sequence[Frame]) -> Framing:
+        """As arrays."""
+        bos, eos = ([-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1))
+        return Framing(np.array(bos, np.int64), np.array(eos, np.int64))
+
+
+def fill_rows(out: Tokens, table: Ints, sources: Sequence[memoryview], pieces: Ints, framing: Framing) -> Ints:
+    """Write the pieces into the rows of `out`, int32 [rows, seq_len], contiguous; returns each row's tokens.
+
+    `sources` are int32 buffers of ids; a document's token `i` stands at `base + i` of its source, unless it is its bos or eos.
+    """
+    num_rows, seq_len = out.shape
+    rows, documents, starts, stops = pieces.T
+    sizes = stops - starts
+    lengths = row_lengths(pieces, num_rows)
+    ends = np.cumsum(sizes)
+    firsts = np.searchsorted(rows, np.arange(num_rows))
+    before = np.concatenate([[0], ends])[firsts]
+    places = rows * seq_len + ends - sizes - before[rows]
+    flat = out.reshape(-1)
+
+    streams = table[documents, STREAM]
+    bos, eos = framing.bos[streams], framing.eos[streams]
+    has_bos, has_eos = (bos >= 0) & (starts == 0), (eos >= 0) & (stops == table[documents, SIZE])
+    body_places = places + has_bos
+    body_sizes = sizes - has_bos - has_eos
+    froms = table[documents, BASE] + starts + has_bos
+    target = flat.data
+    if len(sources) == 1:
+        [source] = sources
+        for at, stop, start, end in _as_lists(body_places, body_places + body_sizes, froms, froms + body_sizes):
+            target[at:stop] = source[start:end]
+    else:
+        copies = _as_lists(body_places, body_places + body_sizes, froms, froms + body_sizes, table[documents, SOURCE])
+        for at, stop, start, end, number in copies:
+            target[at:stop] = sources[number][start:end]
+    flat[places[has_bos]] = bos[has_bos]
+    flat[(places + sizes - 1)[has_eos]] = eos[has_eos]
+    for row in np.flatnonzero(lengths < seq_len).tolist():
+        out[row, lengths[row] :] = 0
+    return lengths
+
+
+def row_lengths(pieces: Ints, num_rows: int) -> Ints:
+    """The tokens of each row."""
+    lengths: Ints = np.bincount(pieces[:, ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START], num_rows).astype(np.int64)
+    return lengths
+
+
+def _as_lists(*columns: Ints) -> zip[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def list_spans(table: Ints, pieces: Ints) -> Ints:
+    """The spans of pieces: int64 [pieces, 6], by `pack.SPAN_FIELDS`."""
+    spans = np.empty((len(pieces), len(SPAN_FIELDS)), np.int64)
+    spans[:, 0] = pieces[:, ROW]
+    spans[:, 1:4] = table[pieces[:, DOCUMENT], STREAM : SAMPLE + 1]
+    spans[:, 4:] = pieces[:, PIECE_START:]
+    return spans
+
+
+assert (EPOCH, SAMPLE) == (STREAM + 1, STREAM + 2)  # as in a span
