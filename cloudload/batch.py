@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,8 +56,7 @@ def _join_spans(parts: SpanParts) -> Ints:
     return together[np.argsort(together[:, 0], kind="stable")]
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """What a batch's rows did to the lanes: cursors int64 [rows, 2] and residues after each row, and counts of all together.
 
     Residues are none where the packing has none.
@@ -75,12 +73,14 @@ def join_progress(blocks: Sequence[Block], number: int, places: Sequence[slice |
 
     `places` has the rows of the batch that are each worker's.
     """
+    if len(blocks) == 1:
+        [block] = blocks
+        start, end = block.row_bounds[number], block.row_bounds[number + 1]
+        first_dry = block.first_dry if block.first_dry < stop else NOT_DRY
+        return Progress(block.cursors[start:end], block.residues[start:end], block.counts[number], first_dry)
     first_dry = min(block.first_dry for block in blocks)
     first_dry = first_dry if first_dry < stop else NOT_DRY
     bounds = [(block.row_bounds[number], block.row_bounds[number + 1]) for block in blocks]
-    if len(blocks) == 1:
-        [block], [(start, end)] = blocks, bounds
-        return Progress(block.cursors[start:end], block.residues[start:end], block.counts[number], first_dry)
     num_rows = sum(end - start for start, end in bounds)
     cursors = np.empty((num_rows, 2), np.int64)
     has_residues = any(block.residues for block in blocks)
@@ -101,25 +101,27 @@ def join_blocks(
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
     # filled through numpy: torch would wake a thread for every core
-    input_ids, labels = (torch.empty(shape, dtype=torch.int64, pin_memory=pin_memory) for _ in range(2))
-    ids = input_ids.numpy()
+    if pin_memory:
+        memory = torch.empty((2, *shape), dtype=torch.int64, pin_memory=True)
+    else:
+        memory = torch.from_numpy(np.empty((2, *shape), np.int64))
+    ids, labels = memory.numpy()
     parts: SpanParts = []
     is_full = True
     for block, own in zip(blocks, places, strict=True):
         start, stop = block.row_bounds[number], block.row_bounds[number + 1]
         ids[own] = block.tokens[start:stop]
-        spans = block.spans[block.span_bounds[number] : block.span_bounds[number + 1]]
-        parts.append((spans, start, own))
+        parts.append((block.spans[block.span_bounds[number] : block.span_bounds[number + 1]], start, own))
         is_full = is_full and block.is_full
-    labels.numpy()[:] = ids
-    tensors = {"input_ids": input_ids, "labels": labels}
+    labels[:] = ids
+    tensors = dict(zip(("input_ids", "labels"), memory.unbind(), strict=True))
     batch = Batch(tensors, parts, rows.start, rows.step)
     if not is_full:
-        _mask_padding(labels.numpy(), blocks, number, places)
+        _mask_padding(labels, blocks, number, places)
     if delivery.mask_edges or delivery.fields:
         span_rows, span_lengths = batch.spans[:, 0], batch.spans[:, 5] - batch.spans[:, 4]
         if delivery.mask_edges:
-            mask_document_edges(labels.numpy(), span_rows, span_lengths)
+            mask_document_edges(labels, span_rows, span_lengths)
         fields = _fields(delivery.fields, span_rows, span_lengths, shape)
         batch.update({name: tensor.pin_memory() if pin_memory else tensor for name, tensor in fields.items()})
     return batch

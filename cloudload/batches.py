@@ -11,14 +11,15 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from cloudload.batch import Batch, Progress, join_blocks, join_progress
 from cloudload.blocks import BatchParts, explain
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.exchange import DistributedExchange, Exchange, Update, Window, move_lanes
+from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Window, move_lanes
 from cloudload.lanes import Ints
 from cloudload.plan import NOT_DRY, Block, Plan
 from cloudload.position import LaneTable, Position
@@ -26,14 +27,15 @@ from cloudload.stats import EMPTY, FILTERED
 from cloudload.tail import NO_DOCUMENT, next_stages, pack_tail
 
 
-@dataclass(frozen=True)
-class _Arrived:
+class _Arrived(NamedTuple):
     """What has come from the workers and waits for its exchange: a batch, or sizes for the tail; with neither, the end."""
 
     batch: Batch | None
     stop: int
     window: Window | None = None
-    finish: Callable[[], list[Ints]] | None = None
+    finish: Callable[[], list[Report]] | None = None
+    """Waits for the reports about the window."""
+    finish_sizes: Callable[[], list[Ints]] | None = None
 
 
 class Batches(Iterator[Batch]):
@@ -114,7 +116,7 @@ class Batches(Iterator[Batch]):
                 self._take_replays()
         blocks, number = next(self._blocks)
         if plan.is_measured:
-            self._arrived.append(_Arrived(None, start, finish=self._exchange.start(self._join_sizes(blocks))))
+            self._arrived.append(_Arrived(None, start, finish_sizes=self._exchange.start(self._join_sizes(blocks))))
             return
         rows = plan.rank_rows(start, stop)
         places = plan.worker_places(rows)
@@ -127,20 +129,20 @@ class Batches(Iterator[Batch]):
         """Finish the exchange of what arrived first, move the position past it, and return it; None where it was no batch."""
         arrived = self._arrived.popleft()
         if arrived.batch is None:
-            if arrived.finish is None:
+            if arrived.finish_sizes is None:
                 self._end()
                 raise StopIteration
-            self._begin_tail(arrived.finish())
+            self._begin_tail(arrived.finish_sizes())
             return None
         before, window = self._position, arrived.window
         lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
         if window is not None and arrived.finish is not None:
-            messages = arrived.finish()
-            first_dry = window.first_dry(messages)
+            reports = arrived.finish()
+            first_dry = window.first_dry(reports)
             if first_dry < NOT_DRY:
-                self._measure(lanes.after(Update(window, messages, first_dry), move_lanes), first_dry, arrived.batch)
+                self._measure(lanes.after(Update(window, reports, first_dry), move_lanes), first_dry, arrived.batch)
                 return None
-            lanes, table_rows = lanes.after(Update(window, messages, arrived.stop), move_lanes), arrived.stop
+            lanes, table_rows = lanes.after(Update(window, reports, arrived.stop), move_lanes), arrived.stop
             if self._plan.tail is not None:
                 # the lanes stand where they ended
                 lanes = self._ended.with_lanes(counts=lanes.arrays.counts).lanes
@@ -170,14 +172,14 @@ class Batches(Iterator[Batch]):
             places = self._plan.worker_places(self._plan.rank_rows(start, stop))
             self._window.append(join_progress(*next(self._blocks), places, stop))
 
-    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Ints]] | None]:
+    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]] | None]:
         plan = self._plan
         if stop - self._window_start < plan.delivery.exchange_every * plan.delivery.batch_size * plan.world_size:
             return None, None
         window = Window(self._window_start, stop, plan.world_size, plan.recipe)
-        message = window.message(plan.world_index, self._window)
+        report = window.report(plan.world_index, self._window)
         self._window_start, self._window = stop, []
-        return window, self._exchange.start(message)
+        return window, window.exchange(self._exchange, report)
 
     # ------------------------------------------------------------ the tail
 

@@ -63,7 +63,7 @@ class ShardCache:
     def __init__(self, corpus: Corpus, root: Path, retry: Retry, limit_bytes: int | None, threads: int) -> None:
         self._corpus, self._root, self._retry, self._limit_bytes = corpus, root, retry, limit_bytes
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
-        self._fetches: dict[int, Future[Path]] = {}
+        self._fetches: dict[int, Future[Path | None]] = {}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cloudload-fetch")
 
     def shard(self, number: int) -> Shard:
@@ -77,7 +77,7 @@ class ShardCache:
         dataset, info = self._info(number)
         for _ in range(3):
             fetch = self._fetches.pop(number, None)
-            path = fetch.result() if fetch else self._fetch(number)
+            path = (fetch.result() if fetch else None) or self._fetch(number)
             # it may be evicted between the fetch and the map
             with contextlib.suppress(FileNotFoundError):
                 shard = Shard(path, info)
@@ -91,7 +91,7 @@ class ShardCache:
         """Fetch shards in the background, in this order; an error waits until the shard is asked for."""
         for number in numbers:
             if number not in self._open and number not in self._fetches and not is_in_place(*self._info(number)):
-                self._fetches[number] = self._pool.submit(self._fetch, number)
+                self._fetches[number] = self._pool.submit(self._fetch_if_free, number)
 
     def close(self) -> None:
         """Stop fetching and let go of every shard."""
@@ -125,6 +125,18 @@ class ShardCache:
             if not _is_whole(path, info):
                 self._fetch_locked(dataset, info, path)
         return path
+
+    def _fetch_if_free(self, number: int) -> Path | None:
+        """Fetch a shard, unless another process of the node is at it: this one's threads had better fetch others."""
+        dataset, info = self._info(number)
+        path = dataset_folder(self._root, dataset) / info.raw.name
+        if _is_whole(path, info):
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked_if_free(_lock_of(path)) as is_free:
+            if is_free and not _is_whole(path, info):
+                self._fetch_locked(dataset, info, path)
+        return path if is_free else None
 
     def _fetch_locked(self, dataset: Dataset, info: ShardInfo, path: Path) -> None:
         path.unlink(missing_ok=True)

@@ -25,17 +25,20 @@ class DocumentReader:
     def read(self, samples: Ints) -> list[str | None]:
         """The texts of samples, in their order, None where the transform leaves one out; each shard is opened once."""
         numbers = self._corpus.shards_of(samples)
-        within = (samples - self._corpus.shard_starts[numbers]).tolist()
-        texts: list[str | None] = [None] * len(samples)
-        opened, column = -1, -1
-        # shard after shard, so that none is asked for twice
-        for place, number in zip(np.argsort(numbers, kind="stable").tolist(), np.sort(numbers).tolist(), strict=True):
-            if number != opened:
-                shard, opened = self._cache.shard(number), number
-                column = shard.column_index(self._text_key) if self._transform is None else -1
-            sample = within[place]
-            texts[place] = shard.read_text(sample, column) if self._transform is None else self._transformed(shard, sample)
-        return texts
+        order = np.argsort(numbers, kind="stable")
+        within = (samples - self._corpus.shard_starts[numbers])[order].tolist()
+        opened, firsts = np.unique(numbers[order], return_index=True)
+        texts: list[str | None] = []
+        for number, first, stop in zip(opened.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(samples)], strict=True):
+            shard = self._cache.shard(number)
+            if self._transform is None:
+                texts += shard.read_texts(within[first:stop], shard.column_index(self._text_key))
+            else:
+                texts += [self._transformed(shard, sample) for sample in within[first:stop]]
+        in_order: list[str | None] = [None] * len(samples)
+        for place, text in zip(order.tolist(), texts, strict=True):
+            in_order[place] = text
+        return in_order
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
         """The shard of a sample, and those of `columns` that it has."""

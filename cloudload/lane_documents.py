@@ -19,7 +19,7 @@ from cloudload.cache import ShardCache
 from cloudload.documents import DocumentReader
 from cloudload.lanes import Ints
 from cloudload.order import EpochOrders
-from cloudload.plan import Plan
+from cloudload.plan import NOT_DRY, Plan
 from cloudload.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 from cloudload.tokenizer import DocumentTokenizer, Tokens
@@ -72,19 +72,30 @@ class LaneDocuments:
 
     def find(self, slots: Ints, ordinals: Ints) -> Places:
         """The places of lanes' documents, less the holes at the ends of epochs."""
-        epochs, samples = np.empty_like(slots), np.full_like(slots, -1)
-        for number, component in enumerate(self._components):
-            own = slice(None) if len(self._components) == 1 else np.flatnonzero(slots // self._num_lanes == number)
-            lanes = component.lanes
-            epochs[own], positions = lanes.places(slots[own] % self._num_lanes, ordinals[own])
-            found = np.where(positions < lanes.num_positions, 0, -1)
-            for epoch in np.unique(epochs[own]).tolist():
-                chosen = np.flatnonzero((epochs[own] == epoch) & (found == 0))
-                if len(chosen):
-                    found[chosen] = self._orders[number](epoch)[positions[chosen]] + np.int64(component.first_sample)
-            samples[own] = found
+        if len(self._components) == 1:
+            epochs, samples = self._find(0, slots, ordinals)
+        else:
+            epochs, samples = np.empty_like(slots), np.empty_like(slots)
+            components = slots // self._num_lanes
+            for component in np.unique(components).tolist():
+                own = np.flatnonzero(components == component)
+                epochs[own], samples[own] = self._find(component, slots[own] % self._num_lanes, ordinals[own])
         places = Places(slots, ordinals, epochs, samples)
         return places if samples.min(initial=0) >= 0 else places[np.flatnonzero(samples >= 0)]
+
+    def _find(self, number: int, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+        """The epoch and sample of documents of one component; -1 for a hole."""
+        component, order = self._components[number], self._orders[number]
+        epochs, positions = component.lanes.places(lanes, ordinals)
+        samples = np.full_like(positions, -1)
+        is_there = positions < component.lanes.num_positions
+        first, last = int(epochs.min(initial=NOT_DRY)), int(epochs.max(initial=-1))
+        if first == last and is_there.all():
+            return epochs, order(first)[positions] + np.int64(component.first_sample)
+        for epoch in np.unique(epochs[is_there]).tolist():
+            chosen = np.flatnonzero((epochs == epoch) & is_there)
+            samples[chosen] = order(epoch)[positions[chosen]] + np.int64(component.first_sample)
+        return epochs, samples
 
     def read(self, places: Places, has_begun: Flags | None = None) -> Documents:
         """The documents at places, in their order, with `source` and `start` 0.

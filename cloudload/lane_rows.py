@@ -130,7 +130,9 @@ class ConcatLanes:
         cursors = _cursors_after(table, pieces, len(row_lanes))
         counted_rows = _first_rows_past(table, lanes, cursors, row_lanes)
         is_counted = counted_rows < len(row_lanes)
-        counted = np.column_stack([counted_rows[is_counted], table[is_counted][:, [STREAM, COUNT, SIZE]]])
+        counted = np.empty((np.count_nonzero(is_counted), 4), np.int64)
+        counted[:, 0] = counted_rows[is_counted]
+        counted[:, 1:] = table[is_counted][:, [STREAM, COUNT, SIZE]]
 
         rest = table[~is_counted]
         rest[:, START] += (taken - starts)[~is_counted]
@@ -197,7 +199,10 @@ def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
     """The cursor after each row: behind its last piece."""
     last = pieces[np.searchsorted(pieces[:, ROW], np.arange(num_rows), side="right") - 1]
     is_end = last[:, PIECE_STOP] == table[last[:, DOCUMENT], SIZE]
-    return np.column_stack([table[last[:, DOCUMENT], ORDINAL] + is_end, np.where(is_end, 0, last[:, PIECE_STOP])])
+    cursors = np.empty((num_rows, 2), np.int64)
+    cursors[:, 0] = table[last[:, DOCUMENT], ORDINAL] + is_end
+    cursors[:, 1] = np.where(is_end, 0, last[:, PIECE_STOP])
+    return cursors
 
 
 def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> Ints:

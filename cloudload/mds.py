@@ -17,7 +17,7 @@ import hashlib
 import json
 import mmap
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -271,12 +271,26 @@ class Shard:
         width = self.info.columns[column].bytes
         return self._map[start : start + (sizes[variable] if width is None else width)]
 
-    def read_text(self, sample: int, column: int) -> str:
-        """One column of one sample as text. Raises `DatasetError` where it is not UTF-8."""
-        try:
-            return self.read_bytes(sample, column).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"{self.path}: sample {sample} is not UTF-8 ({error}). Convert the corpus again") from error
+    def read_texts(self, samples: Iterable[int], column: int) -> list[str]:
+        """One column of some samples as text. Raises `DatasetError` where one is not UTF-8."""
+        texts = []
+        # once a document of the corpus: written out, for a call costs as much as what it does
+        starts, unpack, data, fixed_bytes = self._starts, self._sizes.unpack_from, memoryview(self._map), self._fixed_bytes
+        fixed, variable = self._before[column]
+        width = self.info.columns[column].bytes
+        for sample in samples:
+            start, stop = starts[sample], starts[sample + 1]
+            if start + fixed_bytes > stop:
+                raise self._broken(sample)
+            sizes = unpack(data, start)
+            if start + fixed_bytes + sum(sizes) != stop:
+                raise self._broken(sample)
+            start += fixed + sum(sizes[:variable])
+            try:
+                texts.append(str(data[start : start + (sizes[variable] if width is None else width)], "utf-8"))
+            except UnicodeDecodeError as error:
+                raise DatasetError(f"{self.path}: sample {sample} is not UTF-8 ({error}). Convert the corpus again") from error
+        return texts
 
     def read(self, sample: int) -> dict[str, Any]:
         """The whole sample. Columns that would have to be unpickled are refused."""

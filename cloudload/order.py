@@ -218,4 +218,4 @@ class EpochOrders:
 
 def _load(path: Path) -> Ids:
     order: Ids = np.load(path, mmap_mode="r" if path.stat().st_size > _MAP_FROM_BYTES else None)
-    return order
+    return order.view(np.ndarray)  # a memmap is slow to index

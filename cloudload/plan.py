@@ -20,7 +20,7 @@ from cloudload.tail import Tail
 from cloudload.tokenizer import Tokens
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
-_TOKENS_AT_ONCE, _ROWS_AT_ONCE = 1 << 18, 128
+_TOKENS_AT_ONCE, _ROWS_AT_ONCE = 1 << 20, 512
 _REPLAYED_ROWS_AT_ONCE = 2_048
 
 NOT_DRY = 1 << 62

@@ -43,6 +43,7 @@ _DOCUMENTS_AT_ONCE = 256
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
+_EAGERNESS = 1.5
 
 NewTokens = Callable[[int, int], Tokens]
 """Gives int32 [rows, seq_len] to write tokens into; what it holds is undefined."""
@@ -52,7 +53,8 @@ def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) ->
     """The blocks of one worker, each of as many batches as any other worker's: without end, or one of sizes where those are
     asked for.
 
-    The first block is of one batch, so that training starts soon; where rows are replayed, it holds their cursors and no tokens.
+    The first block is of one batch, and each of the next twice as many, so that training starts soon. Where rows are replayed,
+    blocks hold their cursors and no tokens.
     """
     cache = open_cache(plan)
     try:
@@ -174,6 +176,8 @@ class _WorkerLanes:
             ]
         )
         self._ends = self._find_ends()
+        self._ahead = np.array([self._documents_ahead(component) for component in range(len(self._components))])
+        """Documents of look-ahead for the lanes of each component."""
 
     def _find_ends(self) -> Ints:
         """The ordinal at which each slot has read all epochs."""
@@ -193,7 +197,7 @@ class _WorkerLanes:
         while True:
             stop = first + count * step
             yield self._make_block(first, list(range(first + step, stop + 1, step)))
-            first, count = stop, plan.batches_at_once
+            first, count = stop, min(2 * count, plan.batches_at_once)
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
         """The rows of this worker from `start` on, of the batches that end at `stops`."""
@@ -244,21 +248,21 @@ class _WorkerLanes:
         if len(again[0]):
             self._add(self._documents.find(*again), again=True)
         means = self._mean_tokens[lanes // self._plan.num_lanes]
-        eagerness = 1
+        eagerness = _EAGERNESS
         while True:
             missing = self._lanes.missing(lanes, wanted)
             room = self._ends[lanes] - self._next_ordinals[lanes]
             short = np.flatnonzero((missing > 0) & (room > 0))
             if not len(short):
                 return
-            numbers = np.clip(np.ceil(eagerness * missing[short] / means[short]), 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
+            # another call for the few lanes that are left short costs as much as reading some documents too early
+            numbers = np.clip(1 + eagerness * missing[short] / means[short], 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
             numbers = np.minimum(numbers, room[short])
             slots = np.repeat(lanes[short], numbers)
             ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers, numbers) + self._next_ordinals[slots]
             self._next_ordinals[lanes[short]] += numbers
             self._add(self._documents.find(slots, ordinals))
-            # few lanes are left, and every call costs as much as some documents
-            eagerness = min(8, 2 * eagerness)
+            eagerness *= 2
 
     def _add(self, places: Places, *, again: bool = False) -> None:
         """Read documents of lanes, `again` where they were packed before a state was saved."""
@@ -306,26 +310,34 @@ class _WorkerLanes:
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
     def _prefetch(self, needed: Places) -> None:
-        """Begin to fetch the shards of what is needed, then of what the lanes will read next."""
-        slots = np.unique(needed.slots)
-        components = slots // self._plan.num_lanes
-        ahead = np.array([self._documents_ahead(component) for component in range(len(self._components))])[components]
-        froms = np.maximum(self._looked_ahead[slots], self._next_ordinals[slots])
-        stops = np.minimum(self._next_ordinals[slots] + ahead, self._ends[slots])
-        for component in np.unique(components).tolist():
-            # never into an epoch whose order would have to be built for this alone
-            own, lanes = components == component, self._components[component].lanes
-            last_epochs, _ = lanes.places(slots[own] % lanes.num_lanes, np.maximum(0, self._next_ordinals[slots[own]] - 1))
-            epoch_ends = -(-((last_epochs + 1) * lanes.stride - slots[own] % lanes.num_lanes) // lanes.num_lanes)
-            stops[own] = np.minimum(stops[own], epoch_ends)
+        """Begin to fetch the shards of what is needed, then of what the lanes will read next; seldom, for long stretches."""
+        lanes = np.unique(needed.slots)
+        ahead = self._ahead[lanes // self._plan.num_lanes]
+        lanes = lanes[self._looked_ahead[lanes] - self._next_ordinals[lanes] < ahead // 2]
+        if not len(lanes):
+            return
+        froms = np.maximum(self._looked_ahead[lanes], self._next_ordinals[lanes])
+        stops = np.minimum(self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes], self._ends[lanes])
+        # never into an epoch whose order would have to be built for this alone
+        stops = np.minimum(stops, self._epoch_ends(lanes))
         numbers = np.maximum(0, stops - froms)
-        self._looked_ahead[slots] = froms + numbers
-        of = np.repeat(np.arange(len(slots)), numbers)
-        distances = np.arange(len(of)) - (np.cumsum(numbers) - numbers)[of]
-        ordinals = froms[of] + distances
-        nearest = np.argsort(ordinals - self._next_ordinals[slots[of]], kind="stable")
-        later = self._documents.find(slots[of][nearest], ordinals[nearest])
+        self._looked_ahead[lanes] = froms + numbers
+        slots = np.repeat(lanes, numbers)
+        ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers - froms, numbers)
+        nearest = np.argsort(ordinals - self._next_ordinals[slots], kind="stable")
+        later = self._documents.find(slots[nearest], ordinals[nearest])
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
+
+    def _epoch_ends(self, slots: Ints) -> Ints:
+        """The ordinal with which the epoch ends that each lane is reading."""
+        ends = np.empty_like(slots)
+        components = slots // self._plan.num_lanes
+        for component in np.unique(components).tolist():
+            own, lanes = components == component, self._components[component].lanes
+            numbers = slots[own] % lanes.num_lanes
+            epochs, _ = lanes.places(numbers, np.maximum(0, self._next_ordinals[slots[own]] - 1))
+            ends[own] = -(-((epochs + 1) * lanes.stride - numbers) // lanes.num_lanes)
+        return ends
 
     # ------------------------------------------------------------ the tail
 
