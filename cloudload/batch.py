@@ -133,7 +133,8 @@ def _mask_padding(
     lengths = np.empty(len(labels), np.int64)
     for block, own in zip(blocks, places, strict=True):
         lengths[own] = block.lengths[block.row_bounds[number] : block.row_bounds[number + 1]]
-    labels[np.arange(labels.shape[1]) >= lengths[:, None]] = IGNORED_LABEL
+    for row, length in enumerate(lengths.tolist()):
+        labels[row, length:] = IGNORED_LABEL
 
 
 def _fields(fields: Sequence[str], rows: Ints, lengths: Ints, shape: tuple[int, int]) -> dict[str, torch.Tensor]:

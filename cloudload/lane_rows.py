@@ -231,10 +231,10 @@ class PackerLanes:
 
     def __init__(self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None) -> None:
         self._packing, self._num_lanes, self._cursors, self._residues = packing, num_lanes, cursors, residues
-        self._lanes: dict[int, _PackerLane] = {}
+        self._lanes: list[_PackerLane | None] = [None] * len(cursors)
 
     def _lane(self, slot: int) -> _PackerLane:
-        lane = self._lanes.get(slot)
+        lane = self._lanes[slot]
         if lane is None:
             cursor: Cursor = (int(self._cursors[slot, 0]), int(self._cursors[slot, 1]))
             residue = b"" if self._residues is None else self._residues[slot]

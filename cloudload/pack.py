@@ -12,12 +12,15 @@ read ahead. A row comes with the **cursor** after it, all that the lane's future
 
 from __future__ import annotations
 
+import itertools
+import struct
 import sys
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 SPAN_FIELDS = ("row", "stream", "epoch", "sample", "start", "stop")
@@ -25,13 +28,8 @@ SPAN_FIELDS = ("row", "stream", "epoch", "sample", "start", "stop")
 Cursor = tuple[int, int]
 
 
-class Piece(NamedTuple):
-    """Tokens [start, stop) of a document; `is_last` where no later row has more of it."""
-
-    ordinal: int
-    start: int
-    stop: int
-    is_last: bool
+Piece = tuple[int, int, int, bool]
+"""(ordinal, start, stop, is_last): tokens [start, stop) of a document; `is_last` where no later row has more of it."""
 
 
 class PackedRow(NamedTuple):
@@ -126,7 +124,7 @@ class _ConcatPacker:
         start = self._start.of(ordinal, size)
         while start < size:
             stop = min(size, start + self._seq_len - self.num_pending)
-            self._pieces.append(Piece(ordinal, start, stop, stop == size))
+            self._pieces.append((ordinal, start, stop, stop == size))
             self.num_pending += stop - start
             self._cursor = _after(ordinal, stop, size)
             if self.num_pending == self._seq_len:
@@ -154,7 +152,7 @@ class _OnePerRowPacker:
         while start < size:
             stop = min(size, start + self._seq_len)
             end = stop if self._cuts else size
-            self.rows.append(PackedRow([Piece(ordinal, start, stop, stop == end)], _after(ordinal, stop, end)))
+            self.rows.append(PackedRow([(ordinal, start, stop, stop == end)], _after(ordinal, stop, end)))
             start = size if self._cuts else stop
 
     def finish(self) -> None:
@@ -175,6 +173,8 @@ class _BestFitPacker:
         self._seq_len, self._open_rows, self._start, self._cursor = seq_len, open_rows, _Start(cursor), cursor
         self._free: list[int] = []
         self._open: list[list[Span]] = []
+        self._encoded: list[bytes] = []
+        """Each open row as it stands in a residue."""
         waiting, rows = decode_residue(residue, cursor[0])
         for spans in rows:
             free = seq_len - sum(stop - start for _, start, stop in spans)
@@ -182,6 +182,7 @@ class _BestFitPacker:
                 raise ValueError(f"open rows that do not fit {seq_len} tokens, or are out of order")
             self._free.append(free)
             self._open.append(spans)
+            self._encoded.append(_encode_group(spans))
         self._waiting = deque(waiting)
         self._close_rows(self._open_rows)
         while self._waiting:
@@ -222,47 +223,55 @@ class _BestFitPacker:
             free, spans = self._seq_len - size, [span]
         else:
             free, spans = self._free.pop(place) - size, [*self._open.pop(place), span]
+            del self._encoded[place]
         if not free:
             self._emit(spans)
             return
-        insort(self._free, free)
-        self._open.insert(bisect_left(self._free, free + 1) - 1, spans)
-        self._close_rows(self._open_rows)
+        place = bisect_right(self._free, free)
+        self._free.insert(place, free)
+        self._open.insert(place, spans)
+        self._encoded.insert(place, _encode_group(spans))
+        if len(self._open) > self._open_rows:
+            self._close_rows(self._open_rows)
 
     def _close_rows(self, most: int) -> None:
         """Emit the fullest rows until no more than `most` are open."""
         while len(self._open) > most:
-            self._free.pop(0)
+            del self._free[0], self._encoded[0]
             self._emit(self._open.pop(0))
 
     def _emit(self, spans: list[Span], *, is_last: bool = True) -> None:
-        pieces = [Piece(*span, is_last) for span in spans]
-        self.rows.append(PackedRow(pieces, self._cursor, encode_residue(self._waiting, self._open, self._cursor[0])))
+        pieces = [(ordinal, start, stop, is_last) for ordinal, start, stop in spans]
+        residue = b""
+        if self._waiting or self._open:
+            residue = b"".join((_encode_group(self._waiting) if self._waiting else _EMPTY_GROUP, *self._encoded))
+        self.rows.append(PackedRow(pieces, self._cursor, residue))
 
 
 # ---------------------------------------------------------------- residues
 
 
-def encode_residue(waiting: Sequence[Span], rows: Sequence[Sequence[Span]], ordinal: int) -> bytes:
-    """Little-endian int32: spans that wait to be packed and their number, then each open row's; none is no bytes.
+# Little-endian int32: how many spans wait to be packed, and they; then each open row's number of spans, and they; none is no
+# bytes. A span is its document's ordinal, and its tokens from `start` to `stop`.
 
-    A span is how far its document lies before `ordinal`, and the tokens from `start` to `stop`.
-    """
-    if not waiting and not rows:
-        return b""
-    words: list[int] = []
-    for spans in (waiting, *rows):
-        words.append(len(spans))
-        for document, start, stop in spans:
-            words += ordinal - document, start, stop
-    numbers = array("i", words)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
+
+@cache
+def _group_format(num_spans: int) -> struct.Struct:
+    return struct.Struct(f"<{1 + 3 * num_spans}i")
+
+
+def _encode_group(spans: Collection[Span]) -> bytes:
+    return _group_format(len(spans)).pack(len(spans), *itertools.chain.from_iterable(spans))
+
+
+_EMPTY_GROUP = _encode_group(())
 
 
 def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[Span]]]:
-    """The spans that wait, and the open rows. Raises `ValueError` for bytes that cannot be a residue."""
+    """The spans that wait, and the open rows, of a lane that has read the documents before `ordinal`.
+
+    Raises `ValueError` for bytes that cannot be its residue.
+    """
     if not residue:
         return [], []
     numbers = array("i")
@@ -273,9 +282,7 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     place = 0
     while place < len(numbers):
         stop = place + 1 + 3 * numbers[place]
-        spans = [
-            (ordinal - numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(place + 1, min(stop, len(numbers) - 2), 3)
-        ]
+        spans = [(numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(place + 1, min(stop, len(numbers) - 2), 3)]
         if numbers[place] < 0 or stop > len(numbers) or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans):
             raise ValueError("spans that lie outside the documents read so far")
         groups.append(spans)
@@ -296,4 +303,5 @@ def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
 
 def unpack_residue(residue: bytes, ordinal: int) -> bytes:
     """The residue with its rows dissolved: for rows of another `seq_len`, which pack its spans anew."""
-    return encode_residue(residue_spans(residue, ordinal), [], ordinal)
+    spans = residue_spans(residue, ordinal)
+    return _encode_group(spans) if spans else b""

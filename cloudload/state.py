@@ -4,7 +4,7 @@
     rows                    rows of the run that have been handed out
     table_rows              rows up to which the cursors count; a resume reads again, and drops, the rows from there
     cursors                 base64 of little-endian int64 [components, num_lanes, 2]: ordinal and offset of each lane's next token
-    residues                base64 of what each lane has read and not emitted (`pack.encode_residue`), compressed; "" for none
+    residues                base64 of what each lane has read and not emitted (`pack.decode_residue`), compressed; "" for none
     tail                    "" until the lanes of a finite run have ended at table_rows; then `tail.Stages`, as "512:100,1024:3"
     part                    "" for a whole state, else the world indices it covers, such as "1/4"
     counts, skipped         of the statistics: by stream; and the rows passed over, as "100:164,…"

@@ -255,12 +255,13 @@ class _WorkerLanes:
             short = np.flatnonzero((missing > 0) & (room > 0))
             if not len(short):
                 return
+            lanes, wanted, means, missing, room = (values[short] for values in (lanes, wanted, means, missing, room))
             # another call for the few lanes that are left short costs as much as reading some documents too early
-            numbers = np.clip(1 + eagerness * missing[short] / means[short], 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
-            numbers = np.minimum(numbers, room[short])
-            slots = np.repeat(lanes[short], numbers)
+            numbers = np.clip(1 + eagerness * missing / means, 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
+            numbers = np.minimum(numbers, room)
+            slots = np.repeat(lanes, numbers)
             ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers, numbers) + self._next_ordinals[slots]
-            self._next_ordinals[lanes[short]] += numbers
+            self._next_ordinals[lanes] += numbers
             self._add(self._documents.find(slots, ordinals))
             eagerness *= 2
 
