@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudload.config import DeliveryConfig
+from cloudload.gate import Choice
 from cloudload.lanes import Ints, rank_rows, worker_of_rows
 from cloudload.position import Position
 from cloudload.recipe import Recipe
@@ -29,6 +30,8 @@ class Plan:
 
     recipe: Recipe
     delivery: DeliveryConfig
+    backend: Choice
+    """By what documents are encoded."""
     cache_root: Path
     world_index: int
     world_size: int
