@@ -85,7 +85,8 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
         return f"fastokens {found} has not been measured, only {', '.join(MEASURED_VERSIONS)}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     if digest not in _refusals:
-        _refusals[digest] = check_structure(json.loads(text)) or check_probes(text) or _sweep_once(text, digest, cache_root)
+        content = json.loads(text)
+        _refusals[digest] = check_structure(content) or check_probes(text, content) or _sweep_once(text, digest, cache_root)
     return _refusals[digest]
 
 
@@ -138,7 +139,7 @@ def _has_byte_level(part: Any) -> bool:
 # ---------------------------------------------------------------- whether the ids are the same
 
 
-def check_probes(text: str) -> str | None:
+def check_probes(text: str, content: Mapping[str, Any]) -> str | None:
     """Load both, and compare them on `probes`, with special tokens as text and as what they are; what is wrong, or None."""
     try:
         fast = load_fastokens(text)
@@ -146,7 +147,7 @@ def check_probes(text: str) -> str | None:
         if not is_failure(error):
             raise
         return f"it does not load this tokenizer ({error})"
-    strings, hf = probes(json.loads(text)), load_hf(text)
+    strings, hf = probes(content), load_hf(text)
     for is_text in (False, True):
         hf.encode_special_tokens = is_text
         try:
