@@ -158,16 +158,35 @@ os.register_at_fork(after_in_child=_comparison.cache_clear)
 # ---------------------------------------------------------------- loading
 
 
-@functools.lru_cache(maxsize=1)
+_kept: dict[str, Any] = {}
+
+
 def load_hf(text: str) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, which keeps the names of special tokens text."""
+    """The process's one `tokenizers.Tokenizer` of a tokenizer.json, which keeps the names of special tokens text."""
+    tokenizer = _kept.get(text)
+    if tokenizer is None:
+        tokenizer = make_hf(text)
+        keep_hf(text, tokenizer)
+    return tokenizer
+
+
+def make_hf(text: str) -> Any:
+    """A new one, to do with as one likes."""
     from tokenizers import Tokenizer
 
-    tokenizer = _in_a_thread(Tokenizer.from_str, text)
+    # in a thread, which has a heap of its own: parsing leaves a heap in pieces, from which encoding is up to a third slower
+    with ThreadPoolExecutor(1) as thread:
+        tokenizer = thread.submit(Tokenizer.from_str, text).result()
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def keep_hf(text: str, tokenizer: Any) -> None:
+    """Make it the one that `load_hf` gives; the one before is let go."""
+    _kept.clear()
+    _kept[text] = tokenizer
 
 
 @functools.lru_cache(maxsize=1)
@@ -177,7 +196,7 @@ def load_fastokens(text: str) -> Any:
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     from fastokens import Tokenizer
 
-    tokenizer = _in_a_thread(Tokenizer.from_json_str, text)
+    tokenizer = Tokenizer.from_json_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -192,12 +211,6 @@ def encode_flat(fast: Any, documents: list[str], split_special_tokens: bool = Tr
 def is_failure(error: BaseException) -> bool:
     """Whether fastokens failed, rather than somebody ended the process: a panic of Rust code is no `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-def _in_a_thread(load: Any, text: str) -> Any:
-    # which has a heap of its own: parsing leaves a heap in pieces, from which encoding is up to a third slower
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(load, text).result()
 
 
 # ---------------------------------------------------------------- explaining

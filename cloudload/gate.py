@@ -20,13 +20,14 @@ import os
 import random
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cloudload.config import FASTOKENS, HF
-from cloudload.encoders import encode_flat, is_failure, load_fastokens, load_hf
+from cloudload.encoders import encode_flat, is_failure, keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.errors import TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -140,14 +141,16 @@ def _has_byte_level(part: Any) -> bool:
 
 
 def check_probes(text: str, content: Mapping[str, Any]) -> str | None:
-    """Load both, and compare them on `probes`, with special tokens as text and as what they are; what is wrong, or None."""
+    """Load both, and compare them on `probes`, with special tokens as what they are and as text; what is wrong, or None."""
+    with ThreadPoolExecutor(1) as thread:  # beside hf: a large vocabulary takes seconds
+        loading = thread.submit(load_fastokens, text)
+        strings, hf = probes(content), make_hf(text)
     try:
-        fast = load_fastokens(text)
+        fast = loading.result()
     except BaseException as error:
         if not is_failure(error):
             raise
         return f"it does not load this tokenizer ({error})"
-    strings, hf = probes(content), load_hf(text)
     for is_text in (False, True):
         hf.encode_special_tokens = is_text
         try:
@@ -157,8 +160,7 @@ def check_probes(text: str, content: Mapping[str, Any]) -> str | None:
             if not is_failure(error):
                 raise
             return f"it fails on some texts ({error})"
-        finally:
-            hf.encode_special_tokens = True
+    keep_hf(text, hf)
     return None
 
 

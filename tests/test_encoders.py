@@ -38,13 +38,15 @@ AWKWARD = st.text(max_size=60) | st.lists(st.sampled_from(gate._PIECES), max_siz
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
     """What a process keeps is forgotten before and after each test."""
-    keepers = (encoders.load_hf, encoders.load_fastokens, encoders._comparison)
-    for keeper in keepers:
-        keeper.cache_clear()
-    gate._refusals.clear()
+    forget()
     yield
-    for keeper in keepers:
-        keeper.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    encoders.load_fastokens.cache_clear()
+    encoders._comparison.cache_clear()
+    encoders._kept.clear()
     gate._refusals.clear()
 
 
@@ -186,6 +188,8 @@ def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
         choice = choose_backend(JSONS[name](), asked, tmp_path)
         assert (choice.name, choice.reason) == ("fastokens", None)
         assert choice.versions.startswith("fastokens 0.")
+        # which compared with special tokens as what they are, too
+        assert encoders.load_hf(JSONS[name]()).encode_special_tokens
     assert choose_backend(JSONS[name](), "hf", tmp_path).name == HF
 
 
