@@ -24,6 +24,9 @@ TAILS = ("pad", "drop")
 FIELDS = ("position_ids", "segment_ids", "cu_seqlens")
 START_METHODS = (None, "fork", "spawn", "forkserver")
 AUTO = "auto"
+HF = "hf"
+FASTOKENS = "fastokens"
+TOKENIZER_BACKENDS = (AUTO, HF, FASTOKENS)
 SAME = "same"
 
 Transform = Callable[[dict[str, Any]], str | None]
@@ -199,6 +202,8 @@ class DeliveryConfig:
     """Whether the label of a document's first token is masked, which only the document before it could predict."""
     local: str | None = None
     """The node's shard cache; default `~/.cache/cloudload` (or `$CLOUDLOAD_CACHE`)."""
+    tokenizer_backend: str = AUTO
+    """What encodes, to the same ids: `hf`, `fastokens`, or `auto`: fastokens where it is found to give hf's ids, else hf."""
     num_workers: int = 4
     """Worker processes per rank, at most one for each of its lanes; 0 works in the training process."""
     prefetch_batches: int = 4
@@ -236,6 +241,7 @@ class DeliveryConfig:
             _check_positive("predownload", self.predownload)
         if not isinstance(self.exchange_timeout_s, int | float) or self.exchange_timeout_s <= 0:
             raise ValueError(f"exchange_timeout_s is {self.exchange_timeout_s!r}; it must be a number of seconds above 0")
+        _check_choice("tokenizer_backend", self.tokenizer_backend, TOKENIZER_BACKENDS)
         _check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.retry, Retry):
             raise ValueError(f"retry is {self.retry!r}; give a cloudload.Retry(timeout_s=…, deadline_s=…)")

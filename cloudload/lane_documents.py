@@ -138,7 +138,7 @@ def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
     """The documents of a plan's lanes."""
     recipe = plan.recipe
     orders = [component.orders(plan.cache_root) for component in recipe.components]
-    tokenizer = DocumentTokenizer(recipe.tokenizer)
+    tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name)
     return LaneDocuments(recipe, orders, open_reader(plan, cache), tokenizer)
 
 

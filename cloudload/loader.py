@@ -27,6 +27,7 @@ from cloudload.cache import default_cache
 from cloudload.config import AUTO, DeliveryConfig, RowsConfig, Stream, Transform
 from cloudload.errors import CacheError, RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
+from cloudload.gate import choose_backend
 from cloudload.lanes import World, check_world, find_world
 from cloudload.plan import NOT_DRY, Plan
 from cloudload.position import Position
@@ -92,6 +93,7 @@ class CloudLoader:
         tail: str = "pad",
         fields: Sequence[str] = (),
         mask_edges: bool = False,
+        tokenizer_backend: str = AUTO,
         num_workers: int = 4,
         prefetch_batches: int = 4,
         predownload: int | None = None,
@@ -134,6 +136,7 @@ class CloudLoader:
             fields=(fields,) if isinstance(fields, str) else tuple(fields),
             mask_edges=mask_edges,
             local=None if local is None else str(local),
+            tokenizer_backend=tokenizer_backend,
             num_workers=num_workers,
             prefetch_batches=prefetch_batches,
             predownload=predownload,
@@ -153,6 +156,7 @@ class CloudLoader:
         self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
         check_world(self.num_lanes, self._find_world().size)
         self._cache_root = Path(self._delivery.local).expanduser() if self._delivery.local else default_cache()
+        self._backend = choose_backend(self._recipe.tokenizer.json, self._delivery.tokenizer_backend, self._cache_root)
         self._exchange: Exchange | None = None
         self._knows_all_lanes = True
         self._batches: Batches | None = None
@@ -210,6 +214,7 @@ class CloudLoader:
         plan = Plan(
             recipe=self._recipe,
             delivery=self._delivery,
+            backend=self._backend,
             cache_root=self._cache_root,
             world_index=world.index,
             world_size=world.size,
@@ -311,7 +316,7 @@ class CloudLoader:
                 "the ranks cannot communicate, so no rank knows the whole state. Initialise torch.distributed before iterating, "
                 "or save local_state_dict() on every rank and load merge_state_dicts([...])"
             )
-        return build_state(self._recipe, position)
+        return build_state(self._recipe, position, self._backend.versions)
 
     def local_state_dict(self, lag: int = 0) -> State:
         """This rank's part of the state, for ranks that cannot communicate; `merge_state_dicts` joins the parts of all."""
@@ -321,7 +326,7 @@ class CloudLoader:
             # what is known to all is in the part of one rank
             known = position.counts if self._knows_all_lanes else self._started_at.counts
             position = position.with_lanes(counts=position.counts - known)
-        return build_state(self._recipe, position, f"{world.index}/{world.size}")
+        return build_state(self._recipe, position, self._backend.versions, f"{world.index}/{world.size}")
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None) -> None:
         """Stand where the state was saved: any world size that divides its lanes, any workers, batch size, and `seq_len`.
@@ -338,6 +343,8 @@ class CloudLoader:
         position = go_on(saved, recipe, on_change or {})
         names = recipe.mixture.names[: len(saved.mixture.names)]
         self._recipe = replace(recipe, mixture=recipe.mixture.resume(replace(saved.mixture, names=names), position.rows))
+        if state["tokenizer_backend"] != self._backend.versions:
+            logger.info("saved with %s, goes on with %s: the same ids", state["tokenizer_backend"], self._backend.versions)
         self._stop_batches()
         self._start_at(position)
         self._knows_all_lanes = True
@@ -400,6 +407,8 @@ class CloudLoader:
             skipped_rows=sum(stop - start for start, stop in position.skipped),
             dropped=dropped,
             streams=streams,
+            tokenizer_backend=self._backend.name,
+            tokenizer_backend_reason=self._backend.reason,
         )
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.config import DeliveryConfig
+from cloudload.config import FASTOKENS, HF, DeliveryConfig
+from cloudload.gate import Choice
 from cloudload.lanes import Ints, rank_rows, worker_of_rows
 from cloudload.position import Position
 from cloudload.recipe import Recipe
@@ -20,7 +21,8 @@ from cloudload.tail import Tail
 from cloudload.tokenizer import Tokens
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
-_TOKENS_AT_ONCE, _ROWS_AT_ONCE = 1 << 20, 512
+_ROWS_AT_ONCE = {HF: 128, FASTOKENS: 512}
+_TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
 
 NOT_DRY = 1 << 62
@@ -32,6 +34,8 @@ class Plan:
 
     recipe: Recipe
     delivery: DeliveryConfig
+    backend: Choice
+    """By what documents are encoded."""
     cache_root: Path
     world_index: int
     world_size: int
@@ -54,7 +58,8 @@ class Plan:
     def batches_at_once(self) -> int:
         """The batches whose blocks every worker makes at once."""
         rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
-        return max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // self.recipe.config.seq_len) // rows_of_worker)
+        most = _ROWS_AT_ONCE[self.backend.name]
+        return max(1, min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len) // rows_of_worker)
 
     @property
     def window_start(self) -> int:

@@ -12,6 +12,7 @@
     mixture                 the streams' names and weights, and from which rows on
     data, bos_eos, …        fingerprints and config that the rows follow from; those of streams are joined by commas
     sources                 where the data and the tokenizer were, for `cloudload trace`; never compared
+    tokenizer_backend       what encoded, and its version; never compared, for all give the same ids
 
 A state is plain JSON types under a fixed set of keys, so it travels alike through `json`, through `torch.load` with
 `weights_only=True`, and through DCP. Nothing in it is ever executed or unpickled.
@@ -48,12 +49,13 @@ _HELD_FIELDS = (
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 _KEYS = frozenset(
     {"version", "cloudload", "seq_len", "cursors", "residues", "tail", "part", "counts", "skipped", "mixture", "sources"}
+    | {"tokenizer_backend"}
     | {*_COUNTED, *_HELD_FIELDS}
 )
 
 
-def build_state(recipe: Recipe, position: Position, part: str = "") -> State:
-    """The state of a position."""
+def build_state(recipe: Recipe, position: Position, tokenizer_backend: str, part: str = "") -> State:
+    """The state of a position. `tokenizer_backend` is a `Choice`'s versions."""
     return {
         "version": VERSION,
         "cloudload": cloudload.__version__,
@@ -65,6 +67,7 @@ def build_state(recipe: Recipe, position: Position, part: str = "") -> State:
         **recipe.fields,
         "mixture": recipe.mixture.to_json(),
         "sources": recipe.sources,
+        "tokenizer_backend": tokenizer_backend,
         "part": part,
         "tail": "" if position.tail is None else _join_pairs(position.tail),
         "skipped": _join_pairs(position.skipped),
@@ -118,7 +121,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
     for state in states:
         _check_keys(state)
     first = dict(states[0])
-    for name in ("rows", *sorted(_KEYS - {"rows", "cursors", "residues", "counts", "part"})):
+    for name in ("rows", *sorted(_KEYS - {"rows", "cursors", "residues", "counts", "part", "tokenizer_backend"})):
         values = [state[name] for state in states]
         if any(value != values[0] for value in values):
             raise StreamChangedError(f"{name} differs among the local states: {values}. Save all ranks after the same batch")

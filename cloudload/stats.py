@@ -11,6 +11,7 @@ from typing import Any
 
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING = range(len(COUNTS))
+_NOT_NUMBERS = ("streams", "tokenizer_backend", "tokenizer_backend_reason")
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,14 @@ class Stats:
     dropped: int
     """Tokens left over at the end of a finite run with tail="drop"."""
     streams: Mapping[str, StreamStats]
+    tokenizer_backend: str
+    """What encodes in this process and its workers: `hf` or `fastokens`."""
+    tokenizer_backend_reason: str | None
+    """Why tokenizer_backend="auto" did not take fastokens; None where it did, or was not asked."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for a logger, those of streams under `streams/<name>/<count>`."""
-        numbers = {name: value for name, value in asdict(self).items() if name != "streams"}
+        """Plain numbers for a logger, those of streams under `streams/<name>/<count>`; the backend is none."""
+        numbers = {name: value for name, value in asdict(self).items() if name not in _NOT_NUMBERS}
         for stream, stats in self.streams.items():
             numbers.update({f"streams/{stream}/{name}": value for name, value in asdict(stats).items()})
         return numbers

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cloudload.config import AUTO
+from cloudload.config import AUTO, HF
+from cloudload.encoders import Tokens as Tokens  # noqa: PLC0414 - for those that name it from here
+from cloudload.encoders import load_hf, open_encoder
 from cloudload.errors import TokenizerError
+from cloudload.lanes import Ints
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Tokens = np.ndarray[Any, np.dtype[np.int32]]
 Frame = tuple[int | None, int | None]
 
 
@@ -164,41 +165,34 @@ def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -
 
 
 class DocumentTokenizer:
-    """Turns documents into ids, many at a time; one per process."""
+    """Turns documents into ids, many at a time, by the backend that was chosen for the tokenizer (`gate.choose_backend`)."""
 
-    def __init__(self, spec: TokenizerSpec) -> None:
-        from tokenizers import Tokenizer
-
-        # in a thread, which has a heap of its own: parsing leaves a heap in pieces, from which encoding is up to a third slower
-        with ThreadPoolExecutor(1) as thread:
-            self._tokenizer = thread.submit(Tokenizer.from_str, spec.json).result()
-        self._tokenizer.encode_special_tokens = True
+    def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
+        self._json = spec.json
+        self._encoder = open_encoder(spec.json, backend)
+        self._ends = [([] if bos is None else [bos], [] if eos is None else [eos]) for bos, eos in spec.frames]
         self.frames = spec.frames
         """The ids put before and after each document, by stream."""
-        self._frames = [([] if bos is None else [bos], [] if eos is None else [eos]) for bos, eos in spec.frames]
 
-    def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, np.ndarray[Any, np.dtype[np.int64]]]:
-        """The ids of all texts in one array, without bos and eos, and where each begins and ends: int64 [documents + 1]."""
-        encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
-        offsets = np.zeros(len(ids) + 1, np.int64)
-        np.cumsum([len(part) for part in ids], out=offsets[1:])
-        flat = np.empty(offsets[-1], np.int32)
-        for start, stop, part in zip(offsets[:-1].tolist(), offsets[1:].tolist(), ids, strict=True):
-            flat[start:stop] = part
-        return flat, offsets
+    def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
+        """The ids of all documents, int32 [tokens], and their bounds, int64 [documents + 1]; without bos and eos."""
+        return self._encoder.encode(documents)
 
     def encode(self, documents: Sequence[str], streams: Sequence[int]) -> list[Tokens]:
         """The ids of each document: int32 [tokens], with its stream's bos and eos."""
-        encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        return [_frame(encoding.ids, *self._frames[stream]) for encoding, stream in zip(encodings, streams, strict=True)]
+        ids, offsets = self.encode_flat(documents)
+        bounds = offsets.tolist()
+        return [
+            _frame(ids[start:stop], *self._ends[stream])
+            for start, stop, stream in zip(bounds[:-1], bounds[1:], streams, strict=True)
+        ]
 
     def decode(self, tokens: Tokens) -> str:
         """The text of ids, control tokens included."""
-        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
+        return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))
 
 
-def _frame(ids: list[int], head: list[int], tail: list[int]) -> Tokens:
+def _frame(ids: Tokens, head: list[int], tail: list[int]) -> Tokens:
     stop = len(head) + len(ids)
     tokens = np.empty(stop + len(tail), np.int32)
     tokens[: len(head)] = head

@@ -34,6 +34,8 @@ ORDER = [
     "mixture",
     "cache",
     "documents",
+    "encoders",
+    "gate",
     "tokenizer",
     "pack",
     "tail",

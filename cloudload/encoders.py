@@ -1,0 +1,240 @@
+"""Texts to flat ids, by either of two backends that give the same ids.
+
+    hf          Hugging Face `tokenizers`: takes every tokenizer, and says what is right
+    fastokens   the same ids many times as fast; for tokenizers that have passed the gate (`gate.choose_backend`)
+
+    documents   "ab" "" "c"      ids   12 7 9      offsets   0 2 2 3      document i is ids[offsets[i]:offsets[i + 1]]
+
+What the gate could not foresee is watched for while encoding: a document on which fastokens fails is encoded by hf, and a sample
+of all documents is compared with hf's ids in a thread of its own. Tokenizers are loaded once a process, and forks share them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from cloudload.config import FASTOKENS
+from cloudload.errors import TokenizerError
+from cloudload.lanes import Ints
+
+logger = logging.getLogger(__name__)
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+
+# of each process: its first documents, and one in so many of the rest; hf takes 10 to 130 times as long for one
+COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
+_SHOWN_CHARACTERS = 80
+
+
+class Encoder(Protocol):
+    """What turns texts into ids."""
+
+    def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
+        """int32 [tokens] and int64 [documents + 1]: document i has the ids from offsets[i] to offsets[i + 1].
+
+        No special tokens are added, and their names in a text stay text. The arrays may be read-only.
+        Raises `TokenizerError` for what is no text.
+        """
+        ...
+
+
+def open_encoder(text: str, backend: str) -> Encoder:
+    """The encoder of a tokenizer.json, given as its text, by the backend `hf` or `fastokens`."""
+    return FastokensEncoder(text) if backend == FASTOKENS else HFEncoder(text)
+
+
+class HFEncoder:
+    """Encodes with `tokenizers`."""
+
+    def __init__(self, text: str) -> None:
+        self._tokenizer = load_hf(text)
+
+    def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
+        """See `Encoder`."""
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+        except TypeError as error:
+            raise _no_text(documents, error) from error
+        offsets = np.zeros(len(encodings) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, encodings), np.int64, len(encodings)), out=offsets[1:])
+        ids = array("i")
+        for encoding in encodings:
+            ids.fromlist(encoding.ids)
+        return np.array(ids, np.int32), offsets
+
+
+class FastokensEncoder:
+    """Encodes with `fastokens`, and a document on which it fails with `tokenizers`."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._fast = load_fastokens(text)
+        self._comparison = _comparison(text)
+        self.num_failed = 0
+        """Documents on which fastokens failed."""
+
+    def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
+        """See `Encoder`. Raises `TokenizerError`, too, where a document that was compared before had other ids than hf's."""
+        documents = documents if isinstance(documents, list) else list(documents)
+        ids, offsets = self._encode(documents)
+        self._comparison.watch(documents, ids, offsets)
+        return ids, offsets
+
+    def _encode(self, documents: list[str]) -> tuple[Tokens, Ints]:
+        try:
+            return encode_flat(self._fast, documents)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            if len(documents) == 1:
+                return self._encode_by_hf(documents, error)
+        half = len(documents) // 2
+        ids, offsets = self._encode(documents[:half])
+        more_ids, more_offsets = self._encode(documents[half:])
+        return np.concatenate([ids, more_ids]), np.concatenate([offsets, offsets[-1] + more_offsets[1:]])
+
+    def _encode_by_hf(self, documents: list[str], error: BaseException) -> tuple[Tokens, Ints]:
+        encoded = HFEncoder(self._text).encode(documents)
+        if not self.num_failed:
+            logger.warning(
+                "fastokens failed on a document (%s), which tokenizers then encoded, as it will all others like it: %r",
+                *(error, documents[0][:_SHOWN_CHARACTERS]),
+            )
+        self.num_failed += 1
+        return encoded
+
+
+class _Comparison:
+    """Compares a sample of a process's documents with hf's ids, in a thread, so that nobody waits for hf."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._lock, self._thread = text, threading.Lock(), ThreadPoolExecutor(1, "cloudload-compare")
+        self._num_seen = self._next = 0
+        self._difference: TokenizerError | None = None
+
+    def watch(self, documents: Sequence[str], ids: Tokens, offsets: Ints) -> None:
+        """Take what is to be compared of documents. Raises `TokenizerError` once one was found to differ."""
+        if self._difference is not None:
+            raise TokenizerError(str(self._difference))
+        with self._lock:
+            while self._next < self._num_seen + len(documents):
+                place = self._next - self._num_seen
+                self._thread.submit(self._compare, documents[place], ids[offsets[place] : offsets[place + 1]].tolist())
+                self._next += 1 if self._next < COMPARED_FIRST - 1 else COMPARED_EVERY
+            self._num_seen += len(documents)
+
+    def _compare(self, document: str, ids: list[int]) -> None:
+        try:
+            expected = HFEncoder(self._text).encode([document])[0].tolist()
+        except TokenizerError as error:
+            expected = error
+        if expected != ids and self._difference is None:
+            self._difference = TokenizerError(
+                f"fastokens gave a document other ids than tokenizers: {_first_difference(ids, expected)}. Its text begins "
+                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may hold wrong ids: start anew, or from a state "
+                "that you trust, with tokenizer_backend='hf', and report the text to cloudload"
+            )
+            logger.error("%s", self._difference)
+
+
+@functools.lru_cache(maxsize=2)
+def _comparison(text: str) -> _Comparison:
+    return _Comparison(text)
+
+
+# one for each process: a thread does not survive a fork
+os.register_at_fork(after_in_child=_comparison.cache_clear)
+
+
+# ---------------------------------------------------------------- loading
+
+
+_kept: dict[str, Any] = {}
+
+
+def load_hf(text: str) -> Any:
+    """The process's one `tokenizers.Tokenizer` of a tokenizer.json, which keeps the names of special tokens text."""
+    tokenizer = _kept.get(text)
+    if tokenizer is None:
+        tokenizer = make_hf(text)
+        keep_hf(text, tokenizer)
+    return tokenizer
+
+
+def make_hf(text: str) -> Any:
+    """A new one, to do with as one likes."""
+    from tokenizers import Tokenizer
+
+    # in a thread, which has a heap of its own: parsing leaves a heap in pieces, from which encoding is up to a third slower
+    with ThreadPoolExecutor(1) as thread:
+        tokenizer = thread.submit(Tokenizer.from_str, text).result()
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def keep_hf(text: str, tokenizer: Any) -> None:
+    """Make it the one that `load_hf` gives; the one before is let go."""
+    _kept.clear()
+    _kept[text] = tokenizer
+
+
+@functools.lru_cache(maxsize=1)
+def load_fastokens(text: str) -> Any:
+    """The `fastokens.Tokenizer` of a tokenizer.json. Raises what fastokens raises, and `ImportError` where there is none."""
+    # read when it first works: workers are how the work is spread
+    os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
+    from fastokens import Tokenizer
+
+    tokenizer = Tokenizer.from_json_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def encode_flat(fast: Any, documents: list[str], split_special_tokens: bool = True) -> tuple[Tokens, Ints]:
+    """As `Encoder.encode`, by a `fastokens.Tokenizer` alone: read-only views of what it gives."""
+    ids, offsets = fast.encode_batch_flat(documents, add_special_tokens=False, split_special_tokens=split_special_tokens)
+    return np.frombuffer(ids, np.int32), np.frombuffer(offsets, np.int64)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether fastokens failed, rather than somebody ended the process: a panic of Rust code is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+# ---------------------------------------------------------------- explaining
+
+
+def _no_text(documents: Sequence[str], error: TypeError) -> TokenizerError:
+    for document in documents:
+        if not isinstance(document, str):
+            return TokenizerError(f"a document is {type(document).__name__}, not text. Let `transform` give str, or None")
+        try:
+            document.encode()
+        except UnicodeEncodeError as found:
+            return TokenizerError(
+                f"a document holds half a surrogate pair, U+{ord(document[found.start]):X}, at character {found.start:,}: "
+                f"that is no text. It begins {document[:_SHOWN_CHARACTERS]!r}. Mend it in `transform`, for instance with "
+                "text.encode('utf-8', 'replace').decode()"
+            )
+    return TokenizerError(f"tokenizers failed on a batch of documents: {error}")
+
+
+def _first_difference(ids: list[int], expected: list[int] | TokenizerError) -> str:
+    if isinstance(expected, TokenizerError):
+        return str(expected)
+    place = next(
+        (i for i, (one, other) in enumerate(zip(ids, expected, strict=False)) if one != other), min(len(ids), len(expected))
+    )
+    return f"token {place} of {len(expected)} is {ids[place : place + 5]}, not {expected[place : place + 5]}"
