@@ -223,6 +223,16 @@ class Shuffle:
     """None: not at all."""
 
 
+@dataclass(frozen=True)
+class Uses:
+    """Stretches of rounds in which a canonical node reads of a shard; a round is one document of each node: int64 [uses] each."""
+
+    nodes: Ids
+    shards: Ids
+    first_rounds: Ids
+    stop_rounds: Ids
+
+
 class SeekableOrder:
     """The sample id at each position of an epoch, asked as an array is: by number, by slice, by an array of positions.
 
@@ -285,20 +295,16 @@ class SeekableOrder:
         turns = np.where(rounds < self._num_rounds, nodes, np.searchsorted(self._longer_nodes, nodes))
         return np.sort(rounds * len(self._node_keys) + turns)
 
-    def uses(self) -> tuple[Ids, Ids, Ids, Ids]:
-        """Which shard is in use when: canonical node, shard, and the rounds [first, stop) in which it is read at the most.
-
-        int64 [uses] each. A round is one document of each node; a use is one of the spans that shards were cut into.
-        """
+    def uses(self) -> Uses:
+        """When which shard is in use, without a pass over the epoch: from the start of its first block to the end of its last."""
         starts, stops = self._spans.starts[:-1], self._spans.starts[1:]
         read = np.flatnonzero(stops > starts)
         nodes = np.searchsorted(self._node_starts, starts[read], side="right") - 1
-        first, last = starts[read] - self._node_starts[nodes], stops[read] - 1 - self._node_starts[nodes]
-        if self._block_size is None:
-            return nodes, self._spans.shards[read], first, last + 1
-        first_starts, _, _ = self._blocks(nodes, first)
-        last_starts, sizes, _ = self._blocks(nodes, last)
-        return nodes, self._spans.shards[read].astype(np.int64), first_starts, last_starts + sizes
+        first, stop = starts[read] - self._node_starts[nodes], stops[read] - self._node_starts[nodes]
+        if self._block_size is not None:
+            last_starts, last_sizes, _ = self._blocks(nodes, stop - 1)
+            first, stop = self._blocks(nodes, first)[0], last_starts + last_sizes
+        return Uses(nodes, self._spans.shards[read].astype(np.int64), first, stop)
 
     # ------------------------------------------------------------ from position to sample
 

@@ -13,6 +13,7 @@ here: of samples that py1e moves to the very same place, which is one pair in 10
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class _Spans:
         return _Spans(self.begins[places], self.ends[places])
 
 
-def shuffle_nodes(algorithm: str, sizes: Ids, num_nodes: int, seed: int, epoch: int, block_size: int) -> Iterator[Ids]:
+def shuffle_nodes(algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int) -> Iterator[Ids]:
     """The shuffled sample ids of each canonical node in turn: uint32 [samples of the node], int64 beyond 2^32 samples."""
     total = int(sizes.sum())
     narrow = np.dtype(np.uint32 if total <= 1 << 32 else np.int64)
@@ -50,7 +51,7 @@ def shuffle_nodes(algorithm: str, sizes: Ids, num_nodes: int, seed: int, epoch: 
     if algorithm == "naive":
         ids = np.arange(total, dtype=narrow)
         rng.shuffle(ids)
-        yield from (ids[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False))
+        yield from (ids[start:stop] for start, stop in itertools.pairwise(bounds))
         return
     run_rng = np.random.default_rng(seed)
     order = _permutation(run_rng, len(sizes))
@@ -89,7 +90,7 @@ def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
     cut, cuts = whole[is_cut], begins[np.minimum(whole, len(begins) - 1)][is_cut] + over[is_cut]
     begins, ends = np.insert(begins, cut + 1, cuts), np.insert(ends, cut, cuts)
     firsts = [0, *(whole + np.cumsum(is_cut)).tolist(), len(begins)]
-    return [_Spans(begins[first:stop], ends[first:stop]) for first, stop in zip(firsts, firsts[1:], strict=False)]
+    return [_Spans(begins[first:stop], ends[first:stop]) for first, stop in itertools.pairwise(firsts)]
 
 
 def _shuffled_spans(spans: _Spans, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
@@ -157,7 +158,7 @@ def _shuffle_blocks(spans: _Spans, stagger: int, block_size: int, rng: np.random
 def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generator) -> Ids:
     """Move each sample, and put all in the order of where they land: in place.
 
-    No sample moves by more than `reach`, so what lies further back is in its order for good: sorted are but a few spans at a time.
+    No sample moves by more than `reach`, so what lies further back is in order for good: a few spans are sorted at a time.
     """
     reach = int(1.25 * block_size) / 2 + 1
     at_once = max(_SORTED_AT_ONCE, 4 * int(reach))
