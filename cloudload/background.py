@@ -9,6 +9,7 @@ is left. That its call did not succeed, nobody hears: whoever needs the result l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -36,7 +37,7 @@ def start(function: str, argument: bytes, lock: Path) -> bool:
 
     False where the lock is held already, or no process can be started.
     """
-    descriptor = acquire(lock, wait=False)
+    descriptor = acquire(lock, wait=False) if sys.executable else None
     if descriptor is None:
         return False
     try:
@@ -59,7 +60,9 @@ def start(function: str, argument: bytes, lock: Path) -> bool:
         release(lock, descriptor)
         return False
     os.close(descriptor)
-    threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
+    # an interpreter on its way out starts no threads, and leaves its processes to init
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
     return True
 
 

@@ -256,7 +256,7 @@ class EpochOrders:
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb+") as file:
             header = {"descr": np.dtype(narrow).str, "fortran_order": False, "shape": (self._num_positions,)}
-            np.lib.format.write_array_header_1_0(file, header)
+            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
             # a full disk is an error here; found out in writing to the map, it would be the end of the process
             os.posix_fallocate(file.fileno(), file.tell(), self._num_positions * np.dtype(narrow).itemsize)
             order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
