@@ -120,18 +120,11 @@ def measure_scale(options: argparse.Namespace) -> Iterator[Row]:
         ("EpochOrders", _BUILD, "seekable", documents, 64, block),
         ("EpochOrders", _BUILD, "seekable", 100 * documents, 64, block),
     ]
-    for name, code, *case in cases:
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-c",
-            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}",
-            *map(str, case),
-        ]
-        built, first, peak, anonymous, each = map(
-            float, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        )
+    for name, script, *case in cases:
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{script}"
+        command = [sys.executable, "-W", "ignore", "-c", code, *map(str, case)]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        built, first, peak, anonymous, each = map(float, printed.split())
         yield {
             "order": name,
             "algorithm": case[0],
@@ -139,10 +132,10 @@ def measure_scale(options: argparse.Namespace) -> Iterator[Row]:
             "nodes": case[2],
             "block": f"{case[3]:,}",
             "build, s": built,
-            "with 10,000 read, s": first or "–",
+            "with 10,000 read, s": first or "-",
             "peak RSS, MB": int(peak),
-            "of it not the file, MB": int(anonymous) or "–",
-            "ns a document in thousands": round(each) or "–",
+            "of it not the file, MB": int(anonymous) or "-",
+            "ns a document in thousands": round(each) or "-",
         }
 
 
@@ -188,20 +181,20 @@ def _unshuffled(algorithm: str, sizes: Array, epoch: int, block: int) -> Array:
 
 
 def _uniformity(algorithm: str, block: int) -> str:
-    """From which sixteenth of a block to which: χ² of the 256 counts, in standard deviations from its mean, of 200 blocks."""
+    """From which sixteenth of a block to which: χ² of the 256 counts, in standard deviations from its mean, of 800 blocks."""
     if algorithm == "py1e":
-        return "– (by design not uniform)"
+        return "- (by design not uniform)"
     table = np.zeros((16, 16), np.int64)
     rng = np.random.default_rng(1)
-    order = SeekableOrder(np.array([block * 202]), Shuffle(1, 17, block), 0)
+    order = SeekableOrder(np.array([block * 802]), Shuffle(1, 17, block), 0)
     first = int(order._first_blocks[0])
-    for number in range(200):
+    for number in range(800):
         start = first + number * block
         ids = order[start : start + block] - start if algorithm == "seekable" else rng.permutation(block)
         np.add.at(table, (np.asarray(ids) * 16 // block, np.arange(block) * 16 // block), 1)
     expected = table.sum() / 256
     freedom = 15 * 15
-    return f"{(((table - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom):+.1f} σ of {freedom}"
+    return f"{(((table - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom):+.1f} sd of {freedom}"
 
 
 # ---------------------------------------------------------------- windows
@@ -217,17 +210,12 @@ def measure_windows(_: argparse.Namespace) -> Iterator[Row]:
     for nodes, window, block in sorted(cases, key=lambda case: (case[0], case[2])):
         row: Row = {"nodes": nodes, "window, shards": window}
         for algorithm in ("py1e", "seekable"):
-            # a block as large as a shard leaves py1e nothing to move
             shards = canonical_order(sizes, OrderConfig(True, algorithm, block, nodes, 17), 0).astype(np.int32) // PER_SHARD
-            row[f"{algorithm}: in the first 2,048"] = len(np.unique(shards[:2_048]))
             most = _most_open(shards, nodes)
-            row["open at once"], row["GB"] = (most, round(most * SHARD_BYTES / 1e9, 1))
-            if algorithm == "py1e":
-                row = {
-                    key if key.startswith(("nodes", "window", "py1e")) else f"py1e: {key}": value for key, value in row.items()
-                }
-            of_node = shards[::nodes][: len(sizes) // nodes * PER_SHARD]
-            row[f"{algorithm}: spread of a shard, documents"] = int(_spread(of_node))
+            row[f"{algorithm}: in the first 2,048"] = len(np.unique(shards[:2_048]))
+            row[f"{algorithm}: open at once"] = most
+            row[f"{algorithm}: GB"] = round(most * SHARD_BYTES / 1e9, 1)
+            row[f"{algorithm}: a shard's documents from their middle"] = f"{_spread(shards[::nodes]):,.0f}"
         yield row
 
 
@@ -290,7 +278,13 @@ def _describe(ordinals: Array, lanes: int) -> Row:
 def _read(lanes: int, marks: Sequence[float]) -> dict[str, Array]:
     """Documents that each lane has read when it has emitted as many tokens: [marks, nodes, lanes of a node] by policy."""
     of_node = lanes // NUM_NODES
-    policies: dict[str, Callable[[Array, Array], Array]] = {"in turn": _in_turn, "snake": _snake, "to the least": _to_the_least}
+    policies: dict[str, Callable[[Array, Array], Array]] = {
+        "in turn": _in_turn,
+        "bytes, plain snake": _plain_snake,
+        "bytes, shuffled snake": _snake,
+        "bytes, to the least": _to_the_least,
+        "tokens, to the least": _to_the_least,
+    }
     emitted = {name: np.zeros((NUM_NODES, of_node)) for name in policies}
     loads = {name: np.zeros((NUM_NODES, of_node)) for name in policies}
     read = {name: np.zeros((len(marks), NUM_NODES, of_node), np.int64) for name in policies}
@@ -299,7 +293,7 @@ def _read(lanes: int, marks: Sequence[float]) -> dict[str, Array]:
         tokens = np.exp(rng.normal(LOG_MEAN, LOG_SD, (NUM_NODES, of_node * DEALT_AT_ONCE)))
         guessed = tokens * np.exp(rng.normal(0, NOISE_SD, tokens.shape))
         for name, deal in policies.items():
-            places = deal(guessed, loads[name])
+            places = deal(tokens if name.startswith("tokens") else guessed, loads[name])
             sums = np.take_along_axis(tokens, places.reshape(NUM_NODES, -1), 1).reshape(places.shape)
             np.cumsum(sums, axis=2, out=sums)
             sums += emitted[name][:, :, None]
@@ -318,16 +312,22 @@ def _in_turn(guessed: Array, loads: Array) -> Array:
     return np.broadcast_to(np.arange(guessed.shape[1]).reshape(-1, of_node).T, (nodes, of_node, DEALT_AT_ONCE))
 
 
-def _snake(guessed: Array, loads: Array) -> Array:
-    """From the longest to the shortest, to the lanes there and back again: each window by itself."""
+def _plain_snake(guessed: Array, loads: Array) -> Array:
+    """From the longest to the shortest, to the lanes there and back again, so that the first always has the longest."""
     nodes, of_node = loads.shape
     longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
     longest[:, 1::2] = longest[:, 1::2, ::-1].copy()
     return _mixed(longest.transpose(0, 2, 1))
 
 
+def _snake(guessed: Array, loads: Array) -> Array:
+    """Likewise, the lanes in another order in every window."""
+    order = np.argsort(np.random.default_rng(int(guessed[0, 0] * 1e6)).random(loads.shape), axis=1)
+    return np.take_along_axis(_plain_snake(guessed, loads), order[:, :, None], 1)
+
+
 def _to_the_least(guessed: Array, loads: Array) -> Array:
-    """From the longest to the shortest, as many as there are lanes at a time: the longer to whom has less, in all windows so far."""
+    """From the longest to the shortest, as many as there are lanes at a time, the longer to those that have less so far."""
     nodes, of_node = loads.shape
     longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
     sizes = np.take_along_axis(guessed, longest.reshape(nodes, -1), 1).reshape(longest.shape)
