@@ -161,7 +161,7 @@ def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generato
     No sample moves by more than `reach`, so what lies further back is in order for good: a few spans are sorted at a time.
     """
     reach = int(1.25 * block_size) / 2 + 1
-    at_once = max(_SORTED_AT_ONCE, 4 * int(reach))
+    at_once = max(_SORTED_AT_ONCE, 2 * int(reach))
     landed: list[Ids] = []
     first = written = waiting = 0
     for number, size in enumerate(sizes):

@@ -67,8 +67,8 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
 
 # ---------------------------------------------------------------- scale
 
-_BUILD = """
-import re, resource, sys, tempfile, threading, time
+_BUILD = r"""
+import re, statistics, sys, tempfile, threading, time
 from pathlib import Path
 import numpy as np
 from cloudload.order import EpochOrders, OrderConfig
@@ -76,33 +76,35 @@ algorithm, documents, nodes, block = sys.argv[1], *map(int, sys.argv[2:])
 anonymous = [0]
 def watch():
     while True:
-        anonymous[0] = max(anonymous[0], int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10)
+        anonymous[0] = max(anonymous[0], int(re.search(r"RssAnon:\s+(\d+)", open("/proc/self/status").read())[1]) >> 10)
         time.sleep(0.02)
 threading.Thread(target=watch, daemon=True).start()
 with tempfile.TemporaryDirectory() as folder:
     orders = EpochOrders(Path(folder), np.full(documents // 5_000, 5_000), OrderConfig(True, algorithm, block, nodes, 17))
-    before, start = anonymous[0], time.perf_counter()
+    start, before = time.perf_counter(), time.process_time()
     order = orders(0)
-    built = time.perf_counter() - start
+    built, used = time.perf_counter() - start, time.process_time() - before
     middle = documents // 2
     order[middle + np.arange(10_000)]
     first = time.perf_counter() - start
-    start = time.perf_counter()
-    for batch in range(100):
-        order[middle + batch + np.arange(1_000) * 960 % (documents - middle - 100)]
-    each = (time.perf_counter() - start) / 100_000
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-print(built, first, peak, anonymous[0], each * 1e9)
+    times = [time.perf_counter()]
+    for batch in range(200):
+        order[middle + batch + np.arange(1_000) * 960 % (documents - middle - 200)]
+        times.append(time.perf_counter())
+    each = statistics.median(np.diff(times)) / 1_000
+peak = int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) >> 10
+print(built, used, first, peak, anonymous[0], each * 1e9)
 """
 
-_STREAMINGS = """
-import resource, sys, time
+_STREAMINGS = r"""
+import re, sys, time
 import numpy as np
 from streaming.base.shuffle import get_shuffle
 algorithm, documents, nodes, block = sys.argv[1], *map(int, sys.argv[2:])
-start = time.perf_counter()
+start, before = time.perf_counter(), time.process_time()
 order = get_shuffle(algorithm, np.full(documents // 5_000, 5_000), nodes, 17, 0, block)
-print(time.perf_counter() - start, 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, 0, 0)
+built = time.perf_counter() - start
+print(built, time.process_time() - before, 0, int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) >> 10, 0, 0)
 """
 
 
@@ -124,7 +126,7 @@ def measure_scale(options: argparse.Namespace) -> Iterator[Row]:
         code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{script}"
         command = [sys.executable, "-W", "ignore", "-c", code, *map(str, case)]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        built, first, peak, anonymous, each = map(float, printed.split())
+        built, used, first, peak, anonymous, each = map(float, printed.split())
         yield {
             "order": name,
             "algorithm": case[0],
@@ -132,6 +134,7 @@ def measure_scale(options: argparse.Namespace) -> Iterator[Row]:
             "nodes": case[2],
             "block": f"{case[3]:,}",
             "build, s": built,
+            "CPU, s": used,
             "with 10,000 read, s": first or "-",
             "peak RSS, MB": int(peak),
             "of it not the file, MB": int(anonymous) or "-",
