@@ -42,6 +42,7 @@ Ids = np.ndarray[Any, np.dtype[Any]]
 _MAP_FROM_BYTES = 1 << 16
 # below this, an order is built sooner than a process is started
 _BACKGROUND_FROM_POSITIONS = 1 << 20
+_DRAWN_AT_ONCE = 1 << 20
 _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
@@ -170,16 +171,26 @@ def resample(shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampli
     among = config.seed + epoch if config.shuffle else config.seed
     stops = np.cumsum(sampling.shards_per_stream)[:-1]
     starts = np.split(np.cumsum(shard_sizes) - shard_sizes, stops)
-    runs: list[Ids] = []
+    ids = np.empty(sampling.num_positions, _narrow(shard_sizes))
+    run_sizes: list[int] = []
+    filled = 0
     for first_ids, sizes, choose in zip(starts, np.split(shard_sizes, stops), sampling.choose, strict=True):
         reads = reads_per_shard(sizes, choose, among)
         for first, size, num_reads in zip(first_ids.tolist(), sizes.tolist(), reads.tolist(), strict=True):
             # as in Streaming, a shard without samples is no run
             passes, rest = divmod(num_reads, size) if size else (0, 0)
-            runs += [np.arange(first, first + size)] * passes
+            whole = passes * size
+            ids[filled : filled + whole].reshape(passes, size)[:] = np.arange(first, first + size)
             if rest:
-                runs.append(first + np.sort(within.choice(size, rest, replace=False)))
-    return np.concatenate(runs), np.array([len(run) for run in runs], np.int64)
+                ids[filled + whole : filled + num_reads] = first + np.sort(within.choice(size, rest, replace=False))
+            run_sizes += [size] * passes + [rest] * bool(rest)
+            filled += num_reads
+    return ids, np.array(run_sizes, np.int64)
+
+
+def _narrow(shard_sizes: Ids) -> np.dtype[Any]:
+    """What holds a sample id."""
+    return np.dtype(np.uint32 if shard_sizes.sum() < 1 << 32 else np.int64)
 
 
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
@@ -188,8 +199,12 @@ def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
     passes, rest = divmod(choose, max(1, num_samples))
     reads: Ids = shard_sizes * passes
     if rest:
-        drawn = np.random.default_rng(seed).permutation(num_samples)[:rest]
-        reads += np.bincount(np.searchsorted(np.cumsum(shard_sizes), drawn, side="right"), minlength=len(shard_sizes))
+        # what `permutation` does, in half of the memory
+        drawn, stops = np.arange(num_samples, dtype=_narrow(shard_sizes)), np.cumsum(shard_sizes)
+        np.random.default_rng(seed).shuffle(drawn)
+        for start in range(0, rest, _DRAWN_AT_ONCE):
+            of_shards = np.searchsorted(stops, drawn[start : min(start + _DRAWN_AT_ONCE, rest)], side="right")
+            reads += np.bincount(of_shards, minlength=len(shard_sizes))
     return reads
 
 
@@ -252,13 +267,13 @@ class EpochOrders:
         path = self._path(epoch)
         if path.exists():
             return
-        narrow = np.uint32 if self._shard_sizes.sum() < 1 << 32 else np.int64
+        narrow = _narrow(self._shard_sizes)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb+") as file:
-            header = {"descr": np.dtype(narrow).str, "fortran_order": False, "shape": (self._num_positions,)}
+            header = {"descr": narrow.str, "fortran_order": False, "shape": (self._num_positions,)}
             np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
             # a full disk is an error here; found out in writing to the map, it would be the end of the process
-            os.posix_fallocate(file.fileno(), file.tell(), self._num_positions * np.dtype(narrow).itemsize)
+            os.posix_fallocate(file.fileno(), file.tell(), self._num_positions * narrow.itemsize)
             order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
             fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
             order.flush()

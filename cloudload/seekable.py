@@ -109,7 +109,8 @@ def _permutations(counts: Ids, keys: Words) -> Ids:
 
 
 def _narrow(most: int) -> np.dtype[Any]:
-    return np.min_scalar_type(most)
+    # uint64 and int64 would meet in a float
+    return np.min_scalar_type(most) if most < 1 << 32 else np.dtype(np.int64)
 
 
 # ---------------------------------------------------------------- runs and spans
@@ -269,8 +270,10 @@ class SeekableOrder:
     def __getitem__(self, positions: Any) -> Any:
         if isinstance(positions, slice):
             positions = np.arange(*positions.indices(self._length))
-        wanted = np.asarray(positions, np.int64)
-        flat = wanted.ravel()
+        wanted = np.asarray(positions)
+        if wanted.dtype.kind not in "iu" and wanted.size:
+            raise IndexError(f"an order is asked by whole numbers, not by {wanted.dtype}")
+        flat = wanted.ravel().astype(np.int64)
         if len(flat) and not (-self._length <= flat.min() and flat.max() < self._length):
             raise IndexError(f"positions {flat.min()} to {flat.max()} are not all among the {self._length} of the epoch")
         samples = np.empty(len(flat), np.int64)

@@ -157,6 +157,9 @@ def test_an_order_is_asked_as_an_array_is() -> None:
     assert order[-1] == order[np.int64(49)] == array[49]
     for wanted in (slice(3, 40, 7), slice(None, None, -1), np.array([[4, 4], [49, -50]]), np.array([], np.int64)):
         assert order[wanted].tolist() == array[wanted].tolist()
+    for strange in (np.array([0.5]), np.ones(50, bool)):
+        with pytest.raises(IndexError, match="whole numbers"):
+            order[strange]
     for beyond in (50, -51, np.array([0, 50])):
         with pytest.raises(IndexError, match="not all among the 50"):
             order[beyond]
