@@ -6,7 +6,7 @@
     blocks      each node's documents, block by block; the first and the last of half to one and a half `block_size`
     position    ─► node and place in it ─► block ─► a keyed bijection of the block's places ─► span ─► sample id
 
-All that is kept is two numbers a span. As with StreamingDataset's shuffles, a canonical node reads the same shards in every
+All that is kept is three numbers a span. As with StreamingDataset's shuffles, a canonical node reads the same shards in every
 epoch. Where streams have a `repeat` or `choose`, runs are passes through a shard, and draws from it, which are bijections, too.
 
 The bijection of 0 … n - 1 is a Feistel network on a grid of barely n cells, rows x columns: rows are moved by amounts that depend
@@ -243,7 +243,7 @@ class SeekableOrder:
 
     def __init__(self, shard_sizes: Ids, shuffle: Shuffle, epoch: int, weights: Weights | None = None) -> None:
         run_key = np.random.SeedSequence((_OF_RUN, shuffle.seed)).generate_state(1, np.uint64).astype(np.uint64)
-        words = np.random.SeedSequence((_OF_EPOCH, shuffle.seed, epoch)).generate_state(4, np.uint64).astype(np.uint64)
+        words = np.random.SeedSequence((_OF_EPOCH, shuffle.seed, epoch)).generate_state(5, np.uint64).astype(np.uint64)
         nodes = np.arange(shuffle.num_nodes, dtype=np.uint64) * _GOLDEN
         self._draw_key, self._node_keys, span_keys = words[1], scramble(words[2] + nodes), scramble(words[3] + nodes)
         runs = _Runs(shard_sizes) if weights is None else _weigh(shard_sizes, weights, int(words[0]))
@@ -253,7 +253,7 @@ class SeekableOrder:
         self._longer_nodes = np.flatnonzero(np.diff(self._node_starts) > self._num_rounds)
         self._block_size = shuffle.block_size
         if self._block_size is not None:
-            stagger = scramble(self._node_keys + _GOLDEN) >> _HALF
+            stagger = scramble(words[4] + nodes) >> _HALF
             self._first_blocks = self._block_size // 2 + (stagger * np.uint64(self._block_size) >> _HALF).astype(np.int64)
         keys = None if self._block_size is None else (run_key, span_keys)
         self._spans = _lay_spans(runs, self._node_starts[1:-1], keys)
