@@ -17,7 +17,8 @@ from typing import Any
 from cloudload.backends import Retry
 from cloudload.locations import check_location, hide_secrets, join_url
 
-SHUFFLE_ALGORITHMS = ("py1e", "py1br", "py1s", "py2s", "naive")
+SEEKABLE = "seekable"
+SHUFFLE_ALGORITHMS = ("py1e", "py1br", "py1s", "py2s", "naive", SEEKABLE)
 PACKINGS = ("concat", "best_fit", "one_per_row")
 OVERFLOWS = ("cut", "rows")
 TAILS = ("pad", "drop")
@@ -95,7 +96,7 @@ class RowsConfig:
     shuffle: bool = True
     """Whether each epoch is shuffled."""
     shuffle_algo: str = "py1e"
-    """StreamingDataset's shuffle algorithm."""
+    """StreamingDataset's, or `seekable`: as py1br, found position by position, for 10^8 documents and more."""
     shuffle_block_size: int | None = None
     """Documents that are shuffled among each other, per canonical node."""
     num_canonical_nodes: int | None = None

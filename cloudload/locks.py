@@ -12,26 +12,27 @@ from pathlib import Path
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock named by `path`, among the threads and processes of this node; waits for it."""
-    descriptor = _acquire(path, wait=True)
+    descriptor = acquire(path, wait=True)
     assert descriptor is not None
     try:
         yield
     finally:
-        _release(path, descriptor)
+        release(path, descriptor)
 
 
 @contextlib.contextmanager
 def locked_if_free(path: Path) -> Iterator[bool]:
     """As `locked`, but yields False at once where somebody else holds the lock."""
-    descriptor = _acquire(path, wait=False)
+    descriptor = acquire(path, wait=False)
     try:
         yield descriptor is not None
     finally:
         if descriptor is not None:
-            _release(path, descriptor)
+            release(path, descriptor)
 
 
-def _acquire(path: Path, *, wait: bool) -> int | None:
+def acquire(path: Path, *, wait: bool) -> int | None:
+    """The descriptor of a lock, held as long as any process has it open; None where another has it and `wait` is false."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -49,7 +50,8 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
         os.close(descriptor)
 
 
-def _release(path: Path, descriptor: int) -> None:
+def release(path: Path, descriptor: int) -> None:
+    """Let go of a lock."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     os.close(descriptor)

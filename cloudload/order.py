@@ -4,7 +4,7 @@
     order        one id of each canonical node in turn:                     5 1 3 0 4 2
 
 Position `p` belongs to canonical node `p % num_canonical_nodes`. The order knows no world: it is what a `StreamingDataset` yields
-to a single worker, less the ids that Streaming repeats to even out its partitions.
+to a single worker, less the ids that Streaming repeats to even out its partitions. The algorithm "seekable" is our own.
 
 Where streams have a `repeat` or `choose`, what is shuffled is not the sample ids but the reads of an epoch, shard by shard:
 
@@ -14,8 +14,11 @@ Where streams have a `repeat` or `choose`, what is shuffled is not the sample id
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -25,12 +28,21 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.locks import locked
+from cloudload.background import start
+from cloudload.config import SEEKABLE
+from cloudload.locks import locked, locked_if_free
+from cloudload.seekable import SeekableOrder, Shuffle
+from cloudload.shuffles import shuffle_nodes
+
+logger = logging.getLogger(__name__)
 
 Ids = np.ndarray[Any, np.dtype[Any]]
 
 # below this, mapping costs more than reading
 _MAP_FROM_BYTES = 1 << 16
+# below this, an order is built sooner than a process is started
+_BACKGROUND_FROM_POSITIONS = 1 << 20
+_DRAWN_AT_ONCE = 1 << 20
 _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
@@ -43,6 +55,11 @@ class OrderConfig:
     shuffle_block_size: int
     num_canonical_nodes: int
     seed: int
+
+    @property
+    def is_seekable(self) -> bool:
+        """Whether orders are found position by position, and not built."""
+        return self.shuffle_algo == SEEKABLE
 
 
 @dataclass(frozen=True)
@@ -100,22 +117,46 @@ def _chosen(stream: str, samples: int, repeat: float | None, choose: int | None)
 
 def canonical_order(shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None) -> Ids:
     """The sample id at each position: int64 [samples], or [sampling.num_positions] with repeats and gaps."""
+    if config.is_seekable:
+        return np.asarray(seekable_order(shard_sizes, config, epoch, sampling))
+    order = np.empty(num_positions(shard_sizes, sampling), np.int64)
+    fill_order(order, shard_sizes, config, epoch, sampling)
+    return order
+
+
+def seekable_order(shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None) -> SeekableOrder:
+    """The order of the algorithm "seekable", of which no array is made."""
+    shuffle = Shuffle(config.num_canonical_nodes, config.seed, config.shuffle_block_size if config.shuffle else None)
+    weights = None if sampling is None else list(zip(sampling.shards_per_stream, sampling.choose, strict=True))
+    return SeekableOrder(shard_sizes, shuffle, epoch, weights)
+
+
+def num_positions(shard_sizes: Ids, sampling: Sampling | None) -> int:
+    """Samples of an epoch."""
+    return int(shard_sizes.sum()) if sampling is None else sampling.num_positions
+
+
+def fill_order(order: Ids, shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None) -> None:
+    """Write an epoch's order to an array of as many positions, of any type that holds the ids, one canonical node at a time."""
     reads, run_sizes = (None, shard_sizes) if sampling is None else resample(shard_sizes, config, epoch, sampling)
-    order = interleave(_shuffle(run_sizes, config, epoch), config.num_canonical_nodes)
-    return order if reads is None else reads[order]
+    nodes = config.num_canonical_nodes
+    bounds = np.arange(nodes + 1) * len(order) // nodes
+    if config.shuffle:
+        block = config.shuffle_block_size
+        ids = shuffle_nodes(config.shuffle_algo, run_sizes, num_nodes=nodes, seed=config.seed, epoch=epoch, block_size=block)
+    else:
+        ids = (np.arange(start, stop) for start, stop in itertools.pairwise(bounds))
+    for node, of_node in enumerate(ids):
+        _deal(order, bounds, node, of_node if reads is None else reads[of_node])
 
 
-def _shuffle(run_sizes: Ids, config: OrderConfig, epoch: int) -> Ids:
-    """The numbers of what stands in consecutive runs, shuffled."""
-    if not config.shuffle:
-        return np.arange(run_sizes.sum(), dtype=np.int64)
-    # importing Streaming takes seconds and hundreds of MB
-    from streaming.base.shuffle import get_shuffle
-
-    shuffled: Ids = get_shuffle(
-        config.shuffle_algo, run_sizes, config.num_canonical_nodes, config.seed, epoch, config.shuffle_block_size
-    )
-    return shuffled
+def _deal(order: Ids, bounds: Ids, node: int, ids: Ids) -> None:
+    """Write a node's ids to its positions: one of every round, and one of those at the end where it is longer than others."""
+    num_nodes = len(bounds) - 1
+    rounds = len(order) // num_nodes
+    order[node : rounds * num_nodes : num_nodes] = ids[:rounds]
+    if len(ids) > rounds:
+        order[rounds * num_nodes + int((np.diff(bounds[: node + 1]) > rounds).sum())] = ids[rounds]
 
 
 def resample(shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling) -> tuple[Ids, Ids]:
@@ -130,16 +171,26 @@ def resample(shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampli
     among = config.seed + epoch if config.shuffle else config.seed
     stops = np.cumsum(sampling.shards_per_stream)[:-1]
     starts = np.split(np.cumsum(shard_sizes) - shard_sizes, stops)
-    runs: list[Ids] = []
+    ids = np.empty(sampling.num_positions, _narrow(shard_sizes))
+    run_sizes: list[int] = []
+    filled = 0
     for first_ids, sizes, choose in zip(starts, np.split(shard_sizes, stops), sampling.choose, strict=True):
         reads = reads_per_shard(sizes, choose, among)
         for first, size, num_reads in zip(first_ids.tolist(), sizes.tolist(), reads.tolist(), strict=True):
             # as in Streaming, a shard without samples is no run
             passes, rest = divmod(num_reads, size) if size else (0, 0)
-            runs += [np.arange(first, first + size)] * passes
+            whole = passes * size
+            ids[filled : filled + whole].reshape(passes, size)[:] = np.arange(first, first + size)
             if rest:
-                runs.append(first + np.sort(within.choice(size, rest, replace=False)))
-    return np.concatenate(runs), np.array([len(run) for run in runs], np.int64)
+                ids[filled + whole : filled + num_reads] = first + np.sort(within.choice(size, rest, replace=False))
+            run_sizes += [size] * passes + [rest] * bool(rest)
+            filled += num_reads
+    return ids, np.array(run_sizes, np.int64)
+
+
+def _narrow(shard_sizes: Ids) -> np.dtype[Any]:
+    """What holds a sample id."""
+    return np.dtype(np.uint32 if shard_sizes.sum() < 1 << 32 else np.int64)
 
 
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
@@ -148,72 +199,133 @@ def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
     passes, rest = divmod(choose, max(1, num_samples))
     reads: Ids = shard_sizes * passes
     if rest:
-        drawn = np.random.default_rng(seed).permutation(num_samples)[:rest]
-        reads += np.bincount(np.searchsorted(np.cumsum(shard_sizes), drawn, side="right"), minlength=len(shard_sizes))
+        # what `permutation` does, in half of the memory
+        drawn, stops = np.arange(num_samples, dtype=_narrow(shard_sizes)), np.cumsum(shard_sizes)
+        np.random.default_rng(seed).shuffle(drawn)
+        for start in range(0, rest, _DRAWN_AT_ONCE):
+            of_shards = np.searchsorted(stops, drawn[start : min(start + _DRAWN_AT_ONCE, rest)], side="right")
+            reads += np.bincount(of_shards, minlength=len(shard_sizes))
     return reads
 
 
 def interleave(ids: Ids, num_nodes: int) -> Ids:
     """One id of each node's slice in turn; node `n` has `ids[n * len // num_nodes : (n + 1) * len // num_nodes]`."""
-    starts = np.arange(num_nodes + 1) * len(ids) // num_nodes
-    rounds = len(ids) // num_nodes
+    bounds = np.arange(num_nodes + 1) * len(ids) // num_nodes
     order = np.empty_like(ids)
     for node in range(num_nodes):
-        order[node : rounds * num_nodes : num_nodes] = ids[starts[node] : starts[node] + rounds]
-    longer = np.flatnonzero(np.diff(starts) > rounds)
-    order[rounds * num_nodes :] = ids[starts[longer + 1] - 1]
+        _deal(order, bounds, node, ids[bounds[node] : bounds[node + 1]])
     return order
 
 
+def positions_of(order: Ids | SeekableOrder, sample: int) -> Ids:
+    """Where a sample stands in an order: int64 [times], ascending."""
+    return order.positions_of(sample) if isinstance(order, SeekableOrder) else np.flatnonzero(order == sample)
+
+
 class EpochOrders:
-    """The orders of a run, each built once per node, kept in a file and mapped."""
+    """The orders of a run, each built once per node, kept in a file and mapped; a seekable one needs no file."""
 
     def __init__(self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None) -> None:
-        self._shard_sizes, self._config, self._sampling = shard_sizes, config, sampling
+        self._parent, self._shard_sizes, self._config, self._sampling = folder, shard_sizes, config, sampling
         digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
         digest.update(np.ascontiguousarray(shard_sizes, np.int64).tobytes())
         if sampling is not None:
             digest.update(json.dumps(asdict(sampling), sort_keys=True).encode())
         self._folder = folder / digest.hexdigest()[:24]
-        self._orders: dict[int, Ids] = {}
+        self._orders: dict[int, Ids | SeekableOrder] = {}
+        self._num_positions = num_positions(shard_sizes, sampling)
         # lanes drift apart by less than an epoch, save on tiny data, where keeping many costs nothing
-        positions = sampling.num_positions if sampling is not None else int(shard_sizes.sum())
-        self._kept_epochs = min(_MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, positions)))
+        self._kept_epochs = min(_MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions)))
 
-    def __call__(self, epoch: int) -> Ids:
+    def __call__(self, epoch: int) -> Ids | SeekableOrder:
         """The sample id at each position of `epoch`: [samples], read-only."""
         if epoch not in self._orders:
-            path = self._folder / f"epoch-{epoch}.npy"
-            try:
-                order = _load(path)
-            except FileNotFoundError:
-                order = self._build(path, epoch)
+            order = self._seek(epoch) if self._config.is_seekable else self._open(epoch)
             self._orders = {e: kept for e, kept in self._orders.items() if e >= epoch - self._kept_epochs}
             self._orders[epoch] = order
         return self._orders[epoch]
 
-    def _build(self, path: Path, epoch: int) -> Ids:
+    def build_in_background(self, epoch: int) -> bool:
+        """Have another process build the order of `epoch` before it is needed; returns at once: whether one was started.
+
+        None is started where the order is there or being built, or costs little. Nothing is lost if it fails: `__call__` builds.
+        """
+        if self._config.is_seekable or self._num_positions < _BACKGROUND_FROM_POSITIONS or epoch in self._orders:
+            return False
+        path = self._path(epoch)
+        if path.exists():
+            return False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return start("cloudload.order:build_as_asked", self._request(epoch), self._lock(epoch))
+        except OSError as error:
+            logger.info("the order of epoch %d is not built ahead: %s", epoch, error)
+            return False
+
+    def build(self, epoch: int) -> None:
+        """Write the order of an epoch to its file; its lock is held."""
+        path = self._path(epoch)
+        if path.exists():
+            return
+        narrow = _narrow(self._shard_sizes)
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb+") as file:
+            header = {"descr": narrow.str, "fortran_order": False, "shape": (self._num_positions,)}
+            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+            # a full disk is an error here; found out in writing to the map, it would be the end of the process
+            os.posix_fallocate(file.fileno(), file.tell(), self._num_positions * narrow.itemsize)
+            order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
+            fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
+            order.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if epoch % self._kept_epochs == 0:
+            self._remove_before(epoch - self._kept_epochs)
+
+    def _seek(self, epoch: int) -> SeekableOrder:
+        return seekable_order(self._shard_sizes, self._config, epoch, self._sampling)
+
+    def _open(self, epoch: int) -> Ids:
+        with contextlib.suppress(FileNotFoundError):
+            return _load(self._path(epoch))
         self._folder.mkdir(parents=True, exist_ok=True)
-        # files are removed under the lock alone, so that this one is still there when it is mapped
-        with locked(self._folder / "build.lock"):
-            if path.exists():
-                return _load(path)
-            order = canonical_order(self._shard_sizes, self._config, epoch, self._sampling)
-            narrow = np.uint32 if self._shard_sizes.sum() < 1 << 32 else np.int64
-            temporary = path.with_suffix(".tmp")
-            with temporary.open("wb") as file:
-                np.save(file, order.astype(narrow))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            if epoch % self._kept_epochs == 0:
-                self._remove_before(epoch - self._kept_epochs)
-            return _load(path)
+        # files are removed under their lock alone, so that this one is still there when it is mapped
+        with locked(self._lock(epoch)):
+            self.build(epoch)
+            return _load(self._path(epoch))
+
+    def _path(self, epoch: int) -> Path:
+        return self._folder / f"epoch-{epoch}.npy"
+
+    def _lock(self, epoch: int) -> Path:
+        return self._folder / f"epoch-{epoch}.lock"
 
     def _remove_before(self, epoch: int) -> None:
-        for old in self._folder.glob("epoch-*.npy"):
-            if int(old.stem.removeprefix("epoch-")) < epoch:
-                old.unlink(missing_ok=True)
+        """Remove older orders, and what killed builds have left of them."""
+        for old in [*self._folder.glob("epoch-*.npy"), *self._folder.glob("epoch-*.tmp")]:
+            number = int(old.stem.removeprefix("epoch-"))
+            if number < epoch:
+                with locked_if_free(self._lock(number)) as is_free:
+                    if is_free:
+                        old.unlink(missing_ok=True)
+
+    def _request(self, epoch: int) -> bytes:
+        settings = {
+            "folder": str(self._parent.absolute()),
+            "config": asdict(self._config),
+            "sampling": None if self._sampling is None else asdict(self._sampling),
+            "epoch": epoch,
+        }
+        return json.dumps(settings).encode() + b"\n" + np.ascontiguousarray(self._shard_sizes, "<i8").tobytes()
+
+
+def build_as_asked(request: bytes) -> None:
+    """What a background process does: `EpochOrders.build`."""
+    text, _, sizes = request.partition(b"\n")
+    asked = json.loads(text)
+    sampling = asked["sampling"] and Sampling(**{name: tuple(value) for name, value in asked["sampling"].items()})
+    shard_sizes = np.frombuffer(sizes, "<i8").astype(np.int64)
+    EpochOrders(Path(asked["folder"]), shard_sizes, OrderConfig(**asked["config"]), sampling).build(asked["epoch"])
 
 
 def _load(path: Path) -> Ids:

@@ -22,6 +22,7 @@ from cloudload.batch import Batch
 from cloudload.config import Stream, Transform
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
+from cloudload.order import positions_of
 from cloudload.plan import Plan
 from cloudload.state import Saved, read_state
 from cloudload.trace import TracedSpan, Tracer
@@ -273,7 +274,7 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
     """The lanes that read a sample of a stream in an epoch."""
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
-    positions = np.flatnonzero(component.orders(plan.cache_root)(epoch) == within)
+    positions = positions_of(component.orders(plan.cache_root)(epoch), within)
     return sorted({(epoch * component.lanes.stride + position) % plan.num_lanes for position in positions.tolist()})
 
 

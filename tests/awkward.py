@@ -126,7 +126,7 @@ def cases(
         num_lanes=num_lanes,
         num_canonical_nodes=draw(st.sampled_from(nodes)),
         shuffle=draw(st.booleans()),
-        shuffle_algo=draw(st.sampled_from(["py1e", "py1br", "py1s", "py2s", "naive"])),
+        shuffle_algo=draw(st.sampled_from(["py1e", "py1br", "py1s", "py2s", "naive", "seekable"])),
         shuffle_block_size=draw(st.integers(2, 20)),
         seed=draw(st.integers(0, 1000)),
         epochs=how_many_epochs,

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import collections
+import multiprocessing
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +21,10 @@ from corpora import write_mds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cloudload.order
+from cloudload.locks import locked
 from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, reads_per_shard
+from cloudload.shuffles import shuffle_nodes
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 
@@ -90,6 +99,200 @@ def test_orders_without_sampling_keep_their_folder_and_orders_with_it_have_anoth
         order = EpochOrders(tmp_path, shards, config, sampling)(0)
         assert order.tolist() == canonical_order(shards, config, 0, sampling).tolist()
     assert len(list(tmp_path.rglob("*.npy"))) == 4
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    algorithm=st.sampled_from(["py1e", "py1br", "py1s", "py2s", "naive"]),
+    shards=st.lists(st.integers(0, 60), min_size=1, max_size=30).filter(any),
+    num_nodes=st.integers(1, 20),
+    block_size=st.integers(2, 90),
+    epoch=st.integers(0, 5),
+)
+def test_our_shuffles_are_streamings(algorithm: str, shards: list[int], num_nodes: int, block_size: int, epoch: int) -> None:
+    check_shuffle(algorithm, shards, min(num_nodes, sum(shards)), block_size, epoch)
+
+
+@pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive"])
+def test_our_shuffles_are_streamings_where_they_go_by_parts(algorithm: str) -> None:
+    for block_size in (2_000, 60_000):
+        check_shuffle(algorithm, [1_000, 3_000, 500] * 100, 3, block_size, 1)
+
+
+def check_shuffle(algorithm: str, shards: list[int], num_nodes: int, block_size: int, epoch: int) -> None:
+    from streaming.base.shuffle import get_shuffle
+
+    sizes = np.array(shards)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = get_shuffle(algorithm, sizes, num_nodes, 23, epoch, block_size)
+    nodes = list(shuffle_nodes(algorithm, sizes, num_nodes=num_nodes, seed=23, epoch=epoch, block_size=block_size))
+    assert np.concatenate(nodes).tolist() == theirs.tolist()
+    bounds = np.arange(num_nodes + 1) * len(theirs) // num_nodes
+    assert list(map(len, nodes)) == np.diff(bounds).tolist()
+
+
+def test_of_samples_that_land_on_one_place_the_earlier_is_first() -> None:
+    from cloudload import shuffles
+
+    places = np.array([3.0, 1.0, 2.0, 1.0, 3.0, 1.0, 2.0 + 1e-12, 2.0])
+    assert shuffles._order_of(places).tolist() == np.argsort(places, kind="stable").tolist()
+    crowded = np.random.default_rng(0).uniform(0, 1e-6, 500).round(8) + np.repeat([0.0, 1e9], 250)
+    assert shuffles._order_of(crowded).tolist() == np.argsort(crowded, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", "seekable", None])
+@pytest.mark.parametrize("sampling", [None, Sampling((3, 4), (77, 60))])
+def test_the_order_of_a_run_is_the_one_in_memory(tmp_path: Path, algorithm: str | None, sampling: Sampling | None) -> None:
+    config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, 4, 1)
+    orders = EpochOrders(tmp_path, np.array(SHARDS), config, sampling)
+    for epoch in (0, 1):
+        assert np.asarray(orders(epoch)).tolist() == canonical_order(np.array(SHARDS), config, epoch, sampling).tolist()
+
+
+def test_old_orders_go_and_what_killed_builds_left_of_them(tmp_path: Path) -> None:
+    orders = EpochOrders(tmp_path, np.array([40_000]), OrderConfig(True, "py1s", 20, 1, 1))
+    for epoch in range(4):
+        orders(epoch)
+    [folder] = tmp_path.iterdir()
+    (folder / "epoch-1.tmp").write_bytes(b"half")
+    (folder / "epoch-9.tmp").write_bytes(b"half")
+    orders(4)
+    assert sorted(path.name for path in folder.iterdir()) == ["epoch-2.npy", "epoch-3.npy", "epoch-4.npy", "epoch-9.tmp"]
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        EpochOrders(tmp_path, np.array(SHARDS), OrderConfig(True, "py1e", 20, 4, 1))(0)
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+# ---------------------------------------------------------------- in the background
+
+AHEAD = OrderConfig(True, "py1br", 20, 4, 1)
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders of any size are built ahead."""
+    monkeypatch.setattr(cloudload.order, "_BACKGROUND_FROM_POSITIONS", 0)
+
+
+def wait_until(condition: Any) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def children() -> list[int]:
+    """The processes that this one has started, dead ones that nobody has waited for included."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+
+def orders_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("epoch-*"))
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("sampling", [None, Sampling((3, 4), (77, 60))])
+def test_an_order_built_in_the_background_is_the_same_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling | None
+) -> None:
+    orders, before = EpochOrders(tmp_path, np.array(SHARDS), AHEAD, sampling), set(children())
+    started = time.monotonic()
+    assert orders.build_in_background(3)
+    assert time.monotonic() - started < 1
+    assert not orders.build_in_background(3)
+    assert wait_until(lambda: orders_in(tmp_path) == ["epoch-3.npy"])
+    assert wait_until(lambda: set(children()) <= before)
+    assert not orders.build_in_background(3)
+    monkeypatch.setattr(EpochOrders, "build", None)
+    assert orders(3).tolist() == canonical_order(np.array(SHARDS), AHEAD, 3, sampling).tolist()
+
+
+@pytest.mark.usefixtures("any_size")
+def test_of_many_who_ask_one_builds(tmp_path: Path) -> None:
+    asked = [EpochOrders(tmp_path, np.array([5_000] * 400), AHEAD) for _ in range(6)]
+    assert sum(orders.build_in_background(1) for orders in asked) == 1
+    assert asked[0].build_in_background(2)
+    assert wait_until(lambda: orders_in(tmp_path) == ["epoch-1.npy", "epoch-2.npy"])
+
+
+@pytest.mark.usefixtures("any_size")
+def test_who_needs_an_order_that_is_being_built_waits_for_it(tmp_path: Path) -> None:
+    orders = EpochOrders(tmp_path, np.array([5_000] * 400), AHEAD)
+    assert orders.build_in_background(1)
+    assert orders(1).tolist() == canonical_order(np.array([5_000] * 400), AHEAD, 1).tolist()
+
+
+def test_a_daemonic_worker_may_build_ahead(tmp_path: Path) -> None:
+    for method in ("fork", "spawn"):
+        worker = multiprocessing.get_context(method).Process(target=build_ahead, args=(tmp_path / method,), daemon=True)
+        worker.start()
+        worker.join(60)
+        assert worker.exitcode == 0
+        assert orders_in(tmp_path / method) == ["epoch-1.npy"]
+
+
+def build_ahead(folder: Path) -> None:
+    cloudload.order._BACKGROUND_FROM_POSITIONS = 0
+    assert EpochOrders(folder, np.array(SHARDS), AHEAD).build_in_background(1)
+    assert wait_until(lambda: orders_in(folder) == ["epoch-1.npy"])
+
+
+def test_a_killed_parent_does_not_matter(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+import numpy as np
+from cloudload.order import EpochOrders, OrderConfig
+sizes = np.array([5_000] * 400)
+assert EpochOrders(Path({str(tmp_path)!r}), sizes, OrderConfig(True, "py1br", 20, 4, 1)).build_in_background(1)
+os.killpg(0, signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert wait_until(lambda: orders_in(tmp_path) == ["epoch-1.npy"])
+
+
+@pytest.mark.usefixtures("any_size")
+def test_a_killed_builder_leaves_no_order_and_no_lock_and_the_order_is_built_when_needed(tmp_path: Path) -> None:
+    sizes, before = np.array([5_000] * 1_000), set(children())
+    orders = EpochOrders(tmp_path, sizes, AHEAD)
+    assert orders.build_in_background(1)
+    [builder] = set(children()) - before
+    assert wait_until(lambda: "epoch-1.tmp" in orders_in(tmp_path))
+    os.kill(builder, signal.SIGKILL)
+    assert wait_until(lambda: set(children()) <= before)
+    assert "epoch-1.npy" not in orders_in(tmp_path)
+    assert np.array_equal(orders(1), canonical_order(sizes, AHEAD, 1))
+    assert orders_in(tmp_path) == ["epoch-1.npy"]
+
+
+@pytest.mark.usefixtures("any_size")
+def test_nothing_is_built_ahead_where_it_cannot_be_or_need_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = EpochOrders(tmp_path, np.array(SHARDS), AHEAD)
+    orders(0)
+    assert not orders.build_in_background(0)
+    [folder] = tmp_path.iterdir()
+    with locked(folder / "epoch-1.lock"):
+        assert not orders.build_in_background(1)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert not orders.build_in_background(1)
+    monkeypatch.setattr(sys, "executable", "")
+    assert not orders.build_in_background(1)
+    (tmp_path / "a file").write_text("")
+    assert not EpochOrders(tmp_path / "a file", np.array(SHARDS), AHEAD).build_in_background(1)
+    monkeypatch.undo()
+    assert not orders.build_in_background(1)
+    assert orders_in(tmp_path) == ["epoch-0.npy"]
+    assert orders(1).tolist() == canonical_order(np.array(SHARDS), AHEAD, 1).tolist()
 
 
 # ---------------------------------------------------------------- repeat and choose

@@ -1,0 +1,205 @@
+"""StreamingDataset's shuffles, number for number, one canonical node at a time, in narrow arrays and without importing Streaming.
+
+    shards      permuted by the seed, cut where canonical nodes meet      D B1 | B2 A C
+    spans       permuted within each node by the seed and the epoch       B1 D | C B2 A
+    py1s, py2s  each span's samples among themselves                      (py2s: each shard's by the seed, too)
+    py1br       a node's samples within blocks of about `block_size`
+    py1e        each sample moves by up to half of about `block_size`, and all stand in the order of where they land
+    naive       all samples among each other
+
+That the samples are those of `streaming.base.shuffle.get_shuffle` is held by tests. What it leaves to NumPy's sort is settled
+here: of samples that py1e moves to the very same place, some pairs in 10^8 at the most, the earlier is first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Ids = np.ndarray[Any, np.dtype[Any]]
+
+_SORTED_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """The spans of one node: sample ids [begin, end)."""
+
+    begins: Ids
+    ends: Ids
+
+    @property
+    def sizes(self) -> list[int]:
+        sizes: list[int] = (self.ends - self.begins).tolist()
+        return sizes
+
+    def permuted(self, rng: np.random.Generator) -> _Spans:
+        places = _permutation(rng, len(self.begins))
+        return _Spans(self.begins[places], self.ends[places])
+
+
+def shuffle_nodes(algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int) -> Iterator[Ids]:
+    """The shuffled sample ids of each canonical node in turn: uint32 [samples of the node], int64 beyond 2^32 samples."""
+    total = int(sizes.sum())
+    narrow = np.dtype(np.uint32 if total <= 1 << 32 else np.int64)
+    bounds = np.arange(num_nodes + 1) * total // num_nodes
+    rng = np.random.default_rng(seed + epoch)
+    if algorithm == "naive":
+        ids = np.arange(total, dtype=narrow)
+        rng.shuffle(ids)
+        yield from (ids[start:stop] for start, stop in itertools.pairwise(bounds))
+        return
+    run_rng = np.random.default_rng(seed)
+    order = _permutation(run_rng, len(sizes))
+    if algorithm == "py2s":
+        yield from _shuffle_twice(sizes[order], (np.cumsum(sizes) - sizes)[order], bounds, (run_rng, rng), narrow)
+        return
+    ends = np.cumsum(sizes)[order]
+    nodes = [spans.permuted(rng) for spans in _divide(ends - sizes[order], ends, bounds)]
+    if algorithm == "py1s":
+        yield from (_shuffled_spans(spans, rng, narrow) for spans in nodes)
+    elif algorithm == "py1br":
+        staggers = rng.integers(0, int(0.75 * block_size), (num_nodes,)).tolist()
+        for spans, stagger in zip(nodes, staggers, strict=True):
+            yield _shuffle_blocks(spans, stagger, block_size, rng, narrow)
+    elif algorithm == "py1e":
+        for spans in nodes:
+            yield _spread(_shuffled_spans(spans, rng, narrow), spans.sizes, block_size, rng)
+    else:
+        raise ValueError(f"there is no shuffle_algo {algorithm!r}")
+
+
+def _permutation(rng: np.random.Generator, number: int) -> Ids:
+    # of a list, as Streaming's are
+    places = list(range(number))
+    rng.shuffle(places)
+    return np.array(places, np.int64)
+
+
+def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
+    """The spans of each node, of spans that are laid one after the other; one that crosses a bound is cut."""
+    stops = np.cumsum(ends - begins)
+    # an empty span at a bound belongs to the node before
+    whole = np.searchsorted(stops, bounds[1:-1], side="right")
+    over = bounds[1:-1] - np.where(whole > 0, stops[whole - 1], 0)
+    is_cut = over > 0
+    cut, cuts = whole[is_cut], begins[np.minimum(whole, len(begins) - 1)][is_cut] + over[is_cut]
+    begins, ends = np.insert(begins, cut + 1, cuts), np.insert(ends, cut, cuts)
+    firsts = [0, *(whole + np.cumsum(is_cut)).tolist(), len(begins)]
+    return [_Spans(begins[first:stop], ends[first:stop]) for first, stop in itertools.pairwise(firsts)]
+
+
+def _shuffled_spans(spans: _Spans, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
+    """The samples of spans, those of each among themselves shuffled."""
+    ids = _laid_out(spans, narrow)
+    first = 0
+    for size in spans.sizes:
+        rng.shuffle(ids[first : first + size])
+        first += size
+    return ids
+
+
+def _laid_out(spans: _Spans, narrow: np.dtype[Any]) -> Ids:
+    ids = np.empty(sum(spans.sizes), narrow)
+    first = 0
+    for begin, size in zip(spans.begins.tolist(), spans.sizes, strict=True):
+        ids[first : first + size] = np.arange(begin, begin + size, dtype=narrow)
+        first += size
+    return ids
+
+
+# ---------------------------------------------------------------- py2s
+
+
+def _shuffle_twice(
+    sizes: Ids, begins: Ids, bounds: Ids, rngs: tuple[np.random.Generator, np.random.Generator], narrow: np.dtype[Any]
+) -> Iterator[Ids]:
+    """Shards shuffled by the first generator; of each node, the parts of shards, and each again, by the second."""
+    run_rng, epoch_rng = rngs
+    ids = _shuffled_spans(_Spans(begins, begins + sizes), run_rng, narrow)
+    ends = np.cumsum(sizes)
+    for places in _divide(ends - sizes, ends, bounds):
+        parts = places.permuted(epoch_rng)
+        shuffled = np.empty(sum(parts.sizes), narrow)
+        first = 0
+        for begin, size in zip(parts.begins.tolist(), parts.sizes, strict=True):
+            part = shuffled[first : first + size]
+            part[:] = ids[begin : begin + size]
+            epoch_rng.shuffle(part)
+            first += size
+        yield shuffled
+
+
+# ---------------------------------------------------------------- py1br
+
+
+def _shuffle_blocks(spans: _Spans, stagger: int, block_size: int, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
+    ids = _laid_out(spans, narrow)
+    blocks = []
+    end = 0
+    while end < len(ids):
+        length = int(rng.integers(int(0.75 * block_size), int(1.25 * block_size)))
+        start, stop = max(end - stagger, 0), min(end + length - stagger, len(ids))
+        blocks.append((start, stop))
+        # counted from where the last block ended, so that blocks overlap by the stagger
+        end += stop - start
+    for start, stop in blocks:
+        rng.shuffle(ids[start:stop])
+    return ids
+
+
+# ---------------------------------------------------------------- py1e
+
+
+def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generator) -> Ids:
+    """Move each sample, and put all in the order of where they land: in place.
+
+    No sample moves by more than `reach`, so what lies further back is in order for good: a few spans are sorted at a time.
+    """
+    reach = int(1.25 * block_size) / 2 + 1
+    at_once = max(_SORTED_AT_ONCE, 2 * int(reach))
+    landed: list[Ids] = []
+    first = written = waiting = 0
+    for number, size in enumerate(sizes):
+        landed.append(_land(first, size, len(ids), block_size, rng))
+        first, waiting = first + size, waiting + size
+        is_last = number == len(sizes) - 1
+        if waiting < at_once and not is_last:
+            continue
+        places = np.concatenate(landed)
+        order = _order_of(places)
+        places = places[order]
+        done = len(places) if is_last else int(np.searchsorted(places, first - reach))
+        # what waits lies just behind what is written
+        ids[written : written + len(order)] = ids[written : written + len(order)][order]
+        landed, waiting, written = [places[done:]], len(places) - done, written + done
+    return ids
+
+
+def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Generator) -> Ids:
+    """Where the samples of a span that begins at `first` land: float64 [size]."""
+    length = rng.integers(int(0.75 * block_size), int(1.25 * block_size))
+    # a block no larger than the span leaves it in its place
+    cutoff = max(0, (length - size) / 2)
+    moves = rng.uniform(max(-cutoff, -first), min(cutoff, total - first - size), size)
+    places: Ids = np.arange(first, first + size, dtype=np.float64) + moves
+    return places
+
+
+def _order_of(places: Ids) -> Ids:
+    """What sorts `places`, of equals the earlier first: a radix sort of two passes, then neighbours that it takes for one."""
+    low = places.min(initial=np.inf)
+    keys = ((places - low) * ((1 << 32) - 1) / max(1.0, places.max(initial=low) - low)).astype(np.uint32)
+    order = np.argsort(keys.astype(np.uint16), kind="stable")
+    order = order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
+    ordered = places[order]
+    while (wrong := np.flatnonzero(ordered[1:] < ordered[:-1])).size:
+        # of three in a row, two at a time
+        wrong = wrong[np.diff(wrong, prepend=-2) > 1]
+        for swapped in (order, ordered):
+            swapped[wrong], swapped[wrong + 1] = swapped[wrong + 1], swapped[wrong]
+    return order

@@ -1,0 +1,317 @@
+"""A seekable order is a permutation, in windows as wide as they should be, at once at any position of any epoch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_mds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload import CloudLoader
+from cloudload.errors import CacheError
+from cloudload.lanes import World
+from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, positions_of
+from cloudload.seekable import SeekableOrder, Shuffle, permute, scramble
+from cloudload.working_set import check_cache_limit
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def order_of(sizes: list[int], num_nodes: int, block_size: int | None, seed: int = 1, epoch: int = 0) -> SeekableOrder:
+    return SeekableOrder(np.array(sizes, np.int64), Shuffle(num_nodes, seed, block_size), epoch)
+
+
+def moved(size: int, keys: Ids, places: Ids | None = None, *, inverse: bool = False) -> Ids:
+    """Where each place of 0 … size - 1 goes under each key: int64 [keys, size]."""
+    grid = np.broadcast_to(np.arange(size) if places is None else places, (len(keys), size if places is None else len(places)))
+    words = (grid, np.full(grid.shape, size), np.broadcast_to(keys[:, None], grid.shape))
+    there = permute(*(array.astype(np.uint64).ravel() for array in words), inverse=inverse)
+    return there.astype(np.int64).reshape(grid.shape)
+
+
+def keys_of(number: int) -> Ids:
+    return scramble(np.arange(number, dtype=np.uint64) + np.uint64(77))
+
+
+# ---------------------------------------------------------------- bijections
+
+
+def test_every_size_has_bijections_that_can_be_undone() -> None:
+    for size in [*range(1, 130), 1_000, 4_095, 4_097]:
+        there = moved(size, keys_of(3))
+        assert (np.sort(there, axis=1) == np.arange(size)).all()
+        for key, row in zip(keys_of(3), there, strict=True):
+            assert (moved(size, np.array([key], np.uint64), row, inverse=True)[0] == np.arange(size)).all()
+
+
+@given(size=st.integers(1, 1 << 40), place=st.integers(0, 1 << 40), key=st.integers(0, (1 << 64) - 1))
+def test_a_place_of_a_huge_bijection_goes_somewhere_and_comes_back(size: int, place: int, key: int) -> None:
+    words = [np.array([number], np.uint64) for number in (place % size, size, key)]
+    there = permute(*words)
+    assert there[0] < size
+    assert permute(there, *words[1:], inverse=True) == words[0]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+def test_every_permutation_of_a_few_is_as_likely_as_any_other(size: int) -> None:
+    number = 60_000
+    codes = (moved(size, keys_of(number)) * size ** np.arange(size)).sum(axis=1)
+    _, counts = np.unique(codes, return_counts=True)
+    freedom = math.factorial(size) - 1
+    assert len(counts) == freedom + 1
+    expected = number / len(counts)
+    assert chi_square(counts, np.full(len(counts), expected)) < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("size", [64, 1_000, 20_000])
+def test_where_neighbours_land_is_uniform_and_independent(size: int) -> None:
+    number = 40_000
+    first, second = moved(size, keys_of(number), np.array([size // 2, size // 2 + 1])).T
+    cells = np.bincount(first * 8 // size * 8 + second * 8 // size, minlength=64)
+    widths = np.bincount(np.arange(size) * 8 // size)
+    expected = (np.outer(widths, widths) - np.diag(widths)).ravel() / (size * (size - 1)) * number
+    assert chi_square(cells, expected) < 63 + 5 * math.sqrt(2 * 63)
+
+
+def chi_square(counts: Ids, expected: Ids) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+# ---------------------------------------------------------------- orders
+
+
+def check_order(sizes: list[int], num_nodes: int, block_size: int | None, seed: int, epoch: int) -> None:
+    order = order_of(sizes, num_nodes, block_size, seed, epoch)
+    samples = order[:]
+    assert np.bincount(samples, minlength=sum(sizes)).tolist() == [1] * sum(sizes)
+    for position, sample in enumerate(samples.tolist()):
+        assert order.positions_of(sample).tolist() == [position]
+
+
+def test_every_order_of_a_few_samples_is_a_permutation() -> None:
+    for number in range(1, 5):
+        for sizes in itertools.product((0, 1, 5), repeat=number):
+            for num_nodes in {1, 2, 3, 7} & set(range(1, sum(sizes) + 1)):
+                for block_size in (2, 3, 8):
+                    samples = order_of(list(sizes), num_nodes, block_size)[:]
+                    assert sorted(samples.tolist()) == list(range(sum(sizes)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any),
+    num_nodes=st.integers(1, 24),
+    block_size=st.integers(2, 100) | st.none(),
+    seed=st.integers(0, (1 << 32) - 1),
+    epoch=st.integers(0, 1 << 40),
+)
+def test_any_order_is_a_permutation_and_knows_where_each_sample_stands(
+    sizes: list[int], num_nodes: int, block_size: int | None, seed: int, epoch: int
+) -> None:
+    check_order(sizes, min(num_nodes, sum(sizes)), block_size, seed, epoch)
+
+
+def test_without_shuffle_it_is_the_plain_order() -> None:
+    assert order_of([3, 0, 5, 9, 1], 4, None)[:].tolist() == interleave(np.arange(18), 4).tolist()
+
+
+def test_a_node_reads_the_same_samples_in_every_epoch_in_another_order() -> None:
+    sizes = [7, 30, 1, 12, 25, 9, 16]
+    epochs = [order_of(sizes, 4, 20, epoch=epoch)[:100] for epoch in (0, 1, 2)]
+    for node in range(4):
+        of_node = [epoch[node::4].tolist() for epoch in epochs]
+        assert sorted(of_node[0]) == sorted(of_node[1]) == sorted(of_node[2])
+        assert of_node[0] != of_node[1] != of_node[2]
+    other_run = order_of(sizes, 4, 20, seed=2)[:100]
+    assert sorted(other_run[::4].tolist()) != sorted(epochs[0][::4].tolist())
+
+
+def test_samples_are_shuffled_within_blocks_and_not_beyond() -> None:
+    # one shard in one node: what moves, moves within its block
+    samples = order_of([100_000], 1, 1_000)[:]
+    travel = np.abs(samples - np.arange(100_000))
+    assert travel.max() < 1_500
+    assert 320 < travel.mean() < 345  # a third of a block, where all places are as likely
+    shards = order_of([100] * 1_000, 2, 400)[:] // 100
+    for node in (0, 1):
+        in_use = [len(set(shards[node::2][start : start + 400].tolist())) for start in range(0, 50_000, 400)]
+        assert max(in_use) <= 10
+
+
+def test_an_order_is_asked_as_an_array_is() -> None:
+    order = order_of([7, 30, 1, 12], 4, 20)
+    array = np.asarray(order)
+    assert array.dtype == np.int64
+    assert len(order) == len(array) == 50
+    assert [order[position] for position in range(50)] == list(order) == array.tolist()
+    assert isinstance(order[3], int)
+    assert order[-1] == order[np.int64(49)] == array[49]
+    for wanted in (slice(3, 40, 7), slice(None, None, -1), np.array([[4, 4], [49, -50]]), np.array([], np.int64)):
+        assert order[wanted].tolist() == array[wanted].tolist()
+    for strange in (np.array([0.5]), np.ones(50, bool)):
+        with pytest.raises(IndexError, match="whole numbers"):
+            order[strange]
+    for beyond in (50, -51, np.array([0, 50])):
+        with pytest.raises(IndexError, match="not all among the 50"):
+            order[beyond]
+
+
+def test_orders_are_what_they_always_were() -> None:
+    assert order_of([4, 0, 9, 2], 2, 6, seed=17)[:].tolist() == [10, 12, 6, 13, 4, 14, 5, 11, 9, 1, 8, 0, 7, 2, 3]
+    huge = SeekableOrder(np.full(2_000, 5_000_000), Shuffle(64, 17, 20_000_000), 3)
+    assert huge[np.array([0, 1, 5_000_000_000, 9_999_999_999])].tolist() == [2303201874, 4260349928, 6059639900, 3259691103]
+
+
+def test_ten_billion_samples_cost_neither_time_nor_memory() -> None:
+    code = """
+import re, time
+import numpy as np
+from cloudload.seekable import SeekableOrder, Shuffle
+sizes = np.full(2_000_000, 5_000, np.int64)
+def peak():  # of this process alone: ru_maxrss begins with its parent's
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before, start = peak(), time.process_time()
+order = SeekableOrder(sizes, Shuffle(64, 17, 20_000), 0)
+samples = order[7_654_321_000 + np.arange(10_000)]
+assert len(set(samples.tolist())) == 10_000 and samples.max() < len(order) == 10**10
+print(time.process_time() - start, peak() - before)
+"""
+    seconds, kilobytes = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert float(seconds) < 5
+    assert int(kilobytes) < 100_000
+
+
+# ---------------------------------------------------------------- repeat and choose
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    streams=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), min_size=1, max_size=3),
+    rates=st.lists(st.floats(0.05, 3.2), min_size=3, max_size=3),
+    num_nodes=st.integers(1, 8),
+    block_size=st.integers(2, 30) | st.none(),
+    epoch=st.integers(0, 5),
+)
+def test_each_stream_gives_what_it_is_to_give_each_sample_as_often_as_any_other(
+    streams: list[list[int]], rates: list[float], num_nodes: int, block_size: int | None, epoch: int
+) -> None:
+    sizes = np.concatenate(streams)
+    choose = [max(1, int(rate * sum(stream))) for rate, stream in zip(rates, streams, strict=False)]
+    weights = [(len(stream), chosen) for stream, chosen in zip(streams, choose, strict=True)]
+    order = SeekableOrder(sizes, Shuffle(min(num_nodes, sum(choose)), 3, block_size), epoch, weights)
+    samples = order[:]
+    assert len(samples) == sum(choose)
+    reads = np.bincount(samples, minlength=sizes.sum())
+    first = 0
+    for stream, chosen in zip(streams, choose, strict=True):
+        of_stream = reads[first : first + sum(stream)]
+        assert of_stream.sum() == chosen
+        assert set(of_stream.tolist()) <= {chosen // sum(stream), -(-chosen // sum(stream))}
+        first += sum(stream)
+    for sample in range(sizes.sum()):
+        assert order.positions_of(sample).tolist() == np.flatnonzero(samples == sample).tolist()
+
+
+def test_what_is_drawn_is_another_in_every_epoch_and_all_in_the_end() -> None:
+    sizes = np.array([1] * 10 + [20])
+    epochs = [SeekableOrder(sizes, Shuffle(1, 3, 8), epoch, [(11, 10)])[:] for epoch in range(60)]
+    reads = np.bincount(np.concatenate(epochs), minlength=30)
+    assert (reads > 6).all()
+    assert (reads < 40).all()
+
+
+# ---------------------------------------------------------------- in a run
+
+CONFIG = OrderConfig(True, "seekable", 20, 4, 1)
+SHARDS = np.array([7, 30, 1, 0, 12, 25, 9, 18])
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling((3, 5), (57, 60))])
+def test_the_orders_of_a_run_need_no_file(tmp_path: Path, sampling: Sampling | None) -> None:
+    orders = EpochOrders(tmp_path, SHARDS, CONFIG, sampling)
+    for epoch in (0, 3):
+        whole = canonical_order(SHARDS, CONFIG, epoch, sampling)
+        assert np.asarray(orders(epoch)).tolist() == whole.tolist()
+        assert positions_of(orders(epoch), 5).tolist() == positions_of(whole, 5).tolist()
+    assert not orders.build_in_background(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any),
+    num_nodes=st.sampled_from([1, 2, 3, 4, 6]),
+    block_size=st.integers(2, 60),
+    hosts=st.sampled_from([1, 2, 3]),
+)
+def test_the_working_set_is_told_without_building_the_order(
+    sizes: list[int], num_nodes: int, block_size: int, hosts: int
+) -> None:
+    order = order_of(sizes, min(num_nodes, sum(sizes)), block_size)
+    told, built = (needed_bytes(sizes, array, min(num_nodes, sum(sizes)), hosts) for array in (order, order[:]))
+    # a shard that two nodes share counts once for each
+    assert built <= told + max(sizes) * 100 * (num_nodes - 1)
+    assert told <= sum(sizes) * 100 + max(sizes) * 100 * num_nodes
+
+
+def test_the_working_set_of_a_large_order_is_close_to_the_real_one() -> None:
+    sizes = [100] * 1_000
+    order = order_of(sizes, 4, 400)
+    told, built = (needed_bytes(sizes, array, 4, 1) for array in (order, order[:]))
+    assert built <= told <= 1.1 * built
+
+
+def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> int:
+    """What a cache must hold, where a shard has 100 bytes a sample."""
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    shards = [SimpleNamespace(raw=SimpleNamespace(bytes=100 * size), zipped=None) for size in sizes]
+    corpus: Any = SimpleNamespace(
+        datasets=[SimpleNamespace(url="s3://x", shards=shards)],
+        shard_sizes=np.array(sizes),
+        shards_of=lambda samples: np.searchsorted(starts, samples, side="right") - 1,
+    )
+    component: Any = SimpleNamespace(
+        sampling=None, first_sample=0, shard_sizes=np.array(sizes), order=SimpleNamespace(num_canonical_nodes=num_nodes)
+    )
+    with pytest.raises(CacheError) as refusal:
+        check_cache_limit(1, corpus, [component], [order], world=World(0, hosts, 1), downloads_at_once=1)
+    return int(str(refusal.value).split("Raise it to ")[1].split(" or more")[0].replace(",", "")) - 100 * max(sizes)
+
+
+def test_a_loader_reads_every_document_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    from awkward import EOS, byte_tokenizer
+
+    folder = write_mds(tmp_path / "corpus", [f"{number:03}" for number in range(200)], shard_samples=[50, 1, 99, 50])
+
+    def samples(loader: CloudLoader, batches: int | None = None) -> list[int]:
+        return [sample for batch in itertools.islice(loader, batches) for sample in batch.spans[:, 3].tolist()]
+
+    def loader() -> CloudLoader:
+        return CloudLoader(
+            folder,
+            local=str(tmp_path / "cache"),
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=4,
+            batch_size=10,
+            num_workers=0,
+            epochs=1,
+            shuffle_algo="seekable",
+        )
+
+    with loader() as whole:
+        everything = samples(whole)
+    assert sorted(everything) == list(range(200))
+    with loader() as first, loader() as second:
+        head = samples(first, 7)
+        second.load_state_dict(first.state_dict())
+        assert head + samples(second) == everything
