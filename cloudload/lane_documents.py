@@ -120,6 +120,10 @@ class LaneDocuments:
         table[:, COUNT] = np.where(is_left_out, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
 
+    def build_order_ahead(self, component: int, epoch: int) -> None:
+        """See to it that the order of an epoch is there when it is needed; returns at once."""
+        self._orders[component].build_in_background(epoch)
+
     def decode(self, tokens: Tokens) -> str:
         """The text of ids, control tokens included."""
         return self._tokenizer.decode(tokens)

@@ -167,6 +167,8 @@ class _WorkerLanes:
         """The document in which each lane's first cursor stands."""
         self._barren = np.zeros(len(cursors), np.int64)
         """Documents of each lane without a token since the last one that had some."""
+        self._ordered_epochs = [0] * len(self._components)
+        """The last epoch of each component that an order was asked for ahead."""
         self._first_dry = NOT_DRY
         self._tail_documents: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
         self._mean_tokens = np.array(
@@ -235,6 +237,7 @@ class _WorkerLanes:
             self._fill(lanes, wanted)
         except ValueError as error:
             raise StreamChangedError(f"{error}. The state is damaged, or of another corpus, tokenizer or transform") from None
+        self._build_orders_ahead(lanes)
         cut = self._lanes.cut(lanes, wanted)
         # rows lane after lane, as they were cut, to the block's rows
         places = np.argsort(slots, kind="stable")
@@ -300,6 +303,16 @@ class _WorkerLanes:
             )
 
     # ------------------------------------------------------------ looking ahead
+
+    def _build_orders_ahead(self, slots: Ints) -> None:
+        """Have the order of the next epoch built once a lane is in the second half of this one."""
+        for component in np.unique(slots // self._plan.num_lanes).tolist():
+            lanes = self._components[component].lanes
+            furthest = int(self._next_ordinals[slots[slots // self._plan.num_lanes == component]].max()) * lanes.num_lanes
+            epoch = (furthest + lanes.stride // 2) // lanes.stride
+            if epoch > self._ordered_epochs[component] and (lanes.epochs is None or epoch < lanes.epochs):
+                self._ordered_epochs[component] = epoch
+                self._documents.build_order_ahead(component, epoch)
 
     def _documents_ahead(self, component: int) -> int:
         """Documents of look-ahead for each lane; by default two shards for each canonical node."""
