@@ -43,7 +43,7 @@ _DOCUMENTS_AT_ONCE = 256
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
-_EAGERNESS = 1.5
+_EAGERNESS = 3
 
 NewTokens = Callable[[int, int], Tokens]
 """Gives int32 [rows, seq_len] to write tokens into; what it holds is undefined."""
