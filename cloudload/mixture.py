@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from numbers import Integral, Real
 from typing import Any
@@ -96,6 +96,10 @@ class Mixture:
 
     def to_json(self) -> str:
         """As it goes into a state."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
         return json.dumps({"names": self.names, "schedule": self.schedule})
 
     @staticmethod

@@ -3,7 +3,8 @@
     version, cloudload      of the format, and of the library that wrote it
     rows                    rows of the run that have been handed out
     table_rows              rows up to which the cursors count; a resume reads again, and drops, the rows from there
-    cursors                 base64 of little-endian int64 [components, num_lanes, 2]: ordinal and offset of each lane's next token
+    cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's next token; little-endian
+                            int32, or int64 where one of them needs it
     residues                base64 of what each lane has read and not emitted (`pack.decode_residue`), compressed; "" for none
     tail                    "" until the lanes of a finite run have ended at table_rows; then `tail.Stages`, as "512:100,1024:3"
     part                    "" for a whole state, else the world indices it covers, such as "1/4"
@@ -72,7 +73,7 @@ def build_state(recipe: Recipe, position: Position, tokenizer_backend: str, part
         "tail": "" if position.tail is None else _join_pairs(position.tail),
         "skipped": _join_pairs(position.skipped),
         "counts": json.dumps(position.counts.tolist(), separators=(",", ":")),
-        "cursors": base64.b64encode(position.cursors.astype("<i8").tobytes()).decode("ascii"),
+        "cursors": _encode_cursors(position.cursors),
         "residues": _encode_residues(position.residues),
     }
 
@@ -141,7 +142,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
         **first,
         "part": "",
         "counts": json.dumps(np.asarray(counts).tolist(), separators=(",", ":")),
-        "cursors": base64.b64encode(cursors.astype("<i8").tobytes()).decode("ascii"),
+        "cursors": _encode_cursors(cursors),
         "residues": _encode_residues(residues),
     }
 
@@ -181,10 +182,11 @@ def _read_position(state: Mapping[str, Any]) -> Position:
         raise StreamChangedError(f"table_rows: {state['table_rows']} is past rows {state['rows']}. The state is damaged")
     data, num_lanes = _decode("cursors", state["cursors"]), state["num_lanes"]
     num_components = len(_read_numbers("num_canonical_nodes", state["num_canonical_nodes"]))
-    expected = num_components * num_lanes * 16
-    if len(data) != expected:
+    expected = num_components * num_lanes * 8
+    if len(data) not in (expected, 2 * expected):
         raise StreamChangedError(f"cursors: {len(data)} bytes where {num_lanes} lanes need {expected}. The state is damaged")
-    cursors = np.frombuffer(data, "<i8").reshape(num_components, num_lanes, 2).astype(np.int64)
+    numbers = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
+    cursors = numbers.reshape(num_components, num_lanes, 2).astype(np.int64)
     return Position(
         rows=state["rows"],
         table_rows=state["table_rows"],
@@ -230,6 +232,11 @@ def _decode(name: str, text: Any) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError) as error:
         raise StreamChangedError(f"{name}: not base64 ({error}). The state is damaged") from error
+
+
+def _encode_cursors(cursors: Ints) -> str:
+    width = "<i4" if cursors.max(initial=0) < 1 << 31 else "<i8"
+    return base64.b64encode(cursors.astype(width).data).decode("ascii")
 
 
 def _encode_residues(residues: Residues | None) -> str:

@@ -537,7 +537,7 @@ def run_lanes(start: Any, packing: Packing, sizes: Sequence[int]) -> Any:
         if residues is not None:
             residues[0, lane] = last.residue
     rows = num_lanes * STATE_DOCUMENTS
-    return replace(start, rows=rows, table_rows=rows, cursors=cursors, residues=residues)
+    return replace(start, rows=rows, table_rows=rows).with_lanes(cursors=cursors, residues=residues)
 
 
 def time_calls(call: Any, repeats: int) -> list[float]:

@@ -136,7 +136,7 @@ def test_other_data_is_refused_but_the_same_data_elsewhere_is_not(folder: str, t
 
 
 def table(*cursors: tuple[int, int]) -> str:
-    return base64.b64encode(np.array(cursors, "<i8").tobytes()).decode()
+    return base64.b64encode(np.array(cursors, "<i4").tobytes()).decode()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def table(*cursors: tuple[int, int]) -> str:
     [
         ({"version": 1}, "version: the state has 1"),
         ({"cursors": "%%%"}, "cursors: not base64"),
-        ({"cursors": "AAAA"}, "cursors: 3 bytes where 12 lanes need 192"),
+        ({"cursors": "AAAA"}, "cursors: 3 bytes where 12 lanes need 96"),
         ({"cursors": table(*[(-1, 0)] * 12)}, "cursors: lane 0 has none"),
         ({"cursors": table(*[(0, -5)] * 12)}, "cursors: lane 0 has none"),
         ({"cursors": 5}, "cursors: not base64"),
