@@ -27,6 +27,7 @@ from cloudload.errors import CloudloadError, WorkerError
 from cloudload.lanes import Ints
 from cloudload.pack import SPAN_FIELDS
 from cloudload.plan import Block, Plan
+from cloudload.pool import allow_descriptors
 from cloudload.ring import Ring
 from cloudload.stats import COUNTS
 from cloudload.tokenizer import Tokens
@@ -232,6 +233,7 @@ class _BlockDataset(IterableDataset[Any]):
         worker = info.id if info else 0
         # one thread a worker: workers are how the work is spread
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        allow_descriptors()  # for as many mapped shards as the lanes are in
         slots = _Slots(self._rings[worker])
         try:
             yield from map(slots.pack, read_blocks(self._plan, worker, slots.new_tokens))

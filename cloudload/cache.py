@@ -20,6 +20,7 @@ import itertools
 import logging
 import os
 import re
+import resource
 import time
 import uuid
 from collections import OrderedDict
@@ -39,7 +40,8 @@ from cloudload.store import download_object
 logger = logging.getLogger(__name__)
 
 _PART_SUFFIX = ".part"
-_MOST_OPEN_SHARDS = 256
+# each is one of the process's open files, of which half are left to others
+_MOST_OPEN_SHARDS = 2_048
 _TOUCH_EVERY_S = 10.0
 _DATASET_FOLDER = re.compile(r"[A-Za-z0-9-]*-[0-9a-f]{16}")
 
@@ -65,6 +67,8 @@ class ShardCache:
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
         self._fetches: dict[int, Future[Path | None]] = {}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cloudload-fetch")
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_open = _MOST_OPEN_SHARDS if open_files == resource.RLIM_INFINITY else min(_MOST_OPEN_SHARDS, open_files // 2)
 
     def shard(self, number: int) -> Shard:
         """The mapped shard; waits for it to be fetched. Raises what kept it from being fetched."""
@@ -110,7 +114,7 @@ class ShardCache:
                 os.utime(shard.path)
         self._open[number] = (shard, time.monotonic())
         self._open.move_to_end(number)
-        while len(self._open) > _MOST_OPEN_SHARDS:
+        while len(self._open) > self._most_open:
             self._open.popitem(last=False)
 
     def _fetch(self, number: int) -> Path:

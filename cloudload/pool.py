@@ -49,13 +49,13 @@ class Executor(Protocol):
 def open_executor(context: Any, processes: int) -> Iterator[Executor]:
     """Worker processes that each hold `context`; this process itself for `processes=1`."""
     if processes > 1:
-        _allow_descriptors()
+        allow_descriptors()
     executor: Executor = Pool(context, processes) if processes > 1 else Inline(context)
     with contextlib.closing(executor):
         yield executor
 
 
-def _allow_descriptors() -> None:
+def allow_descriptors() -> None:
     """Raise this process's soft limit of open files, which on most systems is far below the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
