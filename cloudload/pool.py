@@ -182,7 +182,7 @@ def _epitaph(process: Any, error: Exception) -> str:
 def _work(pipe: socket.socket, context: Any) -> None:
     """The life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    _allow_descriptors()
+    allow_descriptors()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, argument = _receive(pipe, SharedBytes.read)
