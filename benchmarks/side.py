@@ -38,7 +38,9 @@ class Request:
     """What a side is to read, and how."""
 
     data: Path
-    """Has mds/, texts/*.jsonl, and tokens/tokens.npy with tokens/offsets.npy: the same documents three times."""
+    """Has mds/ and texts/*.jsonl: the same documents twice."""
+    ids: Path
+    """Has their ids: tokens.npy, and offsets.npy between documents."""
     scratch: Path
     """A folder of this side's own."""
     tokenizer: Path
@@ -114,7 +116,7 @@ def serve(start: Callable[[Request], Callable[[float], Turn]], packages: Sequenc
     os.dup2(2, 1)  # what libraries print is no answer
     try:
         fields = json.loads(sys.stdin.readline())
-        paths = {name: Path(fields[name]) for name in ("data", "scratch", "tokenizer")}
+        paths = {name: Path(fields[name]) for name in ("data", "ids", "scratch", "tokenizer")}
         take = start(Request(**fields | paths | {"specials": tuple(fields["specials"])}))
         print(json.dumps({"ready": True, "versions": {name: metadata.version(name) for name in packages}}), file=answers)
         for line in sys.stdin:

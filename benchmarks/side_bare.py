@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable
 
-from side import Request, Turn, serve
+from benchmarks.side import Request, Turn, serve
 
 DOCUMENTS_AT_ONCE = 64
 

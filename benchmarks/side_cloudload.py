@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from side import Request, UnavailableError, serve_batches
+from benchmarks.side import Request, UnavailableError, serve_batches
 
 
 def make_batches(request: Request) -> Iterator[Any]:
@@ -19,9 +19,9 @@ def make_batches(request: Request) -> Iterator[Any]:
 
     options = dict(request.options)
     state_every_batch = options.pop("state_every_batch", False)
-    if "tokenizer_backend" not in inspect.signature(CloudLoader.__init__).parameters:
-        if options.pop("tokenizer_backend", "hf") != "hf":
-            raise UnavailableError("this cloudload has no argument tokenizer_backend, and only Hugging Face's tokenizers")
+    has_backends = "tokenizer_backend" in inspect.signature(CloudLoader.__init__).parameters
+    if not has_backends and options.pop("tokenizer_backend", "hf") != "hf":
+        raise UnavailableError("this cloudload has no argument tokenizer_backend, and only Hugging Face's tokenizers")
     with CloudLoader(
         str(request.data / "mds"),
         tokenizer=str(request.tokenizer),

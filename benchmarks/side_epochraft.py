@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from side import Request, serve_batches
+from benchmarks.side import Request, serve_batches
 
 PREDOWNLOAD = 512
 

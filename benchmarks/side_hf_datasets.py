@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from side import Request, serve_batches
+
+from benchmarks.side import Request, serve_batches
 
 SHUFFLE_BUFFER = 1000
 

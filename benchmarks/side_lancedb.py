@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from side import Request, serve_batches
+
+from benchmarks.side import Request, serve_batches
 
 ROWS_AT_ONCE = 1024
 
@@ -21,7 +22,7 @@ def make_table(request: Request, packed: bool) -> Any:
     import lancedb
     import pyarrow as pa
 
-    tokens, offsets = (np.load(request.data / "tokens" / f"{name}.npy") for name in ("tokens", "offsets"))
+    tokens, offsets = (np.load(request.ids / f"{name}.npy") for name in ("tokens", "offsets"))
     repeats = -(-request.options["tokens"] // len(tokens))
     if packed:
         # the loader puts an end after each document itself
@@ -31,7 +32,7 @@ def make_table(request: Request, packed: bool) -> Any:
         whole = len(tokens) // request.seq_len * request.seq_len
         ids = pa.FixedSizeListArray.from_arrays(pa.array(tokens[:whole], pa.int32()), request.seq_len)
     part = pa.table({"ids": ids})
-    table = lancedb.connect(str(request.scratch / "lance")).create_table("tokens", part)
+    table = lancedb.connect(str(request.scratch / "table")).create_table("tokens", part)
     for _ in range(repeats - 1):
         table.add(part)
     return table

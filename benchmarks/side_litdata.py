@@ -5,26 +5,28 @@ a ceiling.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from side import Request, serve_batches
+
+from benchmarks.side import Request, serve_batches
 
 ROWS_A_CHUNK = 4096
 
 
 class Cut:
-    """Give the ids of one part of the documents, one document after another; `optimize` wants a picklable callable."""
+    """Give the ids of each document, once for every repeat; `optimize` wants a picklable callable."""
 
-    def __init__(self, tokens: str, offsets: str, repeats: int) -> None:
-        self.tokens, self.offsets, self.repeats = tokens, offsets, repeats
+    def __init__(self, tokens: str, offsets: str) -> None:
+        self.tokens, self.offsets = tokens, offsets
 
-    def __call__(self, part: int) -> Iterator[Any]:
+    def __call__(self, repeat: int) -> Iterator[Any]:
         import torch
 
         tokens, offsets = np.load(self.tokens, mmap_mode="r"), np.load(self.offsets)
-        for start, stop in zip(offsets[:-1], offsets[1:], strict=True):
+        for start, stop in itertools.pairwise(offsets):
             yield torch.from_numpy(np.array(tokens[start:stop]))
 
 
@@ -32,11 +34,11 @@ def make_batches(request: Request) -> Iterator[Any]:
     """The batches of the StreamingDataLoader, epoch after epoch."""
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
-    tokens, offsets = (str(request.data / "tokens" / f"{name}.npy") for name in ("tokens", "offsets"))
+    tokens, offsets = (str(request.ids / f"{name}.npy") for name in ("tokens", "offsets"))
     repeats = -(-request.options["tokens"] // len(np.load(tokens, mmap_mode="r")))
     folder = str(request.scratch / "optimized")
     optimize(
-        fn=Cut(tokens, offsets, repeats),
+        fn=Cut(tokens, offsets),
         inputs=list(range(repeats)),
         output_dir=folder,
         chunk_size=ROWS_A_CHUNK * request.seq_len,

@@ -14,8 +14,9 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from side import Request, serve_batches
 from torch.utils.data import DataLoader, IterableDataset
+
+from benchmarks.side import Request, serve_batches
 
 DOCUMENTS_AT_ONCE, PREDOWNLOAD = 64, 512
 
