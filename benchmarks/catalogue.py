@@ -12,17 +12,15 @@ BARE, OURS, PEER, CEILING = "bare tokenizer", "cloudload", "tokenizes on the way
 
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "hf": ("torch==2.13.0", "datasets==5.2.0", "torchdata==0.11.0", "tokenizers=={tokenizers}"),
-    "epochraft": (
-        "torch==2.13.0",
-        "epochraft==0.1.0.dev20231107",
-        "mosaicml-streaming==0.13.0",
-        "transformers<5",
-        "tokenizers=={tokenizers}",
-    ),
     "litdata": ("torch==2.13.0", "litdata==0.2.76"),
     "lance": ("torch==2.13.0", "lancedb==0.40.0", "pylance==14.0.2"),
 }
 """Requirements of the peers whose versions clash with ours; `{tokenizers}` is the version in cloudload's environment."""
+
+ADDITIONS: dict[str, tuple[str, ...]] = {
+    "epochraft": ("epochraft==0.1.0.dev20231107", "braceexpand==0.1.7", "smart-open==7.5.0", "wrapt==2.0.1"),
+}
+"""Packages of the peers that run in cloudload's own environment, beside what that has."""
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,48 @@
-"""Virtual environments for the peers whose versions clash with cloudload's: `.bench/<peer>/`, made once by pip."""
+"""Where the peers live, made once by pip: `.bench/<peer>/`.
+
+A peer whose versions clash with cloudload's has a virtual environment of its own. One that does not has a folder of the packages
+that cloudload's environment lacks, and shares all else.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from benchmarks.catalogue import ADDITIONS, ENVIRONMENTS
+
 
 class EnvironmentFailedError(Exception):
     """A peer's environment could not be made; the message is the end of pip's words."""
 
 
-def python_of(folder: Path, requirements: Sequence[str]) -> Path:
-    """The interpreter of an environment that has the requirements, made now where it is not there yet."""
+def environment_of(peer: str, base: Path) -> tuple[Path, list[Path]]:
+    """The interpreter of a peer and the folders to put on its path; made now where they are not there yet."""
+    folder = base / peer
+    own = folder / "bin" / "python"
+    if peer in ADDITIONS:
+        _make(folder, ADDITIONS[peer], [sys.executable, "-m", "pip", "install", "--no-deps", f"--target={folder}"])
+        return Path(sys.executable), [folder]
+    _make(folder, ENVIRONMENTS[peer], [str(own), "-m", "pip", "install"])
+    return own, []
+
+
+def _make(folder: Path, requirements: Sequence[str], pip: list[str]) -> None:
     wanted = [requirement.format(tokenizers=metadata.version("tokenizers")) for requirement in requirements]
-    python, stamp = folder / "bin" / "python", folder / ".installed"
+    stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text().split("\n") == wanted:
-        return python
-    print(f"installing {', '.join(wanted)} into {folder}", file=sys.stderr, flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _run([sys.executable, "-m", "venv", str(folder)])
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--progress-bar", "off", "--disable-pip-version-check"]
-    _run([*pip, *wanted])
+        return
+    print(f"  installing {', '.join(wanted)}", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if pip[0] != sys.executable:
+        _run([sys.executable, "-m", "venv", str(folder)])
+    _run([*pip, "--quiet", "--progress-bar", "off", "--disable-pip-version-check", *wanted])
     stamp.write_text("\n".join(wanted))
-    return python
 
 
 def _run(command: list[str]) -> None:

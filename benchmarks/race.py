@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.catalogue import ENVIRONMENTS, Entry, Race
-from benchmarks.environments import EnvironmentFailedError, python_of
+from benchmarks.catalogue import Entry, Race
+from benchmarks.environments import EnvironmentFailedError, environment_of
 from benchmarks.side import Turn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,12 +71,14 @@ class SideFailedError(Exception):
 class Side:
     """A running side, stopped but for its turns."""
 
-    def __init__(self, python: Path, entry: Entry, request: dict[str, Any], cores: set[int], log: Path) -> None:
+    def __init__(self, command: list[str], folders: list[Path], request: dict[str, Any], cores: set[int], log: Path) -> None:
         self.log = log
-        environment = os.environ | ONE_THREAD | {"HOME": request["scratch"], "PYTHONPATH": str(ROOT)}
+        environment = (
+            os.environ | ONE_THREAD | {"HOME": request["scratch"], "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))}
+        )
         with log.open("w") as words, pinned(cores):  # a child inherits its parent's cores
             self.process = subprocess.Popen(
-                [str(python), "-m", f"benchmarks.{entry.script}"],
+                command,
                 cwd=request["scratch"],
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -165,13 +167,11 @@ def run_race(race: Race, requests: Sequence[dict[str, Any]], cores: set[int], le
 def start_side(result: Result, request: dict[str, Any], cores: set[int]) -> Side:
     """A side that is ready and stopped."""
     entry = result.entry
-    python = Path(sys.executable)
-    if entry.environment:
-        python = python_of(ROOT / ".bench" / entry.environment, ENVIRONMENTS[entry.environment])
+    python, folders = environment_of(entry.environment, ROOT / ".bench") if entry.environment else (Path(sys.executable), [])
     scratch = Path(request["scratch"])
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    side = Side(python, entry, request, cores, scratch.with_suffix(".log"))
+    side = Side([str(python), "-m", f"benchmarks.{entry.script}"], folders, request, cores, scratch.with_suffix(".log"))
     try:
         result.versions = side.start()
     except BaseException:
