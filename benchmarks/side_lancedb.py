@@ -1,5 +1,5 @@
 """LanceDB on documents that were tokenized before, through `lancedb.streaming`'s `StreamingDataset` and `StreamingDataLoader`,
-shuffled, with one split a worker. It tokenizes nothing: a ceiling.
+shuffled in clumps of 64 rows, with one split a worker. It tokenizes nothing: a ceiling.
 
 `"packing": "packed"` has a document's ids in each row and packs them on the way (`pack_sequences=2048`); "rows" has blocks of
 2,048 ids in the table, which a `transform` makes tensors of.
@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.side import Request, serve_batches
 
-ROWS_AT_ONCE = 1024
+ROWS_AT_ONCE = 64  # what it fetches at a time by default
 
 
 def make_table(request: Request, packed: bool) -> Any:
@@ -58,7 +58,14 @@ def make_batches(request: Request) -> Iterator[Any]:
         how = {"pack_sequences": request.seq_len, "eos_id": request.eos, "pad_id": pad, "blocks_per_epoch": "auto"}
     epoch = 0
     while True:
-        dataset = StreamingDataset(table, num_splits=max(1, request.num_workers), columns=["ids"], epoch=epoch, **how)
+        dataset = StreamingDataset(
+            table,
+            columns=["ids"],
+            epoch=epoch,
+            num_splits=max(1, request.num_workers),
+            shuffle_clump_size=ROWS_AT_ONCE,
+            **how,
+        )
         loader = StreamingDataLoader(
             dataset, batch_size=request.batch_size, num_workers=request.num_workers, multiprocessing_context="forkserver"
         )
