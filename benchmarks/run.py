@@ -155,7 +155,7 @@ def facts_of(documents: Documents, rounds: int, length: Length, outcomes: dict[s
     versions = sorted({f"{name} {version}" for result in results for name, version in result.versions.items()})
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": command(),
+        "command": shown_command("benchmarks.run"),
         "cloudload": f"{metadata.version('cloudload')}, commit {commit()}",
         "hardware": hardware(),
         "Python": sys.version.split()[0],
@@ -165,10 +165,10 @@ def facts_of(documents: Documents, rounds: int, length: Length, outcomes: dict[s
     }
 
 
-def command() -> str:
+def shown_command(module: str) -> str:
     """The command line, with folders by their last names only."""
     words = [name_of(Path(word)) if word.startswith(("/", "..")) else word for word in sys.argv[1:]]
-    return f"`python -m benchmarks.run {shlex.join(words)}`".replace(" `", "`")
+    return f"`{shlex.join(['python', '-m', module, *words])}`"
 
 
 def commit() -> str:

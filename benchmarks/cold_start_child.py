@@ -1,0 +1,75 @@
+"""One loader in a process of its own, for `benchmarks.cold_start`: to its first batch, or through one epoch.
+
+    python -m benchmarks.cold_start_child '{"what": "first_batch", "loader": "cloudload", ...}'
+
+Prints what it measured as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+STARTED = time.perf_counter()
+SEQ_LEN, BATCH_SIZE = 2048, 8
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    import streaming  # noqa: F401 - a loader's seconds are without the imports that both need
+    import torch
+    import transformers  # noqa: F401
+
+    if request.get("nodes", 1) > 1 and request["loader"] == "cloudload":
+        torch.distributed.init_process_group("gloo")
+    started = time.perf_counter()
+    batches = LOADERS[request["loader"]](request)
+    count = 0
+    for _ in batches:
+        count += 1
+        if request["what"] == "first_batch":
+            break
+    ended = time.perf_counter()
+    print(json.dumps({"seconds": ended - started, "process": ended - STARTED, "batches": count}), flush=True)
+    os._exit(0)  # whatever threads and workers a loader has left, its measurement is over
+
+
+def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
+    """CloudLoader with one worker, all else by default."""
+    from cloudload import CloudLoader
+
+    yield from CloudLoader(
+        request["data"],
+        tokenizer=request["tokenizer"],
+        seq_len=SEQ_LEN,
+        batch_size=BATCH_SIZE,
+        num_workers=1,
+        local=request["cache"],
+        epochs=1 if request["what"] == "epoch" else None,
+    )
+
+
+def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
+    """StreamingDataset, shuffled, all else by default; for a whole epoch its samples alone, since tokens download nothing."""
+    from streaming import StreamingDataset
+    from torch.utils.data import DataLoader
+
+    from benchmarks.side_streaming import ConcatenatedTokens, load_encoder
+
+    source = StreamingDataset(remote=request["data"], local=f"{request['cache']}/local", shuffle=True, batch_size=BATCH_SIZE)
+    if request["what"] == "epoch":
+        yield from DataLoader(source, batch_size=BATCH_SIZE, num_workers=1)
+        return
+    encode, at_once = load_encoder(request["tokenizer"], "each")
+    rows = ConcatenatedTokens(source, encode, at_once, request["eos"], SEQ_LEN)
+    yield from DataLoader(rows, batch_size=BATCH_SIZE, num_workers=1)
+
+
+LOADERS = {"cloudload": cloudload_batches, "streaming": streaming_batches}
+
+if __name__ == "__main__":
+    main()
