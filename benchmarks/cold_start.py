@@ -8,7 +8,9 @@ zstd shards, with one worker, through a proxy that puts --latency-ms before ever
     first batch   --shards shards of --shard-mb of text; seconds from the loader's construction, imports done, to its first
                   batch, and those of the whole process; the loaders take turns, each in a new process with an empty cache
     epoch         as many shards of --epoch-shard-mb, of short documents; bytes that one node, and each of two nodes that share
-                  the data out, downloads for one epoch, as a share of the dataset's. A node is a process with a cache of its own
+                  the data out, downloads for one epoch, as a share of the dataset's. A node is a process with a cache of its own.
+                  Streaming's two run one after the other, each told that it is one of two: on one machine they would
+                  meet in shared memory
 
 Writes COLD_START.md and cold_start.json to --output.
 """
@@ -58,10 +60,18 @@ class Store:
         """Start a loader in a process of its own, which reads through the node's proxy, whose counts begin anew."""
         self.proxies[node].set_faults([Fault("", "delay", seconds=self.latency_s)] if self.latency_s else [])
         data = {"first_batch": "cold", "epoch": "epoch"}[what]
-        request = {"what": what, "loader": loader, "data": f"s3://{BUCKET}/{data}", "cache": str(cache), "eos": self.eos, **more}
+        request = {
+            "what": what,
+            "loader": loader,
+            "data": f"s3://{BUCKET}/{data}",
+            "cache": str(cache),
+            "eos": self.eos,
+            "node": node,
+            **more,
+        }
         environment = os.environ | self.server.environment(self.proxies[node].endpoint) | {"TOKENIZERS_PARALLELISM": "false"}
         command = [sys.executable, "-m", "benchmarks.cold_start_child", json.dumps(request | {"tokenizer": str(self.tokenizer)})]
-        if more.get("nodes", 1) > 1:
+        if "port" in more:
             environment |= {"RANK": str(node), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": str(more["nodes"])}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(more["port"]), "GLOO_SOCKET_IFNAME": "lo"}
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
@@ -170,14 +180,16 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
     rows = []
     for loader in LOADERS:
         for nodes in (1, 2):
-            (port,) = free_ports(1)
             with contextlib.ExitStack() as caches:
                 folders = [caches.enter_context(cache_folder(work)) for _ in range(nodes)]
-                running = [
-                    store.child("epoch", loader, node, folder, nodes=nodes, node=node, port=port)
-                    for node, folder in enumerate(folders)
-                ]
-                done = [finish(process) for process in running]
+                if loader == "cloudload" and nodes > 1:
+                    (port,) = free_ports(1)
+                    running = [
+                        store.child("epoch", loader, node, cache, nodes=nodes, port=port) for node, cache in enumerate(folders)
+                    ]
+                    done = [finish(process) for process in running]
+                else:
+                    done = [finish(store.child("epoch", loader, node, cache, nodes=nodes)) for node, cache in enumerate(folders)]
             shares = [store.downloaded(node) / size for node in range(nodes)]
             rows.append({"loader": loader, "nodes": nodes, "shares": shares, "ranks": done})
             note(f"epoch, {loader}, {nodes} nodes: {shares}")

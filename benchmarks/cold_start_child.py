@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def main() -> None:
     import torch
     import transformers  # noqa: F401
 
-    if request.get("nodes", 1) > 1 and request["loader"] == "cloudload":
+    if "port" in request:
         torch.distributed.init_process_group("gloo")
     started = time.perf_counter()
     batches = LOADERS[request["loader"]](request)
@@ -35,7 +36,10 @@ def main() -> None:
             break
     ended = time.perf_counter()
     print(json.dumps({"seconds": ended - started, "process": ended - STARTED, "batches": count}), flush=True)
-    os._exit(0)  # whatever threads and workers a loader has left, its measurement is over
+    batches.close()
+    # whatever waits for its own end keeps nobody waiting
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.alarm(20)
 
 
 def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
@@ -56,10 +60,14 @@ def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
 def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
     """StreamingDataset, shuffled, all else by default; for a whole epoch its samples alone, since tokens download nothing."""
     from streaming import StreamingDataset
+    from streaming.base.world import World
     from torch.utils.data import DataLoader
 
     from benchmarks.side_streaming import ConcatenatedTokens, load_encoder
 
+    # one rank a node, and this is its world; workers are found later
+    world = World(request.get("nodes", 1), 1, 1, request["node"])
+    World.detect = classmethod(lambda _: world.copy())
     source = StreamingDataset(remote=request["data"], local=f"{request['cache']}/local", shuffle=True, batch_size=BATCH_SIZE)
     if request["what"] == "epoch":
         yield from DataLoader(source, batch_size=BATCH_SIZE, num_workers=1)
