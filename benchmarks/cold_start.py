@@ -9,8 +9,8 @@ zstd shards, with one worker, through a proxy that puts --latency-ms before ever
                   batch, and those of the whole process; the loaders take turns, each in a new process with an empty cache
     epoch         as many shards of --epoch-shard-mb, of short documents; bytes that one node, and each of two nodes that share
                   the data out, downloads for one epoch, as a share of the dataset's. A node is a process with a cache of its own.
-                  Streaming's two run one after the other, each told that it is one of two: on one machine they would
-                  meet in shared memory
+                  Two nodes run one after the other, each told that it is one of two (Streaming's would meet in shared
+                  memory otherwise), but for those of epochs=1, which must talk
 
 Writes COLD_START.md and cold_start.json to --output.
 """
@@ -42,6 +42,11 @@ from servers import S3Server, free_ports, start_s3  # isort: skip - likewise
 
 BUCKET = "cloudload"
 LOADERS = {"cloudload": "cloudload", "streaming": "Streaming, llm-foundry's way"}
+EPOCHS = {
+    "cloudload": "cloudload, an epoch of an endless run",
+    "cloudload_finite": "cloudload, epochs=1, with its tail",
+    "streaming": "Streaming",
+}
 CORPUS_BYTES, SHORT_BYTES = 40e6, 2_000
 CHILD_TIMEOUT_S = 3600
 
@@ -176,13 +181,13 @@ def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list
 
 
 def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
-    """Bytes downloaded in an epoch, by loader and number of nodes."""
+    """Bytes downloaded in an epoch, by way of reading it and number of nodes."""
     rows = []
-    for loader in LOADERS:
+    for loader in EPOCHS:
         for nodes in (1, 2):
             with contextlib.ExitStack() as caches:
                 folders = [caches.enter_context(cache_folder(work)) for _ in range(nodes)]
-                if loader == "cloudload" and nodes > 1:
+                if loader == "cloudload_finite" and nodes > 1:
                     (port,) = free_ports(1)
                     running = [
                         store.child("epoch", loader, node, cache, nodes=nodes, port=port) for node, cache in enumerate(folders)
@@ -192,7 +197,7 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
                     done = [finish(store.child("epoch", loader, node, cache, nodes=nodes)) for node, cache in enumerate(folders)]
             shares = [store.downloaded(node) / size for node in range(nodes)]
             rows.append({"loader": loader, "nodes": nodes, "shares": shares, "ranks": done})
-            note(f"epoch, {loader}, {nodes} nodes: {shares}")
+            note(f"epoch, {loader}, {nodes} {'nodes' if nodes > 1 else 'node'}: {shares}")
     return rows
 
 
@@ -233,7 +238,7 @@ def epoch_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| loader | nodes | bytes downloaded / bytes of the dataset, by node | in all |", "|---|---:|---:|---:|"]
     for row in rows:
         shares = " · ".join(f"{share:.3f}" for share in row["shares"])
-        lines.append(f"| {LOADERS[row['loader']]} | {row['nodes']} | {shares} | {sum(row['shares']):.3f} |")
+        lines.append(f"| {EPOCHS[row['loader']]} | {row['nodes']} | {shares} | {sum(row['shares']):.3f} |")
     return "\n".join(lines)
 
 

@@ -42,19 +42,38 @@ def main() -> None:
     signal.alarm(20)
 
 
-def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
+def make_cloudload(request: dict[str, Any], **more: Any) -> Any:
     """CloudLoader with one worker, all else by default."""
     from cloudload import CloudLoader
 
-    yield from CloudLoader(
+    return CloudLoader(
         request["data"],
         tokenizer=request["tokenizer"],
         seq_len=SEQ_LEN,
         batch_size=BATCH_SIZE,
         num_workers=1,
         local=request["cache"],
-        epochs=1 if request["what"] == "epoch" else None,
+        **more,
     )
+
+
+def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
+    """The batches of an endless run, until this node has begun its share of the documents."""
+    nodes = request.get("nodes", 1)
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    with make_cloudload(request, dp_rank=request["node"], dp_world_size=nodes) as loader:
+        begun = 0
+        for batch in loader:
+            yield batch
+            begun += sum(start == 0 for _, _, _, _, start, _ in batch.spans)
+            if begun >= loader.num_samples / nodes:
+                return
+
+
+def finite_cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
+    """The batches of a run of one epoch, tail and all."""
+    with make_cloudload(request, epochs=1) as loader:
+        yield from loader
 
 
 def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
@@ -77,7 +96,7 @@ def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
     yield from DataLoader(rows, batch_size=BATCH_SIZE, num_workers=1)
 
 
-LOADERS = {"cloudload": cloudload_batches, "streaming": streaming_batches}
+LOADERS = {"cloudload": cloudload_batches, "cloudload_finite": finite_cloudload_batches, "streaming": streaming_batches}
 
 if __name__ == "__main__":
     main()
