@@ -104,7 +104,7 @@ def main() -> None:
         first = {} if args.only == "epoch" else time_first_batches(store, work, args.repeats)
         epochs = [] if args.only == "first-batch" else count_epochs(store, work, sizes["epoch"])
     facts = facts_of(args, sizes)
-    body = f"{first_table(first)}\n\n{epoch_table(epochs)}"
+    body = "\n\n".join([first_table(first)] * bool(first) + [epoch_table(epochs)] * bool(epochs))
     print(f"\n{body}")
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "cold_start.json").write_text(
@@ -175,7 +175,10 @@ def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list
     for repeat_ in range(repeats):
         for loader, found in times.items():
             with cache_folder(work) as cache:
-                found.append(finish(store.child("first_batch", loader, 0, cache)) | {"bytes": store.downloaded(0)})
+                process = store.child("first_batch", loader, 0, cache)
+                result = read_result(process)
+                found.append(result | {"bytes": store.downloaded(0)})  # it reads on until it has closed
+                finish(process)
             note(f"first batch {repeat_ + 1} of {repeats}, {loader}: {found[-1]}")
     return times
 
@@ -192,9 +195,15 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
                     running = [
                         store.child("epoch", loader, node, cache, nodes=nodes, port=port) for node, cache in enumerate(folders)
                     ]
-                    done = [finish(process) for process in running]
+                    done = [read_result(process) for process in running]
+                    for process in running:
+                        finish(process)
                 else:
-                    done = [finish(store.child("epoch", loader, node, cache, nodes=nodes)) for node, cache in enumerate(folders)]
+                    done = []
+                    for node, cache in enumerate(folders):
+                        process = store.child("epoch", loader, node, cache, nodes=nodes)
+                        done.append(read_result(process))
+                        finish(process)
             shares = [store.downloaded(node) / size for node in range(nodes)]
             rows.append({"loader": loader, "nodes": nodes, "shares": shares, "ranks": done})
             note(f"epoch, {loader}, {nodes} {'nodes' if nodes > 1 else 'node'}: {shares}")
@@ -211,13 +220,21 @@ def cache_folder(work: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def finish(process: subprocess.Popen[str]) -> dict[str, float]:
-    """What a loader's process has measured, the last line of its words."""
-    words, _ = process.communicate(timeout=CHILD_TIMEOUT_S)
+def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
+    """What a loader's process has measured: the first line of its words that is JSON."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("{"):
+            result: dict[str, float] = json.loads(line)
+            return result
+    raise SystemExit(f"a loader ended with status {process.wait()}, having measured nothing; its words are above")
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    """Wait until a loader's process has ended."""
+    process.communicate(timeout=CHILD_TIMEOUT_S)
     if process.returncode:
         raise SystemExit(f"a loader ended with status {process.returncode}; its words are above")
-    result: dict[str, float] = json.loads(words.splitlines()[-1])
-    return result
 
 
 # ---------------------------------------------------------------- tables
