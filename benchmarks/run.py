@@ -48,7 +48,7 @@ class Length:
 
 
 FULL = Length(40.0, 25, 1.0, 100_000_000, tuple(race.name for race in RACES))
-QUICK = Length(4.0, 5, 0.3, 20_000_000, ("peers",))
+QUICK = Length(4.0, 5, 0.5, 20_000_000, ("peers",))
 
 
 def main() -> None:

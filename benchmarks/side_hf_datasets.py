@@ -1,6 +1,8 @@
 """Hugging Face datasets with torchdata: `load_dataset("json", streaming=True)` over JSON Lines of the same documents, shuffled
-with a buffer of 1,000, `.map` to ids and `.map` to blocks, both batched by 1,000 (the default), `.repeat()`, in a
-`StatefulDataLoader`. The rest of each 1,000 documents that fills no block is dropped, as in the documented recipe.
+with a buffer of 1,000, `.map` to ids and `.map` to blocks, both batched, `.repeat()`, in a `StatefulDataLoader`.
+
+Batches are of 128 documents; the default of 1,000 gives rows in bursts of seconds, no faster. The rest of a batch that fills no
+block is dropped, as in the documented recipe: below 1 % of the tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import numpy as np
 
 from benchmarks.side import Request, serve_batches
 
-SHUFFLE_BUFFER = 1000
+SHUFFLE_BUFFER, DOCUMENTS_AT_ONCE = 1000, 128
 
 
 def make_batches(request: Request) -> Iterator[Any]:
@@ -36,8 +38,8 @@ def make_batches(request: Request) -> Iterator[Any]:
     documents = load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=str(request.scratch))
     rows = (
         documents.shuffle(seed=17, buffer_size=SHUFFLE_BUFFER)
-        .map(tokenize, batched=True, remove_columns=["text"])
-        .map(group, batched=True)
+        .map(tokenize, batched=True, batch_size=DOCUMENTS_AT_ONCE, remove_columns=["text"])
+        .map(group, batched=True, batch_size=DOCUMENTS_AT_ONCE)
         .repeat(None)
         .with_format("torch")
     )
