@@ -42,21 +42,19 @@ class Result:
     """What came of a side."""
 
     entry: Entry
-    turns: list[Turn | None] = field(default_factory=list)
-    """One a round; None where there was none."""
+    turns: list[Turn] = field(default_factory=list)
+    """One a round, until it failed."""
     versions: dict[str, str] = field(default_factory=dict)
     failure: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        turns = [turn and asdict(turn) for turn in self.turns]
-        done = [turn for turn in self.turns if turn]
-        # beside the medians of the report: a side that works in bursts has the same overall speed
-        overall = sum(turn.tokens for turn in done) / sum(turn.wall for turn in done) if done else None
+        # beside the medians of the report, for sides that work in bursts
+        overall = sum(turn.tokens for turn in self.turns) / sum(turn.wall for turn in self.turns) if self.turns else None
         return {
             "entry": asdict(self.entry),
             "overall tokens/s": overall,
-            "turns": turns,
+            "turns": [asdict(turn) for turn in self.turns],
             "versions": self.versions,
             "failure": self.failure,
         }
@@ -151,6 +149,7 @@ def run_race(race: Race, requests: Sequence[dict[str, Any]], cores: set[int], le
     rounds, seconds = length
     results = [Result(entry) for entry in race.entries]
     sides: dict[int, Side] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or stopped sides would outlive the run
     try:
         for number, (result, request) in enumerate(zip(results, requests, strict=True)):
             try:

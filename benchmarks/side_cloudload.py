@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.side import Request, UnavailableError, serve_batches
 
-WARM_UP_ROWS_A_LANE = 3
+WARM_UP_ROWS_A_LANE = 2
 
 
 def make_batches(request: Request) -> Iterator[Any]:
