@@ -2,14 +2,22 @@
 
 PYTHON ?= python3
 
+BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(ARGS)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-wheel clean
+.PHONY: help demo bench bench-cold test test-long test-wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
 demo: .venv/.installed-demo  ## stream from an S3 server on this machine, kill the run, resume it on another world size
 	.venv/bin/python scripts/demo.py
+
+bench: .venv/.installed-bench  ## race other loaders over the same documents; an hour (CORPUS= TOKENIZERS= folders, ARGS=--quick)
+	.venv/bin/python -m benchmarks.run $(BENCH_ARGS)
+
+bench-cold: .venv/.installed-bench  ## time to the first batch, and bytes an epoch, from an S3 server on this machine
+	.venv/bin/python -m benchmarks.cold_start $(BENCH_ARGS)
 
 test: .venv/.installed-dev  ## lint, types, and every test that takes less than minutes
 	scripts/check
@@ -22,10 +30,10 @@ test-wheel: .venv/.installed-dev  ## build the wheel, install it without extras 
 	scripts/test-wheel
 
 clean:  ## remove the environment and everything built
-	rm -rf .venv dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# dev includes demo; what is installed is installed again when pyproject.toml changes
+# dev and bench include demo; what is installed is installed again when pyproject.toml changes
 .venv/.installed-%: pyproject.toml scripts/install
 	@PYTHON="$(PYTHON)" scripts/install $*
 	@touch $@

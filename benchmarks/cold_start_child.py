@@ -1,0 +1,101 @@
+"""One loader in a process of its own, for `benchmarks.cold_start`: to its first batch, or through one epoch.
+
+    python -m benchmarks.cold_start_child '{"what": "first_batch", "loader": "cloudload", ...}'
+
+Prints what it measured as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+STARTED = time.perf_counter()
+SEQ_LEN, BATCH_SIZE = 2048, 8
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    import streaming  # noqa: F401 - a loader's seconds are without the imports that both need
+    import torch
+    import transformers  # noqa: F401
+
+    if "port" in request:
+        torch.distributed.init_process_group("gloo")
+    started = time.perf_counter()
+    batches = LOADERS[request["loader"]](request)
+    count = 0
+    for _ in batches:
+        count += 1
+        if request["what"] == "first_batch":
+            break
+    ended = time.perf_counter()
+    print(json.dumps({"seconds": ended - started, "process": ended - STARTED, "batches": count}), flush=True)
+    # whatever waits for its own end keeps nobody waiting
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.alarm(20)
+
+
+def make_cloudload(request: dict[str, Any], **more: Any) -> Any:
+    """CloudLoader with one worker, all else by default."""
+    from cloudload import CloudLoader
+
+    return CloudLoader(
+        request["data"],
+        tokenizer=request["tokenizer"],
+        seq_len=SEQ_LEN,
+        batch_size=BATCH_SIZE,
+        num_workers=1,
+        local=request["cache"],
+        **more,
+    )
+
+
+def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
+    """The batches of an endless run, until this node has begun its share of the documents."""
+    nodes = request.get("nodes", 1)
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    with make_cloudload(request, dp_rank=request["node"], dp_world_size=nodes) as loader:
+        begun = 0
+        for batch in loader:
+            yield batch
+            begun += sum(start == 0 for _, _, _, _, start, _ in batch.spans)
+            if begun >= loader.num_samples / nodes:
+                return
+
+
+def finite_cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
+    """The batches of a run of one epoch, tail and all."""
+    with make_cloudload(request, epochs=1) as loader:
+        yield from loader
+
+
+def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
+    """StreamingDataset, shuffled, all else by default; for a whole epoch its samples alone, since tokens download nothing."""
+    from streaming import StreamingDataset
+    from streaming.base.world import World
+    from torch.utils.data import DataLoader
+
+    from benchmarks.side_streaming import ConcatenatedTokens, load_encoder
+
+    # one rank a node, and this is its world; workers are found later
+    world = World(request.get("nodes", 1), 1, 1, request["node"])
+    World.detect = classmethod(lambda _: world.copy())
+    source = StreamingDataset(remote=request["data"], local=f"{request['cache']}/local", shuffle=True, batch_size=BATCH_SIZE)
+    if request["what"] == "epoch":
+        yield from DataLoader(source, batch_size=BATCH_SIZE, num_workers=1)
+        return
+    encode, at_once = load_encoder(request["tokenizer"], "each")
+    rows = ConcatenatedTokens(source, encode, at_once, request["eos"], SEQ_LEN)
+    yield from DataLoader(rows, batch_size=BATCH_SIZE, num_workers=1)
+
+
+LOADERS = {"cloudload": cloudload_batches, "cloudload_finite": finite_cloudload_batches, "streaming": streaming_batches}
+
+if __name__ == "__main__":
+    main()

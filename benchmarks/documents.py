@@ -1,0 +1,137 @@
+"""The documents of a run, laid out once for every side.
+
+texts/*.jsonl     JSON Lines, dealt out over eight files
+mds/              the same as uncompressed MDS shards
+tokens-NAME/      the ids of tokenizer NAME, each document's with its end: tokens.npy, and offsets.npy between documents
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+NUM_FILES, SHARD_BYTES = 8, 4 << 20
+
+
+@dataclass(frozen=True)
+class Documents:
+    """What was laid out."""
+
+    folder: Path
+    source: str
+    """Where they are from, in words."""
+    count: int
+    num_bytes: int
+
+
+def lay_out(corpus: Path | None, folder: Path, most_bytes: float) -> Documents:
+    """Write texts/ and mds/ from the corpus, or from the sources of this Python environment."""
+    from cloudload import convert_to_mds
+
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "texts").mkdir(parents=True)
+    texts = list(read_corpus(corpus, most_bytes) if corpus else read_environment(folder, most_bytes))
+    random.Random(0).shuffle(texts)
+    for number in range(NUM_FILES):
+        lines = [json.dumps({"text": text}) + "\n" for text in texts[number::NUM_FILES]]
+        (folder / "texts" / f"part-{number}.jsonl").write_text("".join(lines))
+    samples = iter([{"text": text} for text in texts])
+    convert_to_mds(samples, folder / "mds", compression=None, shard_bytes=SHARD_BYTES, progress=False)
+    source = ", ".join(name_of(file) for file in files_of(corpus)) if corpus else "sources and texts of the Python environment"
+    return Documents(folder, source, len(texts), sum(len(text.encode()) for text in texts))
+
+
+def files_of(corpus: Path) -> list[Path]:
+    """The JSON Lines of a folder."""
+    files = sorted(file for file in corpus.iterdir() if file.name.endswith((".jsonl", ".jsonl.gz")))
+    if not files:
+        raise SystemExit(f"no *.jsonl or *.jsonl.gz in {corpus}. Give another --corpus, or none")
+    return files
+
+
+def name_of(file: Path) -> str:
+    """A file's name without its endings."""
+    return file.name.split(".")[0]
+
+
+def read_corpus(corpus: Path, most_bytes: float) -> Iterator[str]:
+    """The documents of a folder; where that is too much, the same share of each file."""
+    sizes = {file: sum(len(text.encode()) for text in read_file(file)) for file in files_of(corpus)}
+    share = min(1.0, most_bytes / sum(sizes.values()))
+    for file, size in sizes.items():
+        left = share * size
+        for text in read_file(file):
+            left -= len(text.encode())
+            if left < 0:
+                break
+            yield text
+
+
+def read_file(file: Path) -> Iterator[str]:
+    """The documents of one file."""
+    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+        for line in lines:
+            yield json.loads(line)["text"]
+
+
+def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
+    """Sources and texts of this Python environment, as the demo takes them."""
+    from demo import collect_corpus
+
+    collect_corpus(folder / "environment.jsonl", int(most_bytes))
+    yield from read_file(folder / "environment.jsonl")
+
+
+def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[Path]:
+    """The folders of the named tokenizers; without any folder, that of one trained here."""
+    if folder is None:
+        script = ROOT / "scripts" / "train_tokenizer.py"
+        subprocess.run([sys.executable, str(script), str(work / "trained-4096")], check=True)
+        return [work / "trained-4096"]
+    found = [folder / name for name in names]
+    if missing := [path.name for path in found if not (path / "tokenizer.json").exists()]:
+        raise SystemExit(f"no tokenizer.json for {', '.join(missing)} in {folder}. Name others with --names")
+    return found
+
+
+def framing_of(tokenizer: Path) -> tuple[int, tuple[int, ...]]:
+    """The id that ends a document, and all ids that frame one."""
+    from cloudload.tokenizer import load_tokenizer
+
+    bos, eos = load_tokenizer(str(tokenizer)).frames[0]
+    if eos is None:
+        raise SystemExit(f"{tokenizer.name} names no token that ends a document")
+    return eos, tuple({eos} | ({bos} if bos is not None else set()))
+
+
+def write_tokens(documents: Documents, tokenizer: Path, eos: int) -> Path:
+    """Write tokens-NAME/, with Hugging Face tokenizers."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    encoder: Any = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    encoder.no_truncation()
+    encoder.no_padding()
+    encoder.encode_special_tokens = True
+    folder = documents.folder / f"tokens-{tokenizer.name}"
+    folder.mkdir()
+    pieces = []
+    for file in sorted((documents.folder / "texts").glob("*.jsonl")):
+        texts = list(read_file(file))
+        for first in range(0, len(texts), 64):
+            encodings = encoder.encode_batch_fast(texts[first : first + 64], add_special_tokens=False)
+            pieces += [np.array([*encoding.ids, eos], np.int32) for encoding in encodings]
+    np.save(folder / "tokens.npy", np.concatenate(pieces))
+    np.save(folder / "offsets.npy", np.cumsum([0, *map(len, pieces)]))
+    return folder

@@ -1,0 +1,52 @@
+"""Where the peers live, made once by pip: `.bench/<peer>/`.
+
+A peer whose versions clash with cloudload's has a virtual environment of its own. One that does not has a folder of the packages
+that cloudload's environment lacks, and shares all else.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.catalogue import ADDITIONS, ENVIRONMENTS
+
+
+class EnvironmentFailedError(Exception):
+    """A peer's environment could not be made; the message is the end of pip's words."""
+
+
+def environment_of(peer: str, base: Path) -> tuple[Path, list[Path]]:
+    """The interpreter of a peer and the folders to put on its path; made now where they are not there yet."""
+    folder = base / peer
+    own = folder / "bin" / "python"
+    if peer in ADDITIONS:
+        _make(folder, ADDITIONS[peer], [sys.executable, "-m", "pip", "install", "--no-deps", f"--target={folder}"])
+        return Path(sys.executable), [folder]
+    _make(folder, ENVIRONMENTS[peer], [str(own), "-m", "pip", "install"])
+    return own, []
+
+
+def _make(folder: Path, requirements: Sequence[str], pip: list[str]) -> None:
+    wanted = [requirement.format(tokenizers=metadata.version("tokenizers")) for requirement in requirements]
+    stamp = folder / ".installed"
+    if stamp.exists() and stamp.read_text().split("\n") == wanted:
+        return
+    print(f"  installing {', '.join(wanted)}", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if pip[0] != sys.executable:
+        _run([sys.executable, "-m", "venv", str(folder)])
+    _run([*pip, "--quiet", "--progress-bar", "off", "--disable-pip-version-check", *wanted])
+    stamp.write_text("\n".join(wanted))
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")] or done.stdout.splitlines()[-3:]
+        raise EnvironmentFailedError(f"{command[3]} failed: {' '.join(errors)[:300]}")

@@ -1,0 +1,200 @@
+"""What a run of the benchmarks leaves: tables on stdout and in RESULTS.md, results.json, and a bar chart."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.catalogue import BARE, CEILING, OURS, PEER, Race
+from benchmarks.race import Result
+from benchmarks.side import Turn
+
+HERE = Path(__file__).resolve().parent
+COLOURS = {BARE: "#9a9a9a", OURS: "#1f6feb", PEER: "#e0823d", CEILING: "#c9d7c0"}
+Measure = Callable[[Turn], float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with the 10th and 90th percentile."""
+
+    median: float
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Of some values."""
+    low, median, high = np.percentile(values, (10, 50, 90))
+    return Spread(float(median), float(low), float(high))
+
+
+def by_wall(turn: Turn) -> float:
+    """Tokens a second."""
+    return turn.tokens / turn.wall
+
+
+def by_cpu(turn: Turn) -> float:
+    """Tokens a CPU second of the process and its workers."""
+    return turn.tokens / turn.cpu
+
+
+def main_ms(turn: Turn) -> float:
+    """CPU milliseconds of the training process a batch."""
+    return 1e3 * turn.main_cpu / turn.batches
+
+
+def summarize(race: Race, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The spreads of each side that took turns, and its ratios to the baseline, round by round."""
+    baseline = next((result for result in results if result.entry.name == race.baseline and not result.failure), None)
+    rows = []
+    for result in results:
+        row: dict[str, Any] = {"name": result.entry.name, "kind": result.entry.kind, "failure": result.failure}
+        if not result.failure:
+            turns = result.turns
+            row |= {"wall": spread_of([*map(by_wall, turns)]), "cpu": spread_of([*map(by_cpu, turns)])}
+            row |= {"main": spread_of([*map(main_ms, turns)]) if result.entry.kind != BARE else None}
+            for name, measure in {"wall ratio": by_wall, "cpu ratio": by_cpu}.items():
+                row[name] = baseline and spread_of([*map(_ratio(measure), turns, baseline.turns)])
+        rows.append(row)
+    return rows
+
+
+def _ratio(measure: Measure) -> Callable[[Turn, Turn], float]:
+    return lambda turn, other: measure(turn) / measure(other)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(race: Race, rows: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table of a race."""
+    lines = [
+        "| side | million tokens/s | relative | million tokens per CPU s | relative | training process, CPU ms a batch |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        if row["failure"]:
+            lines.append(f"| {row['name']} | did not run: {row['failure']} | | | | |")
+            continue
+        cells = [
+            f"{_millions(row['wall']):.2f}",
+            _form(row["wall ratio"]),
+            f"{_millions(row['cpu']):.2f}",
+            _form(row["cpu ratio"]),
+        ]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} | {format(row['main'], '.2f') if row['main'] else '-'} |")
+    return "\n".join([*lines, "", f"Relative is to {race.baseline}."])
+
+
+def _form(ratio: Spread | None) -> str:
+    return format(ratio, ".2f") if ratio else "-"
+
+
+def _millions(spread: Spread) -> Spread:
+    return Spread(*(value / 1e6 for value in asdict(spread).values()))
+
+
+def hardware() -> str:
+    """The processor, and how many cores of it there are."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GB of memory, Linux {platform.release().split('-')[0]}"
+
+
+def set_ups(races: Sequence[Race]) -> str:
+    """What each side is: the docstrings of the sides."""
+    scripts = dict.fromkeys(entry.script for race in races for entry in race.entries)
+    parts = []
+    for script in scripts:
+        said = ast.get_docstring(ast.parse((HERE / f"{script}.py").read_text())) or ""
+        parts.append(f"**`{script}.py`**: {said}")
+    return "\n\n".join(parts)
+
+
+def write_markdown(path: Path, facts: dict[str, str], races: Sequence[Race], sections: Sequence[tuple[str, str]]) -> None:
+    """RESULTS.md."""
+    text = ["# Benchmarks: results", "", "Written by `make bench`; do not edit.", ""]
+    text += [f"- {name}: {value}" for name, value in facts.items()]
+    text += ["", "![tokens a second](results.png)", ""]
+    for title, body in sections:
+        text += [f"## {title}", "", body, ""]
+    text += ["## How it was measured", "", HOW, "", "## Set-ups", "", set_ups(races), ""]
+    path.write_text("\n".join(text))
+
+
+HOW = """\
+Each side is a process group of its own. All sides of a table are pinned to the same cores and take short turns on them, the
+others stopped meanwhile; a value is the median over the turns, with the 10th and 90th percentile. Ratios are taken within a
+round, of turns seconds apart, so that what else the machine does slows both. Tokens are those of the text: what frames documents
+(bos, eos) is left out, for the bare tokenizers make none. CPU seconds are of the process and all its workers; the training
+process alone is in the last column. Every side reads the same documents again and again, from disk or memory, never over a
+network: the tokenizers' caches of words are warm, on every side. Loaders make rows of 2,048 tokens and batches of 8."""
+
+
+def write_json(path: Path, facts: dict[str, str], races: dict[str, list[Result]]) -> None:
+    """results.json: every turn."""
+    data = {"facts": facts, "races": {name: [result.as_dict() for result in results] for name, results in races.items()}}
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+# ---------------------------------------------------------------- the chart
+
+
+def draw(path: Path, title: str, panels: dict[str, Sequence[dict[str, Any]]]) -> None:
+    """Horizontal bars, one panel a tokenizer, on one logarithmic scale; sides in the order of their best speed."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    measured = {name: {row["name"]: row for row in rows if not row["failure"]} for name, rows in panels.items()}
+    names = sorted(
+        dict.fromkeys(name for rows in measured.values() for name in rows),
+        key=lambda name: max(rows[name]["wall"].median for rows in measured.values() if name in rows),
+    )
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5.2 + 4.2 * len(panels), 1.6 + 0.36 * len(names)), sharey=True, sharex=True, squeeze=False
+    )
+    for axis, (panel, rows) in zip(axes[0], measured.items(), strict=True):
+        for place, name in enumerate(names):
+            if name in rows:
+                _bar(axis, place, rows[name])
+        axis.set_title(panel, fontsize=11)
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xscale("log")
+        axis.set_xlabel("tokens a second (log scale)")
+        axis.grid(axis="x", which="major", color="#dddddd", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        axis.tick_params(axis="y", length=0)
+        low, high = axis.get_xlim()
+        axis.set_xlim(low, high * 2.5)  # room for the numbers
+    kinds = dict.fromkeys(row["kind"] for rows in measured.values() for row in rows.values())
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[kind]) for kind in kinds]
+    figure.suptitle(title, fontsize=12)
+    figure.legend(handles, kinds, loc="lower center", ncols=len(kinds), frameon=False, fontsize=10)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _bar(axis: Any, place: int, row: dict[str, Any]) -> None:
+    """One side's median, its spread as a line, and the number beside it."""
+    speed: Spread = row["wall"]
+    axis.barh(place, speed.median, color=COLOURS[row["kind"]], height=0.68)
+    axis.plot([speed.low, speed.high], [place, place], color="#333333", linewidth=1.2)
+    text = f"{speed.median / 1e6:.1f} M" if speed.median >= 1e6 else f"{speed.median / 1e3:.0f} k"
+    axis.text(max(speed.high, speed.median) * 1.08, place, text, va="center", fontsize=9)

@@ -1,0 +1,78 @@
+"""LanceDB on documents that were tokenized before, through `lancedb.streaming`'s `StreamingDataset` and `StreamingDataLoader`,
+shuffled in clumps of 64 rows, with one split a worker. It tokenizes nothing: a ceiling.
+
+`"packing": "packed"` has a document's ids in each row and packs them on the way (`pack_sequences=2048`); "rows" has blocks of
+2,048 ids in the table, which a `transform` makes tensors of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.side import Request, serve_batches
+
+ROWS_AT_ONCE = 64  # what it fetches at a time by default
+
+
+def make_table(request: Request, packed: bool) -> Any:
+    """A table of documents, or of rows of exactly `seq_len` ids."""
+    import lancedb
+    import pyarrow as pa
+
+    tokens, offsets = (np.load(request.ids / f"{name}.npy") for name in ("tokens", "offsets"))
+    repeats = -(-request.options["tokens"] // len(tokens))
+    if packed:
+        # the loader puts an end after each document itself
+        ids = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens, pa.int32()))
+        ids = pa.array([document[:-1] for document in ids.to_numpy(zero_copy_only=False)], pa.list_(pa.int32()))
+    else:
+        whole = len(tokens) // request.seq_len * request.seq_len
+        ids = pa.FixedSizeListArray.from_arrays(pa.array(tokens[:whole], pa.int32()), request.seq_len)
+    part = pa.table({"ids": ids})
+    table = lancedb.connect(str(request.scratch / "table")).create_table("tokens", part)
+    for _ in range(repeats - 1):
+        table.add(part)
+    return table
+
+
+def tensors_of(batch: Any) -> Any:
+    """The rows of a record batch as one tensor."""
+    import torch
+
+    rows = batch.column(0)
+    return torch.from_numpy(rows.flatten().to_numpy().reshape(len(rows), -1).copy())
+
+
+def make_batches(request: Request) -> Iterator[Any]:
+    """The batches of the StreamingDataLoader, epoch after epoch."""
+    from lancedb.streaming import StreamingDataLoader, StreamingDataset
+
+    packed = request.options["packing"] == "packed"
+    table = make_table(request, packed)
+    how: dict[str, Any] = {"transform": tensors_of}
+    if packed:
+        pad = max(request.specials) + 1_000_000  # an id that no tokenizer has
+        how = {"pack_sequences": request.seq_len, "eos_id": request.eos, "pad_id": pad, "blocks_per_epoch": "auto"}
+    epoch = 0
+    while True:
+        dataset = StreamingDataset(
+            table,
+            columns=["ids"],
+            epoch=epoch,
+            num_splits=max(1, request.num_workers),
+            shuffle_clump_size=ROWS_AT_ONCE,
+            **how,
+        )
+        loader = StreamingDataLoader(
+            dataset, batch_size=request.batch_size, num_workers=request.num_workers, multiprocessing_context="forkserver"
+        )
+        for batch in loader:
+            yield batch["input_ids"] if packed else batch
+        epoch += 1
+
+
+if __name__ == "__main__":
+    serve_batches(make_batches, ["lancedb", "pylance", "torch"])
