@@ -63,13 +63,6 @@ class LaneRows(Protocol):
         ...
 
 
-def open_lane_rows(packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None) -> LaneRows:
-    """The lanes as they stand at `cursors` (int64 [slots, 2]) with `residues`."""
-    if packing.name == "concat":
-        return ConcatLanes(packing.seq_len, num_lanes, cursors)
-    return PackerLanes(packing, num_lanes, cursors, residues)
-
-
 class ConcatLanes:
     """Lanes whose documents run on over the ends of rows: a lane's tokens in order are its rows."""
 
