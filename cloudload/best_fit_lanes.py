@@ -16,7 +16,7 @@ import itertools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -174,31 +174,28 @@ class BestFitLanes:
         ordinals, offsets, residues, of_rows, passed = zip(*rows, strict=True) if rows else ((),) * 5
         piece_rows, taken = _decode_pieces(of_rows)
         table = self._table[taken]
-        parts = [self._tokens.pop(piece) for piece in taken]
+        parts = self._release(taken)
         sizes = np.array(list(map(len, parts)), np.int64) // _TOKEN_BYTES
         table[:, BASE] += np.cumsum(sizes) - sizes
         counted_rows, counted = _decode_pieces(passed)
+        documents = self._table[counted]
+        # a piece without a token is in no row
+        self._release(itertools.compress(counted, (documents[:, SIZE] == documents[:, START]).tolist()))
         return CutRows(
             num_rows=np.array(num_rows, np.int64),
             table=table,
             sources=[memoryview(b"".join(parts)).cast("i")],
             pieces=np.stack([piece_rows, np.arange(len(table)), table[:, START], self._stops(table)], axis=1),
-            cursors=np.stack([np.array(ordinals, np.int64), np.array(offsets, np.int64)], axis=1),
+            cursors=np.array([ordinals, offsets], np.int64).T,
             residues=residues,
-            counted=self._count(counted_rows, counted, taken),
+            counted=np.column_stack([counted_rows, documents[:, [STREAM, COUNT, SIZE]]]),
         )
 
-    def _count(self, rows: Ints, counted: list[int], taken: list[int]) -> Ints:
-        """What `CutRows` says of counted documents; gives the numbers of pieces back of which nothing waits any more."""
-        documents = self._table[counted]
-        self._unused += taken
-        # a piece without a token is in no row
-        is_empty = documents[:, SIZE] == documents[:, START]
-        empty = list(itertools.compress(counted, is_empty.tolist()))
-        for piece in empty:
-            del self._tokens[piece]
-        self._unused += empty
-        return np.column_stack([rows, documents[:, [STREAM, COUNT, SIZE]]])
+    def _release(self, pieces: Iterable[int]) -> list[bytes]:
+        """Let go of pieces, whose rows of the table stay until more are held; returns their tokens."""
+        pieces = list(pieces)
+        self._unused += pieces
+        return [self._tokens.pop(piece) for piece in pieces]
 
     # ------------------------------------------------------------ lanes of a state
 
