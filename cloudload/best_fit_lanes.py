@@ -5,18 +5,17 @@
         aaaa bbbbbbb cc   seq_len 5   ─►   aaaa | bbbbb | bb | cc   ─►   bbbbb, then bbcc., then aaaa.
 
 A **piece** is up to `seq_len` tokens of a document that go into one row together: an integer, by which a table has its document
-and a dict its tokens. All that can be told of pieces without the rows before is worked out for many at once. Only their placing
+and its tokens. All that can be told of pieces without the rows before is worked out for many at once. Only their placing
 is one after the other, in lists of plain integers: a lane has few open rows, and its next piece depends on where the last one
 went.
 """
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -95,9 +94,10 @@ class BestFitLanes:
         """By slot and ordinal, the pieces of documents that are packed, but have yet to be read again."""
         self._table = np.empty((0, len(FIELDS)), np.int64)
         """The document of each piece, whose `start` is the piece's."""
-        self._tokens: dict[int, bytes] = {}
-        """int32 [tokens] of each piece, apart from those of all others."""
-        self._unused: list[int] = []
+        self._tokens = np.empty(0, np.object_)
+        """The tokens of each piece, int32 in bytes, apart from those of all others."""
+        self._unused = np.empty(0, np.int64)
+        """Rows of the table that have no piece."""
 
     def unread(self, slots: Ints) -> tuple[Ints, Ints]:
         for slot in slots.tolist():
@@ -133,28 +133,27 @@ class BestFitLanes:
 
     def _pack(self, table: Ints, source: memoryview) -> None:
         """Pack pieces of documents of many lanes."""
-        numbers = self._new_numbers(len(table))
-        self._hold(numbers, table, source)
+        pieces = self._new_pieces(len(table))
+        self._hold(pieces, table, source)
         stops = self._stops(table)
         is_last = stops == table[:, SIZE]
         columns = (table[:, SLOT], stops - table[:, START], table[:, ORDINAL] + is_last, np.where(is_last, 0, stops))
         spans = encode_spans(np.stack([table[:, ORDINAL], table[:, START], stops], axis=1))
-        pieces, lanes = _encode_pieces(numbers), self._lanes
-        for piece, span, slot, size, ordinal, offset in zip(pieces, spans, *(column.tolist() for column in columns), strict=True):
+        lanes, lists = self._lanes, (column.tolist() for column in columns)
+        for piece, span, slot, size, ordinal, offset in zip(_encode_pieces(pieces), spans, *lists, strict=True):
             (lanes[slot] or self._open(slot)).pack(piece, size, span, ordinal, offset)
 
-    def _new_numbers(self, number: int) -> list[int]:
-        """Numbers for pieces."""
+    def _new_pieces(self, number: int) -> Ints:
         if len(self._unused) < number:
-            more = np.empty((max(number, len(self._table)), len(FIELDS)), np.int64)
-            self._unused += range(len(self._table), len(self._table) + len(more))
-            self._table = np.concatenate([self._table, more])
+            held, more = len(self._table), max(number, len(self._table))
+            self._table = np.concatenate([self._table, np.empty((more, len(FIELDS)), np.int64)])
+            self._tokens = np.concatenate([self._tokens, np.full(more, b"", np.object_)])
+            self._unused = np.concatenate([self._unused, np.arange(held, held + more)])
         first = len(self._unused) - number
-        numbers = self._unused[first:]
-        del self._unused[first:]
-        return numbers
+        pieces, self._unused = self._unused[first:], self._unused[:first]
+        return pieces
 
-    def _hold(self, pieces: list[int], table: Ints, source: memoryview) -> None:
+    def _hold(self, pieces: Ints, table: Ints, source: memoryview) -> None:
         """Hold pieces and a copy of their tokens; a view would keep those of all others, too."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
         stops = np.maximum(froms, table[:, BASE] + self._stops(table))
@@ -162,7 +161,7 @@ class BestFitLanes:
         self._table[pieces, BASE] -= froms
         # bytes, and not a view of them each: the garbage collector would go through those
         parts = [source[start:stop].tobytes() for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)]
-        self._tokens.update(zip(pieces, parts, strict=True))
+        self._tokens[pieces] = np.array(parts, np.object_)
 
     def cut(self, slots: Ints, wanted: Ints) -> CutRows:
         rows: list[_Row] = []
@@ -180,7 +179,7 @@ class BestFitLanes:
         counted_rows, counted = _decode_pieces(passed)
         documents = self._table[counted]
         # a piece without a token is in no row
-        self._release(itertools.compress(counted, (documents[:, SIZE] == documents[:, START]).tolist()))
+        self._release(counted[documents[:, SIZE] == documents[:, START]])
         return CutRows(
             num_rows=np.array(num_rows, np.int64),
             table=table,
@@ -191,11 +190,12 @@ class BestFitLanes:
             counted=np.column_stack([counted_rows, documents[:, [STREAM, COUNT, SIZE]]]),
         )
 
-    def _release(self, pieces: Iterable[int]) -> list[bytes]:
+    def _release(self, pieces: Ints) -> list[bytes]:
         """Let go of pieces, whose rows of the table stay until more are held; returns their tokens."""
-        pieces = list(pieces)
-        self._unused += pieces
-        return [self._tokens.pop(piece) for piece in pieces]
+        tokens: list[bytes] = self._tokens[pieces].tolist()
+        self._tokens[pieces] = b""
+        self._unused = np.concatenate([self._unused, pieces])
+        return tokens
 
     # ------------------------------------------------------------ lanes of a state
 
@@ -219,10 +219,10 @@ class BestFitLanes:
         unread: dict[int, list[int]] = {document: [] for document in sizes}
 
         def hold(document: int, start: int) -> bytes:
-            [piece] = self._new_numbers(1)
-            self._table[piece, [SIZE, START]] = sizes[document], start
-            unread[document].append(piece)
-            [encoded] = _encode_pieces([piece])
+            piece = self._new_pieces(1)
+            self._table[piece, SIZE], self._table[piece, START] = sizes[document], start
+            unread[document] += piece.tolist()
+            [encoded] = _encode_pieces(piece)
             return encoded
 
         for row in packer.rows:
@@ -250,7 +250,7 @@ class BestFitLanes:
                 )
             again = np.repeat(table[place : place + 1], len(pieces), axis=0)
             again[:, START] = self._table[pieces, START]
-            self._hold(pieces, again, source)
+            self._hold(np.array(pieces, np.int64), again, source)
         return table[others]
 
     def _start(self, table: Ints) -> None:
@@ -269,12 +269,12 @@ class BestFitLanes:
             table[place, START], self._offsets[slot] = offset, 0
 
 
-def _encode_pieces(pieces: list[int]) -> list[bytes]:
-    joined = np.array(pieces, np.int32).tobytes()
+def _encode_pieces(pieces: Ints) -> list[bytes]:
+    joined = pieces.astype(np.int32).tobytes()
     return [joined[start : start + _PIECE_BYTES] for start in range(0, len(joined), _PIECE_BYTES)]
 
 
-def _decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, list[int]]:
+def _decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
     """The group that each piece is of, and the pieces."""
-    pieces: list[int] = np.frombuffer(b"".join(groups), np.int32).tolist()
-    return np.repeat(np.arange(len(groups)), np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES), pieces
+    numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
+    return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(b"".join(groups), np.int32).astype(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -179,6 +180,21 @@ def test_long_runs_with_many_states_give_what_packers_give(seed: int) -> None:
         for number in range(8)
     ]
     assert run(Corpus(sizes.tolist()), legs)
+
+
+def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -> None:
+    lanes, slots = BestFitLanes(Packing("best_fit", 8, 2, "cut"), 1, np.zeros((1, 2), np.int64), None), np.array([0])
+    corpus = Corpus([0, 3, 20, 1, 0])
+    sizes = set()
+    for first in range(0, 5_000, 10):
+        documents = corpus.read(np.zeros(10, np.int64), np.arange(first, first + 10))
+        ids = weakref.ref(documents.ids)
+        lanes.add(documents, np.zeros(10, np.bool_))
+        del documents
+        assert ids() is None, "a lane has a copy of its tokens"
+        assert lanes.cut(slots, np.array([100])).num_rows > 0
+        sizes.add(len(lanes._table))
+    assert max(sizes) < 100
 
 
 @pytest.mark.parametrize("kind", [PackerLanes, BestFitLanes])
