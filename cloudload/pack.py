@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, Protocol
 
+from cloudload.lanes import Ints
+
 SPAN_FIELDS = ("row", "stream", "epoch", "sample", "start", "stop")
 
 Cursor = tuple[int, int]
@@ -84,7 +86,7 @@ class Packing:
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
         """A packer that goes on from a cursor. Raises `ValueError` for a residue that cannot be."""
         if self.has_residue:
-            return _BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
+            return BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
         if self.name == "one_per_row":
             return _OnePerRowPacker(self.seq_len, self.overflow == "cut", cursor)
         return _ConcatPacker(self.seq_len, cursor)
@@ -163,7 +165,7 @@ Span = tuple[int, int, int]
 """(ordinal, start, stop): of a document up to its end."""
 
 
-class _BestFitPacker:
+class BestFitPacker:
     """Open rows are held by ascending free space, and among equals by age: a residue that lists them so restores them exactly."""
 
     num_pending = 0
@@ -182,7 +184,7 @@ class _BestFitPacker:
                 raise ValueError(f"open rows that do not fit {seq_len} tokens, or are out of order")
             self._free.append(free)
             self._open.append(spans)
-            self._encoded.append(_encode_group(spans))
+            self._encoded.append(encode_group(spans))
         self._waiting = deque(waiting)
         self._close_rows(self._open_rows)
         while self._waiting:
@@ -201,6 +203,11 @@ class _BestFitPacker:
 
     def finish(self) -> None:
         self._close_rows(0)
+
+    @property
+    def open_spans(self) -> list[list[Span]]:
+        """The spans of each open row, in the order of a residue."""
+        return self._open
 
     def _pack(self, ordinal: int, start: int, size: int) -> None:
         """Pack a span that another `seq_len` had left."""
@@ -230,7 +237,7 @@ class _BestFitPacker:
         place = bisect_right(self._free, free)
         self._free.insert(place, free)
         self._open.insert(place, spans)
-        self._encoded.insert(place, _encode_group(spans))
+        self._encoded.insert(place, encode_group(spans))
         if len(self._open) > self._open_rows:
             self._close_rows(self._open_rows)
 
@@ -244,7 +251,7 @@ class _BestFitPacker:
         pieces = [(ordinal, start, stop, is_last) for ordinal, start, stop in spans]
         residue = b""
         if self._waiting or self._open:
-            residue = b"".join((_encode_group(self._waiting) if self._waiting else _EMPTY_GROUP, *self._encoded))
+            residue = b"".join((encode_group(self._waiting) if self._waiting else EMPTY_GROUP, *self._encoded))
         self.rows.append(PackedRow(pieces, self._cursor, residue))
 
 
@@ -260,11 +267,23 @@ def _group_format(num_spans: int) -> struct.Struct:
     return struct.Struct(f"<{1 + 3 * num_spans}i")
 
 
-def _encode_group(spans: Collection[Span]) -> bytes:
+def encode_group(spans: Collection[Span]) -> bytes:
     return _group_format(len(spans)).pack(len(spans), *itertools.chain.from_iterable(spans))
 
 
-_EMPTY_GROUP = _encode_group(())
+_SPAN_BYTES = 12
+EMPTY_GROUP = encode_group(())
+
+
+def extend_group(group: bytes, span: bytes) -> bytes:
+    """A group with one more span, as `encode_spans` has it."""
+    return (len(group) // _SPAN_BYTES + 1).to_bytes(4, "little") + group[4:] + span
+
+
+def encode_spans(spans: Ints) -> list[bytes]:
+    """Each of the spans, int64 [spans, 3], as it stands in a group."""
+    joined = spans.astype("<i4").tobytes()
+    return [joined[start : start + _SPAN_BYTES] for start in range(0, len(joined), _SPAN_BYTES)]
 
 
 def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[Span]]]:
@@ -304,4 +323,4 @@ def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
 def unpack_residue(residue: bytes, ordinal: int) -> bytes:
     """The residue with its rows dissolved: for rows of another `seq_len`, which pack its spans anew."""
     spans = residue_spans(residue, ordinal)
-    return _encode_group(spans) if spans else b""
+    return encode_group(spans) if spans else b""

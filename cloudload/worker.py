@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cloudload.best_fit_lanes import BestFitLanes
 from cloudload.cache import ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.lane_documents import (
@@ -29,7 +30,7 @@ from cloudload.lane_documents import (
     open_cache,
     open_documents,
 )
-from cloudload.lane_rows import CutRows, open_lane_rows, own_documents
+from cloudload.lane_rows import ConcatLanes, CutRows, LaneRows, PackerLanes, own_documents
 from cloudload.lanes import Ints
 from cloudload.pack import SPAN_FIELDS, Packing
 from cloudload.plan import NOT_DRY, Block, Plan
@@ -150,6 +151,15 @@ class _BlockRows:
             counts=self._counts,
             first_dry=first_dry,
         )
+
+
+def open_lane_rows(packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None) -> LaneRows:
+    """The lanes as they stand at `cursors` (int64 [slots, 2]) with `residues`."""
+    if packing.name == "concat":
+        return ConcatLanes(packing.seq_len, num_lanes, cursors)
+    if packing.name == "best_fit":
+        return BestFitLanes(packing, num_lanes, cursors, residues)
+    return PackerLanes(packing, num_lanes, cursors, residues)
 
 
 class _WorkerLanes:

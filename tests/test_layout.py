@@ -49,6 +49,7 @@ ORDER = [
     "lane_documents",
     "rows",
     "lane_rows",
+    "best_fit_lanes",
     "worker",
     "working_set",
     "trace",

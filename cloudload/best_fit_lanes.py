@@ -1,0 +1,280 @@
+"""The rows of many `best_fit` lanes: what `PackerLanes` does with a packer for each, at a fraction of its cost.
+
+    documents ─► pieces, in arrays ─► open rows of each lane ─► full rows, taken in arrays
+
+        aaaa bbbbbbb cc   seq_len 5   ─►   aaaa | bbbbb | bb | cc   ─►   bbbbb, then bbcc., then aaaa.
+
+A **piece** is up to `seq_len` tokens of a document that go into one row together: an integer, by which a table has its document
+and its tokens. All that can be told of pieces without the rows before is worked out for many at once. Only their placing
+is one after the other, in lists of plain integers: a lane has few open rows, and its next piece depends on where the last one
+went.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloudload.lane_documents import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, START, STREAM, Documents, Flags
+from cloudload.lane_rows import CutRows
+from cloudload.lanes import Ints
+from cloudload.pack import EMPTY_GROUP, BestFitPacker, Packing, encode_group, encode_spans, extend_group, residue_spans
+
+_TOKEN_BYTES = _PIECE_BYTES = 4
+
+_Row = tuple[int, int, bytes, bytes, bytes]
+"""The cursor after it, the residue after it, its pieces, and the last piece of each document that its cursor is the first to be
+past. Plain tuples and bytes: the garbage collector would go through lists and named tuples again and again."""
+
+
+class _Lane:
+    """Open rows by ascending free space, and among equals by age; and the full rows that wait to be taken."""
+
+    __slots__ = ("_free", "_groups", "_open_rows", "_passed", "_pieces", "_seq_len", "rows")
+
+    def __init__(self, packing: Packing) -> None:
+        self._seq_len, self._open_rows = packing.seq_len, packing.open_rows
+        self._free = array("i")
+        self._pieces: list[bytes] = []
+        self._groups: list[bytes] = []
+        """Each open row as it stands in a residue."""
+        self._passed = b""
+        self.rows: deque[_Row] = deque()
+
+    def restore(self, free: int, pieces: bytes, group: bytes) -> None:
+        """Hold one more open row, behind the others."""
+        self._free.append(free)
+        self._pieces.append(pieces)
+        self._groups.append(group)
+
+    def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
+        """Put the next piece into the open row that it leaves fullest, or into a new one; (ordinal, offset): the cursor then."""
+        if not offset:
+            self._passed += piece
+        if size == self._seq_len:
+            self._emit(ordinal, offset, piece)
+        if not 0 < size < self._seq_len:
+            return
+        free = self._free
+        place = bisect_left(free, size)
+        if place == len(free):
+            left, pieces, group = self._seq_len - size, piece, EMPTY_GROUP
+        else:
+            left, pieces, group = free.pop(place) - size, self._pieces.pop(place) + piece, self._groups.pop(place)
+        if left:
+            place = bisect_right(free, left)
+            free.insert(place, left)
+            self._pieces.insert(place, pieces)
+            self._groups.insert(place, extend_group(group, span))
+            if len(free) <= self._open_rows:
+                return
+            del free[0], self._groups[0]
+            pieces = self._pieces.pop(0)
+        self._emit(ordinal, offset, pieces)
+
+    def _emit(self, ordinal: int, offset: int, pieces: bytes) -> None:
+        residue = EMPTY_GROUP + b"".join(self._groups) if self._groups else b""
+        self.rows.append((ordinal, offset, residue, pieces, self._passed))
+        self._passed = b""
+
+
+class BestFitLanes:
+    """Lanes whose documents are packed into the open row that each leaves fullest."""
+
+    def __init__(self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None) -> None:
+        self._packing, self._num_lanes, self._cursors, self._residues = packing, num_lanes, cursors, residues
+        self._offsets = cursors[:, 1].copy()
+        """How far the first document of each lane is in rows already; 0 from then on."""
+        self._lanes: list[_Lane | None] = [None] * len(cursors)
+        self._unread: dict[int, dict[int, list[int]]] = {}
+        """By slot and ordinal, the pieces of documents that are packed, but have yet to be read again."""
+        self._table = np.empty((0, len(FIELDS)), np.int64)
+        """The document of each piece, whose `start` is the piece's."""
+        self._tokens = np.empty(0, np.object_)
+        """The tokens of each piece, int32 in bytes, apart from those of all others."""
+        self._unused = np.empty(0, np.int64)
+        """Rows of the table that have no piece."""
+
+    def unread(self, slots: Ints) -> tuple[Ints, Ints]:
+        for slot in slots.tolist():
+            self._lane(slot)
+        keys = [(slot, ordinal) for slot in slots.tolist() for ordinal in self._unread.get(slot, ())] if self._unread else []
+        pairs = np.array(keys, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def missing(self, slots: Ints, wanted: Ints) -> Ints:
+        ready = np.array([len(self._lane(slot).rows) for slot in slots.tolist()], np.int64)
+        return np.maximum(0, wanted - ready) * self._packing.seq_len
+
+    def add(self, documents: Documents, has_begun: Flags) -> None:
+        table = documents.table.copy()
+        source = documents.ids.data
+        if self._unread:
+            table = self._take_again(table, source)
+        self._start(table)
+        self._pack(self._split(table), source)
+
+    def _split(self, table: Ints) -> Ints:
+        """The documents, each once for every piece of it, by which `start` is the piece's."""
+        most, lefts = self._packing.seq_len, table[:, SIZE] - table[:, START]
+        if lefts.max(initial=0) <= most:
+            return table
+        numbers = np.maximum(1, -(-lefts // most))
+        pieces: Ints = np.repeat(table, numbers, axis=0)
+        pieces[:, START] += most * (np.arange(len(pieces)) - np.repeat(np.cumsum(numbers) - numbers, numbers))
+        return pieces
+
+    def _stops(self, table: Ints) -> Ints:
+        return np.minimum(table[:, SIZE], table[:, START] + self._packing.seq_len)
+
+    def _pack(self, table: Ints, source: memoryview) -> None:
+        """Pack pieces of documents of many lanes."""
+        pieces = self._new_pieces(len(table))
+        self._hold(pieces, table, source)
+        stops = self._stops(table)
+        is_last = stops == table[:, SIZE]
+        columns = (table[:, SLOT], stops - table[:, START], table[:, ORDINAL] + is_last, np.where(is_last, 0, stops))
+        spans = encode_spans(np.stack([table[:, ORDINAL], table[:, START], stops], axis=1))
+        lanes, lists = self._lanes, (column.tolist() for column in columns)
+        for piece, span, slot, size, ordinal, offset in zip(_encode_pieces(pieces), spans, *lists, strict=True):
+            (lanes[slot] or self._open(slot)).pack(piece, size, span, ordinal, offset)
+
+    def _new_pieces(self, number: int) -> Ints:
+        if len(self._unused) < number:
+            held, more = len(self._table), max(number, len(self._table))
+            self._table = np.concatenate([self._table, np.empty((more, len(FIELDS)), np.int64)])
+            self._tokens = np.concatenate([self._tokens, np.full(more, b"", np.object_)])
+            self._unused = np.concatenate([self._unused, np.arange(held, held + more)])
+        first = len(self._unused) - number
+        pieces, self._unused = self._unused[first:], self._unused[:first]
+        return pieces
+
+    def _hold(self, pieces: Ints, table: Ints, source: memoryview) -> None:
+        """Hold pieces and a copy of their tokens; a view would keep those of all others, too."""
+        froms = np.maximum(0, table[:, BASE] + table[:, START])
+        stops = np.maximum(froms, table[:, BASE] + self._stops(table))
+        self._table[pieces] = table
+        self._table[pieces, BASE] -= froms
+        # bytes, and not a view of them each: the garbage collector would go through those
+        parts = [source[start:stop].tobytes() for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)]
+        self._tokens[pieces] = np.array(parts, np.object_)
+
+    def cut(self, slots: Ints, wanted: Ints) -> CutRows:
+        rows: list[_Row] = []
+        num_rows: list[int] = []
+        for slot, most in zip(slots.tolist(), wanted.tolist(), strict=True):
+            ready = self._lane(slot).rows
+            num_rows.append(min(most, len(ready)))
+            rows += [ready.popleft() for _ in range(num_rows[-1])]
+        ordinals, offsets, residues, of_rows, passed = zip(*rows, strict=True) if rows else ((),) * 5
+        piece_rows, taken = _decode_pieces(of_rows)
+        table = self._table[taken]
+        parts = self._release(taken)
+        sizes = np.array(list(map(len, parts)), np.int64) // _TOKEN_BYTES
+        table[:, BASE] += np.cumsum(sizes) - sizes
+        counted_rows, counted = _decode_pieces(passed)
+        documents = self._table[counted]
+        # a piece without a token is in no row
+        self._release(counted[documents[:, SIZE] == documents[:, START]])
+        return CutRows(
+            num_rows=np.array(num_rows, np.int64),
+            table=table,
+            sources=[memoryview(b"".join(parts)).cast("i")],
+            pieces=np.stack([piece_rows, np.arange(len(table)), table[:, START], self._stops(table)], axis=1),
+            cursors=np.array([ordinals, offsets], np.int64).T,
+            residues=residues,
+            counted=np.column_stack([counted_rows, documents[:, [STREAM, COUNT, SIZE]]]),
+        )
+
+    def _release(self, pieces: Ints) -> list[bytes]:
+        """Let go of pieces, whose rows of the table stay until more are held; returns their tokens."""
+        tokens: list[bytes] = self._tokens[pieces].tolist()
+        self._tokens[pieces] = b""
+        self._unused = np.concatenate([self._unused, pieces])
+        return tokens
+
+    # ------------------------------------------------------------ lanes of a state
+
+    def _lane(self, slot: int) -> _Lane:
+        return self._lanes[slot] or self._open(slot)
+
+    def _open(self, slot: int) -> _Lane:
+        lane = self._lanes[slot] = _Lane(self._packing)
+        if self._residues is not None and self._residues[slot]:
+            try:
+                self._restore(slot, lane, self._residues[slot])
+            except ValueError as error:
+                raise ValueError(f"residues: lane {slot % self._num_lanes} has {error}") from None
+        return lane
+
+    def _restore(self, slot: int, lane: _Lane, residue: bytes) -> None:
+        """Let a packer take the residue up, and go on from the rows that it has open."""
+        ordinal, offset = self._cursors[slot].tolist()
+        packer = BestFitPacker(self._packing.seq_len, self._packing.open_rows, (ordinal, offset), residue)
+        sizes = {document: size for document, _, size in residue_spans(residue, ordinal)}
+        unread: dict[int, list[int]] = {document: [] for document in sizes}
+
+        def hold(document: int, start: int) -> bytes:
+            piece = self._new_pieces(1)
+            self._table[piece, SIZE], self._table[piece, START] = sizes[document], start
+            unread[document] += piece.tolist()
+            [encoded] = _encode_pieces(piece)
+            return encoded
+
+        for row in packer.rows:
+            pieces = b"".join(hold(document, start) for document, start, _, _ in row.pieces)
+            lane.rows.append((*row.cursor, row.residue, pieces, b""))
+        for spans in packer.open_spans:
+            free = self._packing.seq_len - sum(stop - start for _, start, stop in spans)
+            lane.restore(free, b"".join(hold(document, start) for document, start, _ in spans), encode_group(spans))
+        self._unread[slot] = unread
+
+    def _take_again(self, table: Ints, source: memoryview) -> Ints:
+        """Take those documents that were packed before they are read; returns the others."""
+        others: list[int] = []
+        for place, (slot, ordinal, size) in enumerate(table[:, [SLOT, ORDINAL, SIZE]].tolist()):
+            pieces = self._unread.get(slot, {}).pop(ordinal, None)
+            if pieces is None:
+                others.append(place)
+                continue
+            if not self._unread[slot]:
+                del self._unread[slot]
+            packed_size = int(self._table[pieces[0], SIZE])
+            if size != packed_size:
+                raise ValueError(
+                    f"lane {slot % self._num_lanes}: document {ordinal} had {packed_size} tokens, and now has {size}"
+                )
+            again = np.repeat(table[place : place + 1], len(pieces), axis=0)
+            again[:, START] = self._table[pieces, START]
+            self._hold(np.array(pieces, np.int64), again, source)
+        return table[others]
+
+    def _start(self, table: Ints) -> None:
+        """Let the first documents of lanes begin where their cursors stand."""
+        for place in np.flatnonzero(self._offsets[table[:, SLOT]]).tolist():
+            slot, ordinal, size = table[place, [SLOT, ORDINAL, SIZE]].tolist()
+            offset = int(self._offsets[slot])
+            if not offset:
+                continue
+            expected = int(self._cursors[slot, 0])
+            if ordinal != expected or offset > size:
+                raise ValueError(
+                    f"lane {slot % self._num_lanes}: the cursor stands at token {offset} of document {expected}, "
+                    f"but {ordinal} has {size} tokens"
+                )
+            table[place, START], self._offsets[slot] = offset, 0
+
+
+def _encode_pieces(pieces: Ints) -> list[bytes]:
+    joined = pieces.astype(np.int32).tobytes()
+    return [joined[start : start + _PIECE_BYTES] for start in range(0, len(joined), _PIECE_BYTES)]
+
+
+def _decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
+    """The group that each piece is of, and the pieces."""
+    numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
+    return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(b"".join(groups), np.int32).astype(np.int64)
