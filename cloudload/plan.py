@@ -21,7 +21,7 @@ from cloudload.tail import Tail
 from cloudload.tokenizer import Tokens
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
-_ROWS_AT_ONCE = {HF: 128, FASTOKENS: 512}
+_ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024}
 _TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
 

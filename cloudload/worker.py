@@ -44,7 +44,8 @@ _DOCUMENTS_AT_ONCE = 256
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
-_EAGERNESS = 3
+# how many times what lanes lack is read at once: each call costs as much as some documents, and what waits takes memory
+_MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 26
 
 NewTokens = Callable[[int, int], Tokens]
 """Gives int32 [rows, seq_len] to write tokens into; what it holds is undefined."""
@@ -187,6 +188,9 @@ class _WorkerLanes:
                 for component in self._components
             ]
         )
+        waiting_bytes = 4 * self._mean_tokens.max() * len(plan.own_lanes(worker)) * len(self._components)
+        self._most_eagerness = float(np.clip(_WAITING_BYTES / max(1, waiting_bytes), 1, _MOST_EAGERNESS))
+        self._eagerness = 1.0
         self._ends = self._find_ends()
         self._ahead = np.array([self._documents_ahead(component) for component in range(len(self._components))])
         """Documents of look-ahead for the lanes of each component."""
@@ -214,6 +218,8 @@ class _WorkerLanes:
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
         """The rows of this worker from `start` on, of the batches that end at `stops`."""
         plan, seq_len = self._plan, self._packing.seq_len
+        # the first blocks need few documents, and soon
+        self._eagerness = min(float(len(stops)), self._most_eagerness)
         rows = plan.worker_rows(self._worker, start, stops[-1])
         bounds = np.searchsorted(rows, [start, *stops])
         tokens = self._new_tokens(len(rows) if keeps_tokens else 0, seq_len)
@@ -261,7 +267,7 @@ class _WorkerLanes:
         if len(again[0]):
             self._add(self._documents.find(*again), again=True)
         means = self._mean_tokens[lanes // self._plan.num_lanes]
-        eagerness = _EAGERNESS
+        eagerness = self._eagerness
         while True:
             missing = self._lanes.missing(lanes, wanted)
             room = self._ends[lanes] - self._next_ordinals[lanes]
@@ -269,8 +275,7 @@ class _WorkerLanes:
             if not len(short):
                 return
             lanes, wanted, means, missing, room = (values[short] for values in (lanes, wanted, means, missing, room))
-            # another call for the few lanes that are left short costs as much as reading some documents too early
-            numbers = np.clip(1 + eagerness * missing / means, 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
+            numbers = np.clip(np.ceil(eagerness * missing / means), 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
             numbers = np.minimum(numbers, room)
             slots = np.repeat(lanes, numbers)
             ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers, numbers) + self._next_ordinals[slots]
@@ -290,11 +295,14 @@ class _WorkerLanes:
             self._learn_sizes(documents)
 
     def _learn_sizes(self, documents: Documents) -> None:
-        sizes, slots = documents.table[:, SIZE], documents.table[:, SLOT]
+        sizes, slots = documents.table[:, SIZE].copy(), documents.table[:, SLOT].copy()
         for component in np.unique(slots // self._plan.num_lanes).tolist():
             own = sizes[slots // self._plan.num_lanes == component]
             weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
             self._mean_tokens[component] += weight * (max(1.0, own.mean()) - self._mean_tokens[component])
+        if sizes.all():
+            self._barren[slots] = 0
+            return
         lanes, firsts = np.unique(slots, return_index=True)
         numbers = np.diff(np.append(firsts, len(slots)))
         last_full = np.maximum.reduceat(np.where(sizes > 0, np.arange(len(sizes)), -1), firsts)
@@ -335,11 +343,11 @@ class _WorkerLanes:
 
     def _prefetch(self, needed: Places) -> None:
         """Begin to fetch the shards of what is needed, then of what the lanes will read next; seldom, for long stretches."""
-        lanes = np.unique(needed.slots)
-        ahead = self._ahead[lanes // self._plan.num_lanes]
-        lanes = lanes[self._looked_ahead[lanes] - self._next_ordinals[lanes] < ahead // 2]
-        if not len(lanes):
+        slots = needed.slots
+        is_short = self._looked_ahead[slots] - self._next_ordinals[slots] < self._ahead[slots // self._plan.num_lanes] // 2
+        if not is_short.any():
             return
+        lanes = np.unique(slots[is_short])
         froms = np.maximum(self._looked_ahead[lanes], self._next_ordinals[lanes])
         stops = np.minimum(self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes], self._ends[lanes])
         # never into an epoch whose order would have to be built for this alone
