@@ -76,7 +76,7 @@ def build_components(config: RowsConfig, corpus: Corpus, layout: Layout) -> tupl
                 raw_bytes=sum(shard.raw.bytes for stream in streams for shard in corpus.datasets[stream].shards),
                 sampling=_sampling(config, corpus, streams),
                 order=order,
-                lanes=Lanes(layout.num_lanes, positions, config.epochs),
+                lanes=Lanes(layout.num_lanes, positions, config.epochs, layout.canonical_nodes[place]),
             )
         )
         first_shard += num_shards

@@ -24,6 +24,8 @@ class DocumentReader:
 
     def read(self, samples: Ints) -> list[str | None]:
         """The texts of samples, in their order, None where the transform leaves one out; each shard is opened once."""
+        if not len(samples):
+            return []
         numbers = self._corpus.shards_of(samples)
         order = np.argsort(numbers, kind="stable")
         within = (samples - self._corpus.shard_starts[numbers])[order].tolist()

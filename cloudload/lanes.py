@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,20 @@ class Lanes:
     num_lanes: int
     num_positions: int
     epochs: int | None
+    num_nodes: int = 1
+    """Canonical nodes of the order."""
+
+    @cached_property
+    def residues(self) -> Ints:
+        """int64 [num_lanes]: lane `l` reads the positions congruent to `residues[l]` modulo `num_lanes`.
+
+        A lane keeps to one canonical node. The lanes of one of P machines, those congruent modulo P, have canonical nodes that
+        follow each other, for at a border between nodes a shard falls to both: with 2 machines and 4 nodes, lanes 0 and 2 have
+        nodes 0 and 1.
+        """
+        lanes = np.arange(self.num_lanes)
+        residues: Ints = lanes - lanes % self.num_nodes + _reverse_digits(self.num_nodes)[lanes % self.num_nodes]
+        return residues
 
     @property
     def stride(self) -> int:
@@ -99,18 +114,36 @@ class Lanes:
 
     def place(self, lane: int, ordinal: int) -> tuple[int, int]:
         """(epoch, position) of a lane's document; a position of `num_positions` or more is a hole at the epoch's end."""
-        return divmod(ordinal * self.num_lanes + lane, self.stride)
+        return divmod(ordinal * self.num_lanes + int(self.residues[lane]), self.stride)
 
     def places(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
         """(epochs, positions) of many documents, as `place` has them."""
-        epochs, positions = np.divmod(ordinals * self.num_lanes + lanes, self.stride)
+        epochs, positions = np.divmod(ordinals * self.num_lanes + self.residues[lanes], self.stride)
         return epochs, positions
 
     def end(self, lane: int) -> int | None:
         """The ordinal at which a lane has read all epochs; None where epochs are endless."""
         if self.epochs is None:
             return None
-        return max(0, -(-(self.epochs * self.stride - lane) // self.num_lanes))
+        return max(0, -(-(self.epochs * self.stride - int(self.residues[lane])) // self.num_lanes))
+
+    def hosts_of_nodes(self, num_hosts: int) -> Ints:
+        """Which of some machines has each canonical node: int64 [num_nodes]; their number divides that of the nodes."""
+        hosts = np.empty(self.num_nodes, np.int64)
+        hosts[self.residues[: self.num_nodes]] = np.arange(self.num_nodes) % num_hosts
+        return hosts
+
+
+def _reverse_digits(number: int) -> Ints:
+    """0, 1, … below `number` with the order of their digits turned round; the bases are its prime factors."""
+    numbers, reversed_numbers, place, rest = np.arange(number), np.zeros(number, np.int64), number, number
+    for base in range(2, number + 1):
+        while rest % base == 0:
+            rest //= base
+            place //= base
+            reversed_numbers += numbers % base * place
+            numbers = numbers // base
+    return reversed_numbers
 
 
 # ---------------------------------------------------------------- ranks and workers

@@ -275,7 +275,9 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
     positions = positions_of(component.orders(plan.cache_root)(epoch), within)
-    return sorted({(epoch * component.lanes.stride + position) % plan.num_lanes for position in positions.tolist()})
+    residues = (epoch * component.lanes.stride + positions) % plan.num_lanes
+    lanes: list[int] = np.flatnonzero(np.isin(component.lanes.residues, residues)).tolist()
+    return lanes
 
 
 def _is_past(batch: Batch, stream: int, epoch: int) -> bool:

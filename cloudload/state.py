@@ -39,7 +39,7 @@ from cloudload.position import LaneArrays, LaneTable, Position, Residues
 from cloudload.recipe import Recipe
 from cloudload.stats import COUNTS
 
-VERSION = 2
+VERSION = 3
 State = dict[str, Any]
 
 _MISSING = -1

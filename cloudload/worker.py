@@ -368,7 +368,7 @@ class _WorkerLanes:
             own, lanes = components == component, self._components[component].lanes
             numbers = slots[own] % lanes.num_lanes
             epochs, _ = lanes.places(numbers, np.maximum(0, self._next_ordinals[slots[own]] - 1))
-            ends[own] = -(-((epochs + 1) * lanes.stride - numbers) // lanes.num_lanes)
+            ends[own] = -(-((epochs + 1) * lanes.stride - lanes.residues[numbers]) // lanes.num_lanes)
         return ends
 
     # ------------------------------------------------------------ the tail

@@ -58,7 +58,7 @@ def _peak_bytes(corpus: Corpus, component: Component, order: Ints | SeekableOrde
     num_nodes, num_hosts = component.order.num_canonical_nodes, max(1, world.size // world.ranks_per_node)
     is_own = np.ones(num_nodes, bool)
     if num_nodes % num_hosts == 0:
-        is_own = np.arange(num_nodes) % num_hosts == world.rank // world.ranks_per_node
+        is_own = component.lanes.hosts_of_nodes(num_hosts) == world.rank // world.ranks_per_node
     if isinstance(order, SeekableOrder):
         uses = order.uses()
         starts = np.cumsum(component.shard_sizes) - component.shard_sizes

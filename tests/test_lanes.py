@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -12,9 +13,17 @@ from cloudload.config import RowsConfig, Stream, divisors, parse_bytes
 from cloudload.lanes import Lanes, World, check_world, find_world, rank_rows, resolve, worker_of_rows
 
 
-@given(num_lanes=st.integers(1, 40), num_samples=st.integers(1, 100), epochs=st.integers(1, 3))
-def test_lanes_share_out_every_document_of_every_epoch_once(num_lanes: int, num_samples: int, epochs: int) -> None:
-    lanes = Lanes(num_lanes, num_samples, epochs)
+@given(
+    num_nodes=st.sampled_from([1, 2, 3, 4, 6, 8, 12]),
+    lanes_of_node=st.integers(1, 5),
+    num_samples=st.integers(1, 100),
+    epochs=st.integers(1, 3),
+)
+def test_lanes_share_out_every_document_of_every_epoch_once(
+    num_nodes: int, lanes_of_node: int, num_samples: int, epochs: int
+) -> None:
+    num_lanes = num_nodes * lanes_of_node
+    lanes = Lanes(num_lanes, num_samples, epochs, num_nodes)
     places = [lanes.place(lane, ordinal) for lane in range(num_lanes) for ordinal in range(lanes.end(lane) or 0)]
     documents = sorted(place for place in places if place[1] < num_samples)
     assert documents == [(epoch, position) for epoch in range(epochs) for position in range(num_samples)]
@@ -63,8 +72,11 @@ def test_a_node_touches_only_its_own_canonical_nodes() -> None:
     for num_hosts in (2, 4, 8):
         for rank in range(num_hosts * ranks_per_node):
             world = World(rank, num_hosts * ranks_per_node, ranks_per_node)
-            canonical = {lane % num_nodes for lane in world.lanes(num_lanes)}
-            assert {node % num_hosts for node in canonical} == {rank // ranks_per_node}
+            lanes = Lanes(num_lanes, 10_000, None, num_nodes)
+            own = {lanes.place(lane, ordinal)[1] % num_nodes for lane in world.lanes(num_lanes) for ordinal in range(9)}
+            of_host = np.flatnonzero(lanes.hosts_of_nodes(num_hosts) == rank // ranks_per_node).tolist()
+            assert own <= set(of_host)
+            assert of_host == list(range(of_host[0], of_host[0] + num_nodes // num_hosts)), "one stretch of canonical nodes"
 
 
 @pytest.mark.parametrize(
