@@ -120,7 +120,11 @@ class LaneDocuments:
         table[:, COUNT] = np.where(is_left_out, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
 
-    def build_order_ahead(self, component: int, epoch: int) -> None:
+    def has_order(self, component: int, epoch: int) -> bool:
+        """Whether the order of an epoch is there, or next to nothing to build."""
+        return self._orders[component].is_ready(epoch)
+
+    def build_order(self, component: int, epoch: int) -> None:
         """See to it that the order of an epoch is there when it is needed; returns at once."""
         self._orders[component].build_in_background(epoch)
 

@@ -245,15 +245,17 @@ class EpochOrders:
             self._orders[epoch] = order
         return self._orders[epoch]
 
+    def is_ready(self, epoch: int) -> bool:
+        """Whether the order of `epoch` takes next to no time."""
+        is_cheap = self._config.is_seekable or self._num_positions < _BACKGROUND_FROM_POSITIONS
+        return is_cheap or epoch in self._orders or self._path(epoch).exists()
+
     def build_in_background(self, epoch: int) -> bool:
         """Have another process build the order of `epoch` before it is needed; returns at once: whether one was started.
 
         None is started where the order is there or being built, or costs little. Nothing is lost if it fails: `__call__` builds.
         """
-        if self._config.is_seekable or self._num_positions < _BACKGROUND_FROM_POSITIONS or epoch in self._orders:
-            return False
-        path = self._path(epoch)
-        if path.exists():
+        if self.is_ready(epoch):
             return False
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -10,32 +10,31 @@ from all lanes, and go round the workers as if from one lane each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from cloudload.best_fit_lanes import BestFitLanes
+from cloudload.block_rows import BlockRows, Cut
 from cloudload.cache import ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.lane_documents import (
     COUNT,
-    FIELDS,
     SIZE,
     SLOT,
     SOURCE,
-    STREAM,
     Documents,
     Flags,
     Places,
     open_cache,
     open_documents,
 )
-from cloudload.lane_rows import ConcatLanes, CutRows, LaneRows, PackerLanes, own_documents
+from cloudload.lane_rows import ConcatLanes, LaneRows, PackerLanes, own_documents
 from cloudload.lanes import Ints
-from cloudload.pack import SPAN_FIELDS, Packing
+from cloudload.pack import Packing
 from cloudload.plan import NOT_DRY, Block, Plan
-from cloudload.rows import DOCUMENT, ROW, Framing, fill_rows, list_spans, row_lengths
-from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED
+from cloudload.read_ahead import ReadAhead
+from cloudload.rows import DOCUMENT, Framing, fill_rows, list_spans, row_lengths
+from cloudload.stats import FILTERED
 from cloudload.tail import FILTERED as FILTERED_SIZE
 from cloudload.tail import NO_DOCUMENT, Tail
 from cloudload.tokenizer import Tokens
@@ -69,91 +68,6 @@ def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
     return np.empty((num_rows, seq_len), np.int32)
 
 
-class _Cut(NamedTuple):
-    """Documents, their tokens, and pieces of them by row of the block."""
-
-    table: Ints
-    sources: Sequence[memoryview]
-    pieces: Ints
-
-    @staticmethod
-    def empty() -> _Cut:
-        return _Cut(np.empty((0, len(FIELDS)), np.int64), [], np.empty((0, 4), np.int64))
-
-    def __add__(self, other: _Cut) -> _Cut:  # type: ignore[override]
-        """With the rows of `other` after these."""
-        if not len(other.pieces):
-            return self
-        table, pieces = other.table.copy(), other.pieces.copy()
-        table[:, SOURCE] += len(self.sources)
-        pieces[:, DOCUMENT] += len(self.table)
-        joined = np.concatenate([self.table, table]), [*self.sources, *other.sources], np.concatenate([self.pieces, pieces])
-        return _Cut(*joined)
-
-
-class _BlockRows:
-    """A block in the making: what its rows do to their lanes and to the statistics."""
-
-    def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
-        self.rows, self._bounds, self._packing = rows, bounds, packing
-        self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        """The batch of each row."""
-        self._cursors = np.zeros((len(rows), 2), np.int64)
-        self._residues = [b""] * len(rows) if packing.has_residue else []
-        self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
-        self.lengths = np.zeros(len(rows), np.int64)
-        self.spans = np.empty((0, len(SPAN_FIELDS)), np.int64)
-
-    def take(self, cut: CutRows, places: Ints) -> Ints:
-        """Rows of lanes that become the block's rows at `places`; returns their pieces, by row of the block."""
-        self._cursors[places] = cut.cursors
-        if cut.residues is not None:
-            for place, residue in zip(places.tolist(), cut.residues, strict=True):
-                self._residues[place] = residue
-        rows, streams, counts, sizes = cut.counted.T
-        self._count(places[rows], streams, counts, sizes)
-        pieces = cut.pieces
-        pieces[:, ROW] = places[pieces[:, ROW]]
-        in_order: Ints = pieces if (np.diff(places) > 0).all() else pieces[np.argsort(pieces[:, ROW], kind="stable")]
-        return in_order
-
-    def count_units(self, place: int, units: Ints) -> None:
-        """Count documents of a tail, (stream, size) each, with the row at `place`."""
-        streams, sizes = units.T
-        counts = np.where(sizes == FILTERED_SIZE, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
-        self._count(np.full(len(units), place), streams, counts, sizes)
-
-    def _count(self, places: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
-        self._tally(places, streams, counts, 1)
-        if self._packing.cuts:
-            self._tally(places, streams, TRUNCATED, np.maximum(0, sizes - self._packing.seq_len))
-
-    def _tally(self, places: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int) -> None:
-        """Add to the counts of the batches whose rows stand at `places`."""
-        _, num_streams, num_counts = self._counts.shape
-        np.add.at(self._counts.reshape(-1), (self._batches[places] * num_streams + streams) * num_counts + counts, amounts)
-
-    def count_tokens(self, cut: _Cut, lengths: Ints, padding_streams: Ints, first_dry: int) -> None:
-        """Count the tokens of pieces, and the padding of rows before `first_dry`."""
-        rows, documents, starts, stops = cut.pieces.T
-        self._tally(rows, cut.table[documents, STREAM], TOKENS, stops - starts)
-        self.lengths = lengths
-        short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
-        self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])
-
-    def block(self, tokens: Tokens, first_dry: int) -> Block:
-        return Block(
-            bounds=self._bounds,
-            tokens=tokens,
-            lengths=self.lengths,
-            cursors=self._cursors,
-            residues=self._residues,
-            spans=self.spans,
-            counts=self._counts,
-            first_dry=first_dry,
-        )
-
-
 def open_lane_rows(packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None) -> LaneRows:
     """The lanes as they stand at `cursors` (int64 [slots, 2]) with `residues`."""
     if packing.name == "concat":
@@ -173,13 +87,11 @@ class _WorkerLanes:
         cursors = position.cursors.reshape(-1, 2)
         residues = None if position.residues is None else position.residues.ravel().tolist()
         self._lanes = open_lane_rows(self._packing, plan.num_lanes, cursors, residues)
-        self._next_ordinals, self._looked_ahead = cursors[:, 0].copy(), cursors[:, 0].copy()
+        self._next_ordinals = cursors[:, 0].copy()
         self._begun = np.where(cursors[:, 1] > 0, cursors[:, 0], -1)
         """The document in which each lane's first cursor stands."""
         self._barren = np.zeros(len(cursors), np.int64)
         """Documents of each lane without a token since the last one that had some."""
-        self._ordered_epochs = [0] * len(self._components)
-        """The last epoch of each component that an order was asked for ahead."""
         self._first_dry = NOT_DRY
         self._tail_documents: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
         self._mean_tokens = np.array(
@@ -192,8 +104,7 @@ class _WorkerLanes:
         self._most_eagerness = float(np.clip(_WAITING_BYTES / max(1, waiting_bytes), 1, _MOST_EAGERNESS))
         self._eagerness = 1.0
         self._ends = self._find_ends()
-        self._ahead = np.array([self._documents_ahead(component) for component in range(len(self._components))])
-        """Documents of look-ahead for the lanes of each component."""
+        self._read_ahead = ReadAhead(plan, worker, self._documents, self._next_ordinals, self._ends)
 
     def _find_ends(self) -> Ints:
         """The ordinal at which each slot has read all epochs."""
@@ -223,7 +134,7 @@ class _WorkerLanes:
         rows = plan.worker_rows(self._worker, start, stops[-1])
         bounds = np.searchsorted(rows, [start, *stops])
         tokens = self._new_tokens(len(rows) if keeps_tokens else 0, seq_len)
-        block = _BlockRows(rows, bounds, self._packing, len(plan.recipe.labels))
+        block = BlockRows(rows, bounds, self._packing, len(plan.recipe.labels))
         if self._first_dry == NOT_DRY:
             num_of_lanes = int(np.searchsorted(rows, plan.tail_start))
             cut = self._cut_rows(block, rows[:num_of_lanes])
@@ -245,7 +156,7 @@ class _WorkerLanes:
 
     # ------------------------------------------------------------ rows of lanes
 
-    def _cut_rows(self, block: _BlockRows, rows: Ints) -> _Cut:
+    def _cut_rows(self, block: BlockRows, rows: Ints) -> Cut:
         """Fill the lanes, and cut these rows, the first of the block, from them."""
         slots = self._plan.recipe.components_of(rows) * self._plan.num_lanes + rows % self._plan.num_lanes
         lanes, wanted = np.unique(slots, return_counts=True)
@@ -253,13 +164,13 @@ class _WorkerLanes:
             self._fill(lanes, wanted)
         except ValueError as error:
             raise StreamChangedError(f"{error}. The state is damaged, or of another corpus, tokenizer or transform") from None
-        self._build_orders_ahead(lanes)
+        self._read_ahead.build_orders(lanes)
         cut = self._lanes.cut(lanes, wanted)
         # rows lane after lane, as they were cut, to the block's rows
         places = np.argsort(slots, kind="stable")
         is_cut = np.arange(len(rows)) < np.repeat(np.cumsum(wanted) - wanted + cut.num_rows, wanted)
         self._first_dry = min(self._first_dry, int(rows[places[~is_cut]].min(initial=NOT_DRY)))
-        return _Cut(cut.table, cut.sources, block.take(cut, places[is_cut]))
+        return Cut(cut.table, cut.sources, block.take(cut, places[is_cut]))
 
     def _fill(self, lanes: Ints, wanted: Ints) -> None:
         """Read on in each lane until it has the rows that are wanted of it, or its end is reached."""
@@ -287,7 +198,7 @@ class _WorkerLanes:
         """Read documents of lanes, `again` where they were packed before a state was saved."""
         if not len(places):
             return
-        self._prefetch(places)
+        self._read_ahead.fetch(places)
         has_begun: Flags = (self._begun[places.slots] == places.ordinals) | again
         documents = self._documents.read(places, has_begun if has_begun.any() else None)
         self._lanes.add(documents, has_begun)
@@ -320,57 +231,6 @@ class _WorkerLanes:
                 "left out. Use more documents, fewer lanes (num_lanes), an eos, or another transform or min_tokens"
             )
 
-    # ------------------------------------------------------------ looking ahead
-
-    def _build_orders_ahead(self, slots: Ints) -> None:
-        """Have the order of the next epoch built once a lane is in the second half of this one."""
-        for component in np.unique(slots // self._plan.num_lanes).tolist():
-            lanes = self._components[component].lanes
-            furthest = int(self._next_ordinals[slots[slots // self._plan.num_lanes == component]].max()) * lanes.num_lanes
-            epoch = (furthest + lanes.stride // 2) // lanes.stride
-            if epoch > self._ordered_epochs[component] and (lanes.epochs is None or epoch < lanes.epochs):
-                self._ordered_epochs[component] = epoch
-                self._documents.build_order_ahead(component, epoch)
-
-    def _documents_ahead(self, component: int) -> int:
-        """Documents of look-ahead for each lane; by default two shards for each canonical node."""
-        plan, of = self._plan, self._components[component]
-        if plan.delivery.predownload is not None:
-            own = len(plan.own_lanes(self._worker)) * len(self._components)
-            return max(1, plan.delivery.predownload // max(1, own))
-        per_shard = of.num_samples / max(1, len(of.shard_sizes))
-        return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
-
-    def _prefetch(self, needed: Places) -> None:
-        """Begin to fetch the shards of what is needed, then of what the lanes will read next; seldom, for long stretches."""
-        slots = needed.slots
-        is_short = self._looked_ahead[slots] - self._next_ordinals[slots] < self._ahead[slots // self._plan.num_lanes] // 2
-        if not is_short.any():
-            return
-        lanes = np.unique(slots[is_short])
-        froms = np.maximum(self._looked_ahead[lanes], self._next_ordinals[lanes])
-        stops = np.minimum(self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes], self._ends[lanes])
-        # never into an epoch whose order would have to be built for this alone
-        stops = np.minimum(stops, self._epoch_ends(lanes))
-        numbers = np.maximum(0, stops - froms)
-        self._looked_ahead[lanes] = froms + numbers
-        slots = np.repeat(lanes, numbers)
-        ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers - froms, numbers)
-        nearest = np.argsort(ordinals - self._next_ordinals[slots], kind="stable")
-        later = self._documents.find(slots[nearest], ordinals[nearest])
-        self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
-
-    def _epoch_ends(self, slots: Ints) -> Ints:
-        """The ordinal with which the epoch ends that each lane is reading."""
-        ends = np.empty_like(slots)
-        components = slots // self._plan.num_lanes
-        for component in np.unique(components).tolist():
-            own, lanes = components == component, self._components[component].lanes
-            numbers = slots[own] % lanes.num_lanes
-            epochs, _ = lanes.places(numbers, np.maximum(0, self._next_ordinals[slots[own]] - 1))
-            ends[own] = -(-((epochs + 1) * lanes.stride - lanes.residues[numbers]) // lanes.num_lanes)
-        return ends
-
     # ------------------------------------------------------------ the tail
 
     def _measure(self) -> Block:
@@ -392,11 +252,11 @@ class _WorkerLanes:
             found = np.searchsorted(own, chunk.slots)
             is_left_out = table[:, COUNT] == FILTERED
             sizes[firsts[found] + chunk.ordinals - heads[found]] = np.where(is_left_out, FILTERED_SIZE, table[:, SIZE])
-        block = _BlockRows(own[:0], np.zeros(1, np.int64), self._packing, 0)
+        block = BlockRows(own[:0], np.zeros(1, np.int64), self._packing, 0)
         block.lengths = sizes
         return block.block(self._new_tokens(0, 0), NOT_DRY)
 
-    def _cut_tail(self, block: _BlockRows, tail: Tail, first_place: int) -> _Cut:
+    def _cut_tail(self, block: BlockRows, tail: Tail, first_place: int) -> Cut:
         """The pieces of the block's rows from `first_place` on, which are of the tail; reads what they need."""
         units: list[Ints] = []
         pieces: list[Ints] = []
@@ -407,7 +267,7 @@ class _WorkerLanes:
             pieces.append(np.column_stack([np.full(len(of_row), place), of_row]))
             block.count_units(place, self._find_units(tail.row_units(row)))
         if not any(map(len, units)):
-            return _Cut.empty()
+            return Cut.empty()
         joined, cut = np.concatenate(units), np.concatenate(pieces)
         keys = list(zip(joined[:, 0].tolist(), joined[:, 1].tolist(), strict=True))
         self._read_tail(keys)
@@ -423,7 +283,7 @@ class _WorkerLanes:
         table = np.stack([self._tail_documents[key][0] for key in documents])
         table[:, SOURCE] = np.arange(len(table))
         cut[:, DOCUMENT] = [numbers[key] for key in keys]
-        return _Cut(table, [self._tail_documents[key][1] for key in documents], cut)
+        return Cut(table, [self._tail_documents[key][1] for key in documents], cut)
 
     def _read_tail(self, keys: list[tuple[int, int]]) -> None:
         """Hold these documents, and let go of all others."""

@@ -50,6 +50,8 @@ ORDER = [
     "rows",
     "lane_rows",
     "best_fit_lanes",
+    "block_rows",
+    "read_ahead",
     "worker",
     "working_set",
     "trace",

@@ -1,0 +1,104 @@
+"""A block in the making: its rows in pieces, and what they do to their lanes and to the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.lane_documents import FIELDS, SOURCE, STREAM
+from cloudload.lane_rows import CutRows
+from cloudload.lanes import Ints
+from cloudload.pack import SPAN_FIELDS, Packing
+from cloudload.plan import Block
+from cloudload.rows import DOCUMENT, ROW
+from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED
+from cloudload.tail import FILTERED as FILTERED_SIZE
+from cloudload.tokenizer import Tokens
+
+
+class Cut(NamedTuple):
+    """Documents, their tokens, and pieces of them by row of the block."""
+
+    table: Ints
+    sources: Sequence[memoryview]
+    pieces: Ints
+
+    @staticmethod
+    def empty() -> Cut:
+        return Cut(np.empty((0, len(FIELDS)), np.int64), [], np.empty((0, 4), np.int64))
+
+    def __add__(self, other: Cut) -> Cut:  # type: ignore[override]
+        """With the rows of `other` after these."""
+        if not len(other.pieces):
+            return self
+        table, pieces = other.table.copy(), other.pieces.copy()
+        table[:, SOURCE] += len(self.sources)
+        pieces[:, DOCUMENT] += len(self.table)
+        joined = np.concatenate([self.table, table]), [*self.sources, *other.sources], np.concatenate([self.pieces, pieces])
+        return Cut(*joined)
+
+
+class BlockRows:
+    """A block in the making: what its rows do to their lanes and to the statistics."""
+
+    def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
+        self.rows, self._bounds, self._packing = rows, bounds, packing
+        self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        """The batch of each row."""
+        self._cursors = np.zeros((len(rows), 2), np.int64)
+        self._residues = [b""] * len(rows) if packing.has_residue else []
+        self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
+        self.lengths = np.zeros(len(rows), np.int64)
+        self.spans = np.empty((0, len(SPAN_FIELDS)), np.int64)
+
+    def take(self, cut: CutRows, places: Ints) -> Ints:
+        """Rows of lanes that become the block's rows at `places`; returns their pieces, by row of the block."""
+        self._cursors[places] = cut.cursors
+        if cut.residues is not None:
+            for place, residue in zip(places.tolist(), cut.residues, strict=True):
+                self._residues[place] = residue
+        rows, streams, counts, sizes = cut.counted.T
+        self._count(places[rows], streams, counts, sizes)
+        pieces = cut.pieces
+        pieces[:, ROW] = places[pieces[:, ROW]]
+        in_order: Ints = pieces if (np.diff(places) > 0).all() else pieces[np.argsort(pieces[:, ROW], kind="stable")]
+        return in_order
+
+    def count_units(self, place: int, units: Ints) -> None:
+        """Count documents of a tail, (stream, size) each, with the row at `place`."""
+        streams, sizes = units.T
+        counts = np.where(sizes == FILTERED_SIZE, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
+        self._count(np.full(len(units), place), streams, counts, sizes)
+
+    def _count(self, places: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
+        self._tally(places, streams, counts, 1)
+        if self._packing.cuts:
+            self._tally(places, streams, TRUNCATED, np.maximum(0, sizes - self._packing.seq_len))
+
+    def _tally(self, places: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int) -> None:
+        """Add to the counts of the batches whose rows stand at `places`."""
+        _, num_streams, num_counts = self._counts.shape
+        np.add.at(self._counts.reshape(-1), (self._batches[places] * num_streams + streams) * num_counts + counts, amounts)
+
+    def count_tokens(self, cut: Cut, lengths: Ints, padding_streams: Ints, first_dry: int) -> None:
+        """Count the tokens of pieces, and the padding of rows before `first_dry`."""
+        rows, documents, starts, stops = cut.pieces.T
+        self._tally(rows, cut.table[documents, STREAM], TOKENS, stops - starts)
+        self.lengths = lengths
+        short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
+        self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])
+
+    def block(self, tokens: Tokens, first_dry: int) -> Block:
+        """The block, whose tokens are these."""
+        return Block(
+            bounds=self._bounds,
+            tokens=tokens,
+            lengths=self.lengths,
+            cursors=self._cursors,
+            residues=self._residues,
+            spans=self.spans,
+            counts=self._counts,
+            first_dry=first_dry,
+        )

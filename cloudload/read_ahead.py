@@ -1,0 +1,78 @@
+"""What is fetched and built before it is needed: the shards of the documents that lanes read next, and the next epoch's order.
+
+    lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►      two shards for each canonical node, by default
+
+Nothing here changes what is read, only when its bytes come.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.lane_documents import LaneDocuments, Places
+from cloudload.lanes import Ints
+from cloudload.plan import Plan
+
+
+class ReadAhead:
+    """Looks ahead for the lanes of one worker, by slot; `next_ordinals` are their next documents, `ends` their ends."""
+
+    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments, next_ordinals: Ints, ends: Ints) -> None:
+        self._plan, self._worker, self._documents = plan, worker, documents
+        self._components = plan.recipe.components
+        self._next_ordinals, self._ends = next_ordinals, ends
+        self._looked_ahead = next_ordinals.copy()
+        """The ordinals up to which shards have been asked for."""
+        self._ahead = np.array([self._documents_ahead(component) for component in range(len(self._components))])
+        """Documents of look-ahead for the lanes of each component."""
+        self._ordered_epochs = [0] * len(self._components)
+        """The last epoch of each component that an order was asked for."""
+
+    def _documents_ahead(self, component: int) -> int:
+        plan, of = self._plan, self._components[component]
+        if plan.delivery.predownload is not None:
+            own = len(plan.own_lanes(self._worker)) * len(self._components)
+            return max(1, plan.delivery.predownload // max(1, own))
+        per_shard = of.num_samples / max(1, len(of.shard_sizes))
+        return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
+
+    def fetch(self, needed: Places) -> None:
+        """Begin to fetch the shards of what is needed, then of what its lanes will read next; seldom, for long stretches."""
+        slots = needed.slots
+        is_short = self._looked_ahead[slots] - self._next_ordinals[slots] < self._ahead[slots // self._plan.num_lanes] // 2
+        if not is_short.any():
+            return
+        lanes = np.unique(slots[is_short])
+        froms = np.maximum(self._looked_ahead[lanes], self._next_ordinals[lanes])
+        stops = np.minimum(self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes], self._ends[lanes])
+        numbers = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
+        self._looked_ahead[lanes] = froms + numbers
+        slots = np.repeat(lanes, numbers)
+        ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers - froms, numbers)
+        nearest = np.argsort(ordinals - self._next_ordinals[slots], kind="stable")
+        later = self._documents.find(slots[nearest], ordinals[nearest])
+        self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
+
+    def _epoch_ends(self, slots: Ints) -> Ints:
+        """The ordinals that end the epochs whose order is there: what comes after would have to wait for one to be built."""
+        ends = np.empty_like(slots)
+        components = slots // self._plan.num_lanes
+        for component in np.unique(components).tolist():
+            own, lanes = components == component, self._components[component].lanes
+            numbers = slots[own] % lanes.num_lanes
+            epochs, _ = lanes.places(numbers, np.maximum(0, self._next_ordinals[slots[own]] - 1))
+            last = int(epochs.max())
+            if self._documents.has_order(component, last + 1):
+                epochs = np.where(epochs == last, last + 1, epochs)
+            ends[own] = -(-((epochs + 1) * lanes.stride - lanes.residues[numbers]) // lanes.num_lanes)
+        return ends
+
+    def build_orders(self, slots: Ints) -> None:
+        """Have the order of the next epoch built once one of these lanes is in the second half of this one."""
+        for component in np.unique(slots // self._plan.num_lanes).tolist():
+            lanes = self._components[component].lanes
+            furthest = int(self._next_ordinals[slots[slots // self._plan.num_lanes == component]].max()) * lanes.num_lanes
+            epoch = (furthest + lanes.stride // 2) // lanes.stride
+            if epoch > self._ordered_epochs[component] and (lanes.epochs is None or epoch < lanes.epochs):
+                self._ordered_epochs[component] = epoch
+                self._documents.build_order(component, epoch)
