@@ -22,8 +22,6 @@ from cloudload.pack import Cursor, Packer, Packing, residue_spans
 from cloudload.rows import DOCUMENT, PIECE_STOP, ROW
 
 _KEY_BITS = 40
-# a buffer of many lanes that all may leave their tokens in for so many turns is memory, and a copy for each lane is time
-_MOST_PATIENCE, _PATIENT_LANES = 8, 4_096
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,6 @@ class ConcatLanes:
 
     def __init__(self, seq_len: int, num_lanes: int, cursors: Ints) -> None:
         self._seq_len, self._num_lanes, self._offsets = seq_len, num_lanes, cursors[:, 1]
-        self._most_patience = max(1, min(_MOST_PATIENCE, _PATIENT_LANES // len(cursors)))
-        self._patience = [self._most_patience] * len(cursors)
-        """How often each lane may still leave its tokens in a buffer of many lanes."""
         self._available = np.zeros(len(cursors), np.int64)
         self._tables: list[Ints | None] = [None] * len(cursors)
         self._tokens: list[memoryview] = [memoryview(b"")] * len(cursors)
@@ -154,7 +149,7 @@ class ConcatLanes:
         return joined, sources
 
     def _keep(self, slots: Ints, rest: Ints, lanes: Ints, sources: list[memoryview]) -> None:
-        """Hold the rest of each lane's documents, and their tokens: for some turns where they are, then on their own."""
+        """Hold the rest of each lane's documents, and their tokens in a buffer of the lane's own."""
         bounds = np.searchsorted(lanes, np.arange(len(slots) + 1)).tolist()
         froms, stops = np.maximum(0, rest[:, BASE] + rest[:, START]), rest[:, BASE] + rest[:, SIZE]
         lows, highs, of = froms.tolist(), stops.tolist(), rest[:, SOURCE].tolist()
@@ -165,19 +160,13 @@ class ConcatLanes:
                 self._tables[slot], self._tokens[slot] = None, memoryview(b"")
                 continue
             self._tables[slot] = rest[first:stop]
-            source = sources[of[first]]
             if of[first] != of[stop - 1]:
                 shifts[lane] = lows[first]
                 self._tokens[slot] = _join_sources(rest[first:stop], froms[first:stop], stops[first:stop], sources)
-                self._patience[slot] = 0
-            elif source is not self._tokens[slot]:
-                self._tokens[slot], self._patience[slot] = source, self._most_patience
-            elif self._patience[slot]:
-                self._patience[slot] -= 1
-                if not self._patience[slot]:
-                    # what a lane holds on to keeps the tokens of all other lanes, too
-                    shifts[lane] = lows[first]
-                    self._tokens[slot] = _copy(source, lows[first], max(highs[first:stop]))
+            elif sources[of[first]] is not self._tokens[slot]:
+                # a view would keep the tokens of all other lanes, too
+                shifts[lane] = lows[first]
+                self._tokens[slot] = _copy(sources[of[first]], lows[first], max(highs[first:stop]))
         rest[:, BASE] -= shifts[lanes]
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.errors import CacheError
-from cloudload.lanes import World
+from cloudload.lanes import Lanes, World
 from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, positions_of
 from cloudload.seekable import SeekableOrder, Shuffle, permute, scramble
 from cloudload.working_set import check_cache_limit
@@ -280,7 +280,11 @@ def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> in
         shards_of=lambda samples: np.searchsorted(starts, samples, side="right") - 1,
     )
     component: Any = SimpleNamespace(
-        sampling=None, first_sample=0, shard_sizes=np.array(sizes), order=SimpleNamespace(num_canonical_nodes=num_nodes)
+        sampling=None,
+        first_sample=0,
+        shard_sizes=np.array(sizes),
+        order=SimpleNamespace(num_canonical_nodes=num_nodes),
+        lanes=Lanes(num_nodes, sum(sizes), None, num_nodes),
     )
     with pytest.raises(CacheError) as refusal:
         check_cache_limit(1, corpus, [component], [order], world=World(0, hosts, 1), downloads_at_once=1)
