@@ -18,7 +18,7 @@ import numpy as np
 
 from cloudload.batch import Batch, Progress, join_blocks, join_progress
 from cloudload.blocks import BatchParts, explain
-from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.errors import DatasetError, StreamChangedError, WorkerError
 from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Window, move_lanes
 from cloudload.lanes import Ints
 from cloudload.plan import NOT_DRY, Block, Plan
@@ -70,7 +70,7 @@ class Batches(Iterator[Batch]):
         if self._failure is not None:
             raise self._failure
         try:
-            return self._take()
+            batch = self._take()
         except StopIteration:
             raise
         except Exception as error:
@@ -79,6 +79,14 @@ class Batches(Iterator[Batch]):
             if self._failure is error:
                 raise
             raise self._failure from error
+        except BaseException as error:
+            # nor may it go on from somewhere between two batches
+            self._failure = WorkerError(
+                f"this iteration was interrupted ({error!r}). Iterate over the loader anew, after the last batch handed out"
+            )
+            raise
+        self._record(self._position)
+        return batch
 
     def skip(self, number: int) -> None:
         """Pass over some batches: they are read, counted and recorded as skipped, but not returned."""
@@ -151,7 +159,6 @@ class Batches(Iterator[Batch]):
         rows = arrived.stop
         skipped = _join_stretches(before.skipped, (before.rows, rows)) if self._is_skipping else before.skipped
         self._position = Position(rows, table_rows, lanes, tail, skipped, before.batches + 1, rows - before.rows)
-        self._record(self._position)
         self._handed_out += 1
         return arrived.batch
 

@@ -64,9 +64,10 @@ def process_blocks(plan: Plan) -> Iterator[BatchParts]:
     started = context.Semaphore(0)
     prefetch_factor = max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
     # a worker is asked for that many blocks beyond the one that is being read
-    rings = [Ring(prefetch_factor + 1, _slot_bytes(plan)) for _ in range(plan.num_workers)]
+    slots_each = prefetch_factor + 1
+    ring = Ring(plan.num_workers * slots_each, _slot_bytes(plan))
     loader: DataLoader[Any] = DataLoader(
-        _BlockDataset(plan, started, rings),
+        _BlockDataset(plan, started, ring, slots_each),
         batch_size=None,
         num_workers=plan.num_workers,
         prefetch_factor=prefetch_factor,
@@ -78,7 +79,7 @@ def process_blocks(plan: Plan) -> Iterator[BatchParts]:
     received = _start(loader, started)
     try:
         while True:
-            yield from _by_batch([_unpack(_receive(received), ring) for ring in rings])
+            yield from _by_batch([_unpack(_receive(received), ring) for _ in range(plan.num_workers)])
     finally:
         # not left to the collector: the next iteration must not fork beside these
         getattr(received, "_shutdown_workers", lambda: None)()
@@ -155,14 +156,14 @@ def _as_it_is(item: Any) -> Any:
 
 
 class _Slots:
-    """A worker's end of a ring."""
+    """The slots of one worker, `first` and those after it."""
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring, self._number = ring, -1
+    def __init__(self, ring: Ring, first: int, count: int) -> None:
+        self._ring, self._slots, self._number = ring, itertools.cycle(range(first, first + count)), first
 
     def new_tokens(self, num_rows: int, seq_len: int) -> Tokens:
         """The tokens of the next block: in the next slot, where they fit."""
-        self._number += 1
+        self._number = next(self._slots)
         if 4 * num_rows * seq_len > self._ring.slot_bytes:
             return np.empty((num_rows, seq_len), np.int32)
         return self._ring.array(self._number, np.int32, (num_rows, seq_len))
@@ -224,8 +225,8 @@ def _split(joined: bytes, sizes: Ints) -> list[bytes]:
 
 
 class _BlockDataset(IterableDataset[Any]):
-    def __init__(self, plan: Plan, started: Semaphore, rings: list[Ring]) -> None:
-        self._plan, self._started, self._rings = plan, started, rings
+    def __init__(self, plan: Plan, started: Semaphore, ring: Ring, slots_each: int) -> None:
+        self._plan, self._started, self._ring, self._slots_each = plan, started, ring, slots_each
 
     def __iter__(self) -> Iterator[_Packed | CloudloadError]:
         self._started.release()
@@ -234,7 +235,7 @@ class _BlockDataset(IterableDataset[Any]):
         # one thread a worker: workers are how the work is spread
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         allow_descriptors()  # for as many mapped shards as the lanes are in
-        slots = _Slots(self._rings[worker])
+        slots = _Slots(self._ring, worker * self._slots_each, self._slots_each)
         try:
             yield from map(slots.pack, read_blocks(self._plan, worker, slots.new_tokens))
         except CloudloadError as error:

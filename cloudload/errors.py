@@ -8,7 +8,7 @@
     ├── ConvertError         a raw corpus holds records that cannot be converted
     ├── StreamChangedError   a state does not belong to this loader's rows
     ├── RanksDisagreeError   ranks of one run differ in config or are out of step
-    └── WorkerError          a worker process failed or died
+    └── WorkerError          a worker process failed or died, or an iteration was interrupted
 
 A wrong argument is a plain `ValueError`. Each message says what happened, where, and what to do.
 """
@@ -47,4 +47,4 @@ class RanksDisagreeError(CloudloadError):
 
 
 class WorkerError(CloudloadError):
-    """A worker process failed or died; carries the worker's traceback."""
+    """A worker process failed or died, or an iteration was interrupted; carries the worker's traceback."""

@@ -151,7 +151,8 @@ class ConcatLanes:
     def _keep(self, slots: Ints, rest: Ints, lanes: Ints, sources: list[memoryview]) -> None:
         """Hold the rest of each lane's documents, and their tokens in a buffer of the lane's own."""
         bounds = np.searchsorted(lanes, np.arange(len(slots) + 1)).tolist()
-        froms, stops = np.maximum(0, rest[:, BASE] + rest[:, START]), rest[:, BASE] + rest[:, SIZE]
+        froms = np.maximum(0, rest[:, BASE] + rest[:, START])
+        stops = np.maximum(froms, rest[:, BASE] + rest[:, SIZE])
         lows, highs, of = froms.tolist(), stops.tolist(), rest[:, SOURCE].tolist()
         shifts = np.zeros(len(slots), np.int64)
         for lane, slot in enumerate(slots.tolist()):

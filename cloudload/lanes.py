@@ -98,7 +98,7 @@ class Lanes:
 
         A lane keeps to one canonical node. The lanes of one of P machines, those congruent modulo P, have canonical nodes that
         follow each other, for at a border between nodes a shard falls to both: with 2 machines and 4 nodes, lanes 0 and 2 have
-        nodes 0 and 1.
+        nodes 0 and 1. So it is for every P where the nodes are a power of 2, and else for some.
         """
         lanes = np.arange(self.num_lanes)
         residues: Ints = lanes - lanes % self.num_nodes + _reverse_digits(self.num_nodes)[lanes % self.num_nodes]

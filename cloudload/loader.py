@@ -164,7 +164,7 @@ class CloudLoader:
         self._start_at(Position.start(self._recipe))
 
     def _start_at(self, position: Position) -> None:
-        self._started_at = position
+        self._started_at, self._has_read = position, False
         self._dropped, self._uncounted = 0, np.zeros_like(position.counts)
         self._history: deque[Position] = deque([position], maxlen=_HISTORY)
 
@@ -291,6 +291,7 @@ class CloudLoader:
         return process_blocks(plan) if self._delivery.num_workers else inline_blocks(plan)
 
     def _record(self, position: Position) -> None:
+        self._has_read = True
         self._history.append(position)
 
     def _find_world(self) -> World:
@@ -311,7 +312,7 @@ class CloudLoader:
         use `local_state_dict` there.
         """
         position = self._past(lag)
-        if not self._knows_all_lanes and len(self._history) > 1:
+        if not self._knows_all_lanes and self._has_read:
             raise RanksDisagreeError(
                 "the ranks cannot communicate, so no rank knows the whole state. Initialise torch.distributed before iterating, "
                 "or save local_state_dict() on every rank and load merge_state_dicts([...])"
@@ -350,13 +351,17 @@ class CloudLoader:
         self._knows_all_lanes = True
 
     def seek(self, rows: int) -> None:
-        """Stand `rows` rows into the run, past where the loader stands; the rows between are read when iterating, and dropped."""
+        """Stand `rows` rows into the run, past where the loader stands; the rows between are read when iterating, and dropped.
+
+        The statistics count them, but for a place past the end of the lanes of a finite run.
+        """
         position = self._history[-1]
         if rows < position.rows:
             raise ValueError(f"rows is {rows:,}, but the loader stands at row {position.rows:,} already. Load an earlier state")
         self._stop_batches()
         tail = position.tail and next_stages(position.tail, self._asked.seq_len, position.table_rows, rows)
-        self._start_at(replace(position, rows=rows, tail=tail))
+        self._dropped, self._uncounted = 0, np.zeros_like(position.counts)
+        self._history = deque([replace(position, rows=rows, tail=tail)], maxlen=_HISTORY)
 
     def _past(self, lag: int) -> Position:
         if not 0 <= lag < _HISTORY:

@@ -1,4 +1,4 @@
-"""A ring of memory that a worker process writes and the training process reads.
+"""Memory that worker processes write and the training process reads, in slots that each worker uses in turn.
 
     slots      0         1         2         0         …       one for each block that may be under way, and one being read
     worker     write ──► write ──► write ──► write
@@ -36,13 +36,13 @@ class Ring:
         self._map = mmap.mmap(descriptor, max(1, self.num_slots * self.slot_bytes))
 
     def slot(self, number: int) -> memoryview:
-        """The bytes of a slot; numbers go round."""
-        start = number % self.num_slots * self.slot_bytes
+        """The bytes of a slot."""
+        start = number * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def array(self, number: int, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
         """An array at the start of a slot."""
-        return np.ndarray(shape, dtype, self._map, number % self.num_slots * self.slot_bytes)
+        return np.ndarray(shape, dtype, self._map, number * self.slot_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -16,7 +16,7 @@ from awkward import EOS, byte_tokenizer
 from corpora import random_documents, write_mds
 
 from cloudload import CloudLoader, convert_to_mds, merge_state_dicts, testing
-from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.errors import DatasetError, RanksDisagreeError, StreamChangedError, WorkerError
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,43 @@ def test_a_state_takes_at_most_32_bytes_a_lane_and_2_kb(folder: str, num_lanes: 
     loader = make_loader(folder, num_lanes=num_lanes, batch_size=256)
     next(iter(loader))
     assert len(json.dumps(loader.state_dict())) <= 32 * num_lanes + 2048
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("place", ["join_blocks", "join_progress", "Position"])
+def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
+    folder: str, monkeypatch: pytest.MonkeyPatch, place: str, num_workers: int
+) -> None:
+    expected = [batch["input_ids"] for batch in make_loader(folder).take(6)]
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with make_loader(folder, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        seen = [next(batches)["input_ids"] for _ in range(3)]
+        with monkeypatch.context() as patched:
+            patched.setattr(f"cloudload.batches.{place}", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        with pytest.raises(WorkerError, match="interrupted"):
+            next(batches)
+        assert loader.rows == 12
+        seen += [batch["input_ids"] for batch in loader.take(3)]
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+
+
+def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(folder: str) -> None:
+    loaders = [make_loader(folder, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    for loader in loaders:
+        list(loader.take(2))
+        loader.seek(loader.rows)
+        with pytest.raises(RanksDisagreeError):
+            loader.state_dict()
+    single = make_loader(folder, batch_size=8)
+    list(single.take(2))
+    whole = merge_state_dicts([loader.local_state_dict() for loader in loaders])
+    assert {**whole, "batches": 2, "global_batch": 8} == {**single.state_dict(), "batches": 2, "global_batch": 8}
 
 
 def test_asking_for_the_state_changes_nothing_and_gives_a_copy(folder: str) -> None:
