@@ -115,4 +115,16 @@ RACES = (
             Entry("HF datasets + torchdata, 2 workers", PEER, "side_hf_datasets", {}, "hf", num_workers=2),
         ),
     ),
+    Race(
+        "states",
+        "A state after every batch, worker and training process on a core each",
+        2,
+        "960 lanes",
+        (
+            ours("960 lanes", num_lanes=960),
+            ours("960 lanes, state_dict() after every batch", num_lanes=960, state_every_batch=True),
+            ours("8,192 lanes", num_lanes=8192),
+            ours("8,192 lanes, state_dict() after every batch", num_lanes=8192, state_every_batch=True),
+        ),
+    ),
 )

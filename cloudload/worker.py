@@ -44,7 +44,7 @@ _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
 # how many times what lanes lack is read at once: each call costs as much as some documents, and what waits takes memory
-_MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 26
+_MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 
 NewTokens = Callable[[int, int], Tokens]
 """Gives int32 [rows, seq_len] to write tokens into; what it holds is undefined."""
