@@ -36,8 +36,14 @@ class ReadAhead:
         per_shard = of.num_samples / max(1, len(of.shard_sizes))
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
-    def fetch(self, needed: Places) -> None:
-        """Begin to fetch the shards of what is needed, then of what its lanes will read next; seldom, for long stretches."""
+    def fetch(self, needed: Places, *, is_awaited: bool) -> None:
+        """Begin to fetch the shards of what is needed, then of what its lanes will read next; seldom, for long stretches.
+
+        While somebody waits for the first batch, only what it needs.
+        """
+        if is_awaited:
+            self._documents.prefetch(needed.samples)
+            return
         slots = needed.slots
         is_short = self._looked_ahead[slots] - self._next_ordinals[slots] < self._ahead[slots // self._plan.num_lanes] // 2
         if not is_short.any():

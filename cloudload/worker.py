@@ -102,7 +102,7 @@ class _WorkerLanes:
         )
         waiting_bytes = 4 * self._mean_tokens.max() * len(plan.own_lanes(worker)) * len(self._components)
         self._most_eagerness = float(np.clip(_WAITING_BYTES / max(1, waiting_bytes), 1, _MOST_EAGERNESS))
-        self._eagerness = 1.0
+        self._eagerness, self._is_awaited = 1.0, True
         self._ends = self._find_ends()
         self._read_ahead = ReadAhead(plan, worker, self._documents, self._next_ordinals, self._ends)
 
@@ -124,6 +124,7 @@ class _WorkerLanes:
         while True:
             stop = first + count * step
             yield self._make_block(first, list(range(first + step, stop + 1, step)))
+            self._is_awaited = False
             first, count = stop, min(2 * count, plan.batches_at_once)
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
@@ -198,7 +199,7 @@ class _WorkerLanes:
         """Read documents of lanes, `again` where they were packed before a state was saved."""
         if not len(places):
             return
-        self._read_ahead.fetch(places)
+        self._read_ahead.fetch(places, is_awaited=self._is_awaited)
         has_begun: Flags = (self._begun[places.slots] == places.ordinals) | again
         documents = self._documents.read(places, has_begun if has_begun.any() else None)
         self._lanes.add(documents, has_begun)
