@@ -104,7 +104,7 @@ class Batches(Iterator[Batch]):
             # one batch ahead, so that its exchange is done when it is asked for; not at first, when the trainer waits
             if self._handed_out and isinstance(self._exchange, DistributedExchange) and not self._plan.is_measured:
                 self.arrive()
-            batch = self.hand_out()
+            batch = self._finish_first()
             if batch is not None:
                 return batch
 
@@ -134,6 +134,13 @@ class Batches(Iterator[Batch]):
         self._arrived.append(_Arrived(batch, stop, *self._start_exchange(stop)))
 
     def hand_out(self) -> Batch | None:
+        """What `next` does once a batch has arrived, for ranks that go in lockstep; None where it was no batch."""
+        batch = self._finish_first()
+        if batch is not None:
+            self._record(self._position)
+        return batch
+
+    def _finish_first(self) -> Batch | None:
         """Finish the exchange of what arrived first, move the position past it, and return it; None where it was no batch."""
         arrived = self._arrived.popleft()
         if arrived.batch is None:
