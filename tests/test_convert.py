@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import hashlib
 import itertools
@@ -182,7 +183,9 @@ def test_every_document_comes_out_once_and_in_order(
 
 def start_cli(*arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cloudload.cli", "convert", *arguments, "--quiet"]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # a shell's background jobs ignore Ctrl-C, and so would what they start
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
 
 
 def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
