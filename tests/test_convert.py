@@ -185,7 +185,7 @@ def start_cli(*arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cloudload.cli", "convert", *arguments, "--quiet"]
     # a shell's background jobs ignore Ctrl-C, and so would what they start
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)  # noqa: PLW1509 - there are no threads
 
 
 def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
