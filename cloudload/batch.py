@@ -73,22 +73,20 @@ def join_progress(blocks: Sequence[Block], number: int, places: Sequence[slice |
 
     `places` has the rows of the batch that are each worker's.
     """
-    if len(blocks) == 1:
-        [block] = blocks
-        start, end = block.row_bounds[number], block.row_bounds[number + 1]
-        first_dry = block.first_dry if block.first_dry < stop else NOT_DRY
-        return Progress(block.cursors[start:end], block.residues[start:end], block.counts[number], first_dry)
     first_dry = min(block.first_dry for block in blocks)
     first_dry = first_dry if first_dry < stop else NOT_DRY
-    bounds = [(block.row_bounds[number], block.row_bounds[number + 1]) for block in blocks]
-    num_rows = sum(end - start for start, end in bounds)
+    if len(blocks) == 1:
+        [block] = blocks
+        rows = block.rows_of[number]
+        return Progress(block.cursors[rows], block.residues[rows], block.counts[number], first_dry)
+    parts = [(block.cursors[block.rows_of[number]], block.residues[block.rows_of[number]]) for block in blocks]
+    num_rows = sum(len(cursors) for cursors, _ in parts)
     cursors = np.empty((num_rows, 2), np.int64)
-    has_residues = any(block.residues for block in blocks)
-    residues = [b""] * num_rows if has_residues else []
-    for block, (start, end), own in zip(blocks, bounds, places, strict=True):
-        cursors[own] = block.cursors[start:end]
-        if has_residues and not isinstance(own, slice):
-            for place, residue in zip(own.tolist(), block.residues[start:end], strict=True):
+    residues = [b""] * num_rows if any(block.residues for block in blocks) else []
+    for (own_cursors, own_residues), own in zip(parts, places, strict=True):
+        cursors[own] = own_cursors
+        if residues:
+            for place, residue in zip(np.arange(num_rows)[own].tolist(), own_residues, strict=True):
                 residues[place] = residue
     counts: Ints = np.sum([block.counts[number] for block in blocks], axis=0)
     return Progress(cursors, residues, counts, first_dry)
@@ -106,9 +104,9 @@ def join_blocks(
     parts: SpanParts = []
     is_full = True
     for block, own in zip(blocks, places, strict=True):
-        start, stop = block.row_bounds[number], block.row_bounds[number + 1]
-        ids[own] = block.tokens[start:stop]
-        parts.append((block.spans[block.span_bounds[number] : block.span_bounds[number + 1]], start, own))
+        of_batch = block.rows_of[number]
+        ids[own] = block.tokens[of_batch]
+        parts.append((block.spans[block.spans_of[number]], of_batch.start, own))
         is_full = is_full and block.is_full
     targets[:] = ids
     batch = Batch({"input_ids": input_ids, "labels": labels}, parts, rows.start, rows.step)
@@ -133,7 +131,7 @@ def _mask_padding(
 ) -> None:
     lengths = np.empty(len(labels), np.int64)
     for block, own in zip(blocks, places, strict=True):
-        lengths[own] = block.lengths[block.row_bounds[number] : block.row_bounds[number + 1]]
+        lengths[own] = block.lengths[block.rows_of[number]]
     for row, length in enumerate(lengths.tolist()):
         labels[row, length:] = IGNORED_LABEL
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from cloudload.lane_documents import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, START, STREAM, Documents, Flags
 from cloudload.lane_rows import CutRows
-from cloudload.lanes import Ints
+from cloudload.lanes import Ints, count_within
 from cloudload.pack import EMPTY_GROUP, BestFitPacker, Packing, encode_group, encode_spans, extend_group, residue_spans
 
 _TOKEN_BYTES = _PIECE_BYTES = 4
@@ -125,7 +125,7 @@ class BestFitLanes:
             return table
         numbers = np.maximum(1, -(-lefts // most))
         pieces: Ints = np.repeat(table, numbers, axis=0)
-        pieces[:, START] += most * (np.arange(len(pieces)) - np.repeat(np.cumsum(numbers) - numbers, numbers))
+        pieces[:, START] += most * count_within(numbers)
         return pieces
 
     def _stops(self, table: Ints) -> Ints:

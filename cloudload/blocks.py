@@ -24,8 +24,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.lanes import Ints
-from cloudload.pack import SPAN_FIELDS
+from cloudload.pack import SPAN_FIELDS, split_residues
 from cloudload.plan import Block, Plan
 from cloudload.pool import allow_descriptors
 from cloudload.ring import Ring
@@ -212,16 +211,11 @@ def _unpack(packed: _Packed, ring: Ring) -> Block:
         tokens=tokens,
         lengths=lengths,
         cursors=cursors.reshape(-1, 2),
-        residues=_split(rest[8 * stops[-1] :], sizes),
+        residues=split_residues(rest[8 * stops[-1] :], sizes.tolist()),
         spans=spans.reshape(-1, len(SPAN_FIELDS)),
         counts=counts.reshape(counts_shape),
         first_dry=first_dry,
     )
-
-
-def _split(joined: bytes, sizes: Ints) -> list[bytes]:
-    stops = np.cumsum(sizes).tolist()
-    return [joined[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=False)] if stops else []
 
 
 class _BlockDataset(IterableDataset[Any]):

@@ -82,6 +82,7 @@ class ShardCache:
         for _ in range(3):
             fetch = self._fetches.pop(number, None)
             path = (fetch.result() if fetch else None) or self._fetch(number)
+            assert path is not None
             # it may be evicted between the fetch and the map
             with contextlib.suppress(FileNotFoundError):
                 shard = Shard(path, info)
@@ -95,7 +96,7 @@ class ShardCache:
         """Fetch shards in the background, in this order; an error waits until the shard is asked for."""
         for number in numbers:
             if number not in self._open and number not in self._fetches and not is_in_place(*self._info(number)):
-                self._fetches[number] = self._pool.submit(self._fetch_if_free, number)
+                self._fetches[number] = self._pool.submit(self._fetch, number, waits=False)
 
     def close(self) -> None:
         """Stop fetching and let go of every shard."""
@@ -117,7 +118,8 @@ class ShardCache:
         while len(self._open) > self._most_open:
             self._open.popitem(last=False)
 
-    def _fetch(self, number: int) -> Path:
+    def _fetch(self, number: int, *, waits: bool = True) -> Path | None:
+        """Fetch a shard, if it is not there. Who does not wait for another process that is at it gets None, to fetch others."""
         dataset, info = self._info(number)
         if is_in_place(dataset, info):
             return local_path(dataset.url) / info.raw.name
@@ -125,22 +127,13 @@ class ShardCache:
         if _is_whole(path, info):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(_lock_of(path)):
+        lock = locked if waits else locked_if_free
+        with lock(_lock_of(path)) as is_held:
+            if not is_held:
+                return None
             if not _is_whole(path, info):
                 self._fetch_locked(dataset, info, path)
         return path
-
-    def _fetch_if_free(self, number: int) -> Path | None:
-        """Fetch a shard, unless another process of the node is at it: this one's threads had better fetch others."""
-        dataset, info = self._info(number)
-        path = dataset_folder(self._root, dataset) / info.raw.name
-        if _is_whole(path, info):
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked_if_free(_lock_of(path)) as is_free:
-            if is_free and not _is_whole(path, info):
-                self._fetch_locked(dataset, info, path)
-        return path if is_free else None
 
     def _fetch_locked(self, dataset: Dataset, info: ShardInfo, path: Path) -> None:
         path.unlink(missing_ok=True)

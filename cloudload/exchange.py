@@ -20,6 +20,7 @@ import numpy as np
 from cloudload.batch import Progress
 from cloudload.errors import RanksDisagreeError
 from cloudload.lanes import Ints, World, rank_rows
+from cloudload.pack import split_residues
 from cloudload.position import LaneArrays
 from cloudload.recipe import Recipe
 
@@ -185,7 +186,7 @@ class Window(NamedTuple):
         stop, index, first_dry = message[:_HEADER].tolist()
         num_rows = len(rank_rows(self.start, self.stop, index, self.world_size))
         _, counts, cursors, residues = np.split(message, np.cumsum([_HEADER, math.prod(counts_shape), 2 * num_rows]))
-        parts = _split_residues(residues, num_rows)
+        parts = split_residues(residues[num_rows:].tobytes(), residues[:num_rows].tolist())
         return Report(stop, index, first_dry, counts.reshape(counts_shape), [cursors.reshape(-1, 2)], parts)
 
     def first_dry(self, reports: Sequence[Report]) -> int:
@@ -228,9 +229,3 @@ def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
     if arrays.residues is not None:
         for component, lane, residue in zip(components.tolist(), lanes.tolist(), residues, strict=True):
             arrays.residues[component, lane] = residue
-
-
-def _split_residues(words: Ints, num_rows: int) -> list[bytes]:
-    joined = words[num_rows:].tobytes()
-    stops = np.cumsum(words[:num_rows]).tolist()
-    return [joined[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)] if stops else []

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from cloudload.lane_documents import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, SOURCE, START, STREAM, Documents, Flags
-from cloudload.lanes import Ints
+from cloudload.lanes import Ints, count_within
 from cloudload.pack import Cursor, Packer, Packing, residue_spans
 from cloudload.rows import DOCUMENT, PIECE_STOP, ROW
 
@@ -112,7 +112,7 @@ class ConcatLanes:
         first_rows = starts[cut] // seq_len
         pieces_each = (taken[cut] - 1) // seq_len - first_rows + 1
         documents = np.repeat(cut, pieces_each)
-        rows = np.arange(len(documents)) - np.repeat(np.cumsum(pieces_each) - pieces_each - first_rows, pieces_each)
+        rows = np.repeat(first_rows, pieces_each) + count_within(pieces_each)
         froms = table[documents, START] - starts[documents]
         pieces = np.empty((len(documents), 4), np.int64)
         pieces[:, ROW] = rows + (np.cumsum(num_rows) - num_rows)[lanes[documents]]

@@ -146,6 +146,12 @@ def _reverse_digits(number: int) -> Ints:
     return reversed_numbers
 
 
+def count_within(numbers: Ints) -> Ints:
+    """0, 1, … anew for each of some groups, which have `numbers` members: for 2, 0, 3 these are 0 1 0 1 2."""
+    within: Ints = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    return within
+
+
 # ---------------------------------------------------------------- ranks and workers
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock named by `path`, among the threads and processes of this node; waits for it."""
+def locked(path: Path) -> Iterator[bool]:
+    """Hold the lock named by `path`, among the threads and processes of this node; waits for it, and yields True."""
     descriptor = acquire(path, wait=True)
     assert descriptor is not None
     try:
-        yield
+        yield True
     finally:
         release(path, descriptor)
 

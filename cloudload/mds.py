@@ -234,8 +234,7 @@ class Shard:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self._starts = np.ascontiguousarray(self._read_offsets(), np.uint32).data
         variable = [column.bytes is None for column in info.columns]
-        self._num_variable = sum(variable)
-        self._sizes = struct.Struct(f"<{self._num_variable}I")
+        self._sizes = struct.Struct(f"<{sum(variable)}I")
         # a column begins after the sizes, the fixed columns before it, and the variable ones before it
         fixed = [column.bytes or 0 for column in info.columns]
         self._fixed_bytes = self._sizes.size + sum(fixed)
@@ -279,7 +278,6 @@ class Shard:
         starts, unpack, data, fixed_bytes = self._starts, self._sizes.unpack_from, memoryview(self._map), self._fixed_bytes
         fixed, variable = self._before[column]
         width = self.info.columns[column].bytes
-        is_last = width is None and fixed == fixed_bytes and variable == self._num_variable - 1
         sample = -1
         try:
             for sample in samples:
@@ -287,12 +285,8 @@ class Shard:
                 sizes = unpack(data, start)
                 if start + fixed_bytes + sum(sizes) != stop:
                     raise self._broken(sample)
-                if is_last:
-                    start = stop - sizes[variable]
-                else:
-                    start += fixed + sum(sizes[:variable])
-                    stop = start + (sizes[variable] if width is None else width)
-                texts.append(str(data[start:stop], "utf-8"))
+                start += fixed + sum(sizes[:variable])
+                texts.append(str(data[start : start + (sizes[variable] if width is None else width)], "utf-8"))
         except UnicodeDecodeError as error:
             raise DatasetError(f"{self.path}: sample {sample} is not UTF-8 ({error}). Convert the corpus again") from error
         except struct.error:

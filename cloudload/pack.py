@@ -314,6 +314,12 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     return groups[0], groups[1:]
 
 
+def split_residues(joined: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """The residues of these sizes that stand one after the other."""
+    stops = [0, *itertools.accumulate(sizes)]
+    return [joined[start:stop] for start, stop in itertools.pairwise(stops)]
+
+
 def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
     """All spans of a residue."""
     waiting, rows = decode_residue(residue, ordinal)

@@ -6,6 +6,7 @@ Block    a worker's rows of some batches, with their spans and the cursors after
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -116,16 +117,14 @@ class Block:
     """The first row of the run that its lane could not fill, from which on all is void; `NOT_DRY` where there is none."""
 
     @cached_property
-    def row_bounds(self) -> list[int]:
-        """`bounds` as plain numbers."""
-        bounds: list[int] = self.bounds.tolist()
-        return bounds
+    def rows_of(self) -> list[slice]:
+        """The rows of each batch."""
+        return [slice(*bounds) for bounds in itertools.pairwise(self.bounds.tolist())]
 
     @cached_property
-    def span_bounds(self) -> list[int]:
-        """Which spans each batch has, as `row_bounds` has it of rows."""
-        bounds: list[int] = np.searchsorted(self.spans[:, 0], self.bounds).tolist()
-        return bounds
+    def spans_of(self) -> list[slice]:
+        """The spans of each batch."""
+        return [slice(*bounds) for bounds in itertools.pairwise(np.searchsorted(self.spans[:, 0], self.bounds).tolist())]
 
     @cached_property
     def is_full(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from cloudload.lane_documents import LaneDocuments, Places
-from cloudload.lanes import Ints
+from cloudload.lanes import Ints, count_within
 from cloudload.plan import Plan
 
 
@@ -54,7 +54,7 @@ class ReadAhead:
         numbers = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
         self._looked_ahead[lanes] = froms + numbers
         slots = np.repeat(lanes, numbers)
-        ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers - froms, numbers)
+        ordinals = np.repeat(froms, numbers) + count_within(numbers)
         nearest = np.argsort(ordinals - self._next_ordinals[slots], kind="stable")
         later = self._documents.find(slots[nearest], ordinals[nearest])
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))

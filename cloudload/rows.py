@@ -59,14 +59,9 @@ def fill_rows(out: Tokens, table: Ints, sources: Sequence[memoryview], pieces: I
     body_sizes = sizes - has_bos - has_eos
     froms = table[documents, BASE] + starts + has_bos
     target = flat.data
-    if len(sources) == 1:
-        [source] = sources
-        for at, stop, start, end in _as_lists(body_places, body_places + body_sizes, froms, froms + body_sizes):
-            target[at:stop] = source[start:end]
-    else:
-        copies = _as_lists(body_places, body_places + body_sizes, froms, froms + body_sizes, table[documents, SOURCE])
-        for at, stop, start, end, number in copies:
-            target[at:stop] = sources[number][start:end]
+    columns = (body_places, body_places + body_sizes, froms, froms + body_sizes, table[documents, SOURCE])
+    for at, stop, start, end, number in zip(*(column.tolist() for column in columns), strict=True):
+        target[at:stop] = sources[number][start:end]
     flat[places[has_bos]] = bos[has_bos]
     flat[(places + sizes - 1)[has_eos]] = eos[has_eos]
     for row in np.flatnonzero(lengths < seq_len).tolist():
@@ -78,10 +73,6 @@ def row_lengths(pieces: Ints, num_rows: int) -> Ints:
     """The tokens of each row."""
     lengths: Ints = np.bincount(pieces[:, ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START], num_rows).astype(np.int64)
     return lengths
-
-
-def _as_lists(*columns: Ints) -> zip[tuple[int, ...]]:
-    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def list_spans(table: Ints, pieces: Ints) -> Ints:

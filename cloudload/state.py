@@ -35,6 +35,7 @@ import cloudload
 from cloudload.errors import StreamChangedError
 from cloudload.lanes import Ints, Layout
 from cloudload.mixture import Mixture
+from cloudload.pack import split_residues
 from cloudload.position import LaneArrays, LaneTable, Position, Residues
 from cloudload.recipe import Recipe
 from cloudload.stats import COUNTS
@@ -259,13 +260,10 @@ def _decode_residues(state: Mapping[str, Any], shape: tuple[int, int]) -> Residu
         planes = zlib.decompress(_decode("residues", state["residues"]))
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
         sizes = np.frombuffer(data, "<i4", shape[0] * shape[1])
-        stops = np.cumsum(sizes) + sizes.nbytes
-        if (sizes < 0).any() or (stops[-1] if len(stops) else 0) != len(data):
+        if (sizes < 0).any() or sizes.nbytes + int(sizes.sum()) != len(data):
             raise ValueError("sizes that do not add up")
     except (zlib.error, ValueError) as error:
         raise StreamChangedError(f"residues: {error}. The state is damaged") from error
     residues = np.empty(shape, object)
-    flat = residues.reshape(-1)
-    for place, (size, stop) in enumerate(zip(sizes.tolist(), stops.tolist(), strict=True)):
-        flat[place] = data[stop - size : stop]
+    residues.reshape(-1)[:] = split_residues(data[sizes.nbytes :], sizes.tolist())
     return residues

@@ -29,7 +29,7 @@ from cloudload.lane_documents import (
     open_documents,
 )
 from cloudload.lane_rows import ConcatLanes, LaneRows, PackerLanes, own_documents
-from cloudload.lanes import Ints
+from cloudload.lanes import Ints, count_within
 from cloudload.pack import Packing
 from cloudload.plan import NOT_DRY, Block, Plan
 from cloudload.read_ahead import ReadAhead
@@ -190,7 +190,7 @@ class _WorkerLanes:
             numbers = np.clip(np.ceil(eagerness * missing / means), 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
             numbers = np.minimum(numbers, room)
             slots = np.repeat(lanes, numbers)
-            ordinals = np.arange(len(slots)) - np.repeat(np.cumsum(numbers) - numbers, numbers) + self._next_ordinals[slots]
+            ordinals = self._next_ordinals[slots] + count_within(numbers)
             self._next_ordinals[lanes] += numbers
             self._add(self._documents.find(slots, ordinals))
             eagerness *= 2
@@ -242,7 +242,7 @@ class _WorkerLanes:
         numbers = self._ends[own] - heads
         slots = np.repeat(own, numbers)
         firsts = np.cumsum(numbers) - numbers
-        ordinals = np.arange(len(slots)) - np.repeat(firsts - heads, numbers)
+        ordinals = np.repeat(heads, numbers) + count_within(numbers)
         sizes = np.full(len(slots), NO_DOCUMENT, np.int64)
         in_order = np.lexsort((slots, ordinals))
         places = self._documents.find(slots[in_order], ordinals[in_order])
