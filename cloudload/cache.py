@@ -227,10 +227,10 @@ def _download(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> str | 
     """Fetch a shard into `file` as raw bytes; returns what is wrong with it, or None."""
     file.seek(0)
     if info.zipped is None or info.compression is None:
-        download_object(url, file, retry)
+        download_object(url, file, retry, info.raw.bytes)
         return _fault_of_file(file, info.raw)
     zipped = io.BytesIO()
-    download_object(url, zipped, retry)
+    download_object(url, zipped, retry, info.zipped.bytes)
     if fault := _fault_of_file(zipped, info.zipped):
         return fault
     try:

@@ -12,6 +12,7 @@ import contextlib
 import io
 import random
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,26 +25,31 @@ from cloudload.locations import hide_secrets
 T = TypeVar("T")
 
 
-def read_object(url: str, retry: Retry | None = None) -> bytes:
-    """The whole object."""
+def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
+    """The whole object, or of one that is larger than `most_bytes` the first bytes, one more than that."""
     buffer = io.BytesIO()
-    download_object(url, buffer, retry)
+    download_object(url, buffer, retry, most_bytes)
     return buffer.getvalue()
 
 
-def download_object(url: str, target: BinaryIO, retry: Retry | None = None) -> int:
-    """Write the object to the seekable `target` from its start; returns the bytes written. A retry starts over."""
+def download_object(url: str, target: BinaryIO, retry: Retry | None = None, most_bytes: int | None = None) -> int:
+    """Write the object to the seekable `target` from its start; returns the bytes written. A retry starts over.
+
+    Of an object that is larger than `most_bytes`, one byte more than that is written: enough to tell.
+    """
     retry = retry or Retry()
     start = target.tell()
     deadline = time.monotonic() + retry.deadline_s
 
     def attempt() -> int:
         target.seek(start)
+        left = sys.maxsize if most_bytes is None else most_bytes + 1
         with contextlib.closing(backend_of(url).open(url, retry)) as source:
-            while chunk := source.read(CHUNK_BYTES):
+            while chunk := source.read(min(left, CHUNK_BYTES)):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"not finished after {retry.deadline_s:.0f} s")
                 target.write(chunk)
+                left -= len(chunk)
         # only now: until here the target keeps the bytes that it has reserved
         target.truncate()
         return target.tell() - start

@@ -6,7 +6,7 @@
         proxy.requests()                                # [Request(line="GET /b/shard.00001", action="status", …), …]
 
 A fault applies to requests whose line (`GET /bucket/key?query`) its pattern is found in, after the first `skip` of them and
-then `times` times; the first fault that applies wins. What the actions do:
+then `times` times, and of those to a random `share`; the first fault that applies wins. What the actions do:
 
     status    answer `status` with an S3 error of `code`; the server is not asked
     delay     wait `seconds` before the request goes on
@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import re
 import socket
 import struct
@@ -53,6 +54,7 @@ class Fault:
     action: str
     times: int | None = None
     skip: int = 0
+    share: float = 1.0
     status: int = 503
     code: str = "SlowDown"
     at: int = 0
@@ -164,7 +166,7 @@ class _Server:
 
     def _next_fault(self, line: str) -> dict[str, Any]:
         for fault in self.faults:
-            if fault["times"] == 0 or not re.search(fault["match"], line):
+            if fault["times"] == 0 or not re.search(fault["match"], line) or random.random() >= fault["share"]:
                 continue
             if fault["skip"]:
                 fault["skip"] -= 1
