@@ -1,4 +1,4 @@
-"""A call in a process of its own that outlives this one, and slows nobody.
+"""A call in a process of its own that slows nobody, and may outlive the worker that started it, but not the training process.
 
     this process ── lock held, argument in an unnamed file ──► interpreter, its own session, niced ── calls, unlocks ──► its end
 
@@ -19,6 +19,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from cloudload.left_overs import forget, note
+from cloudload.lifeline import open_trainer, tie_to_trainer
 from cloudload.locks import acquire, release
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ def start(function: str, argument: bytes, lock: Path) -> bool:
     descriptor = acquire(lock, wait=False) if sys.executable else None
     if descriptor is None:
         return False
+    trainer = open_trainer()
+    passed = [descriptor] if trainer is None else [descriptor, trainer]
     try:
         with tempfile.TemporaryFile() as file:
             file.write(argument)
@@ -47,28 +51,35 @@ def start(function: str, argument: bytes, lock: Path) -> bool:
             # -I: neither the working directory nor the environment may change what is imported
             command = [sys.executable, "-I", "-c", _CODE, json.dumps([os.path.abspath(path) for path in sys.path])]
             process = subprocess.Popen(
-                [*command, function, str(lock.absolute()), str(descriptor)],
+                [*command, function, str(lock.absolute()), *map(str, passed)],
                 stdin=file,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                pass_fds=[descriptor],
+                pass_fds=passed,
                 start_new_session=True,
             )
     except OSError as error:
         logger.info("no background process for %s: %s", function, error)
         release(lock, descriptor)
         return False
+    finally:
+        if trainer is not None:
+            os.close(trainer)
     os.close(descriptor)
+    forget(lock)
     # an interpreter on its way out starts no threads, and leaves its processes to init
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
     return True
 
 
-def answer(function: str, lock: str, descriptor: str) -> None:
+def answer(function: str, lock: str, descriptor: str, trainer: str | None = None) -> None:
     """What the new process does."""
     os.nice(_NICENESS)
+    note(Path(lock))
+    if trainer is not None:
+        tie_to_trainer(int(trainer))
     module, name = function.split(":")
     try:
         __import__(module)

@@ -46,10 +46,11 @@ class Batches(Iterator[Batch]):
         plan: Plan,
         exchange: Exchange,
         record: Callable[[Position], None],
+        record_end: Callable[[int, Ints], None],
         open_blocks: Callable[[Plan], Iterator[BatchParts]],
     ) -> None:
         self._plan, self._position, self._exchange = plan, plan.position, exchange
-        self._record, self._open_blocks = record, open_blocks
+        self._record, self._record_end, self._open_blocks = record, record_end, open_blocks
         self._blocks: Iterator[BatchParts] | None = None
         self._arrived: deque[_Arrived] = deque()
         self._arrived_rows = plan.position.rows
@@ -61,10 +62,6 @@ class Batches(Iterator[Batch]):
         self._ended = plan.position
         self._is_skipping = False
         self._tokens_before_end = 0
-        self.dropped = 0
-        """Tokens that were left over at the end."""
-        self.uncounted: Ints = np.zeros_like(plan.position.counts)
-        """What was left to count at the end."""
 
     def __next__(self) -> Batch:
         if self._failure is not None:
@@ -258,13 +255,16 @@ class Batches(Iterator[Batch]):
         return sizes
 
     def _end(self) -> None:
+        """Tell of the tokens that are left over, and of what is left to count."""
         plan, tail, position = self._plan, self._plan.tail, self._position
         assert tail is not None
-        self.dropped = tail.num_tokens(position.rows)
+        dropped = tail.num_tokens(position.rows)
+        uncounted: Ints = np.zeros_like(position.counts)
         if position.rows < plan.tail_start:
-            self.dropped += self._tokens_before_end
+            dropped += self._tokens_before_end
         elif not tail.num_rows:
-            self.uncounted = self._count_units(tail.units)
+            uncounted = self._count_units(tail.units)
+        self._record_end(dropped, uncounted)
         self.close()
 
     def _count_units(self, units: Ints) -> Ints:

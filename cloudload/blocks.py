@@ -9,11 +9,14 @@ Blocks cross in a ring of shared memory; what is pickled is where they lie.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
 import multiprocessing
+import multiprocessing.process
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Semaphore
@@ -24,6 +27,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.lifeline import tie_to_parent
 from cloudload.pack import SPAN_FIELDS, split_residues
 from cloudload.plan import Block, Plan
 from cloudload.pool import allow_descriptors
@@ -34,7 +38,7 @@ from cloudload.worker import read_blocks
 
 logger = logging.getLogger(__name__)
 
-_STARTS, _START_S = 3, 60.0
+_STARTS, _START_S, _END_S = 3, 60.0, 3.0
 # beside the tokens of a row, in a slot: its spans, cursor, and residue
 _EXTRA_BYTES_PER_ROW = 1024
 
@@ -75,13 +79,30 @@ def process_blocks(plan: Plan) -> Iterator[BatchParts]:
         # of its own: the model's dropout must not depend on when workers start
         generator=torch.Generator(),
     )
+    others = set(multiprocessing.active_children())
     received = _start(loader, started)
+    workers = set(multiprocessing.active_children()) - others
     try:
         while True:
             yield from _by_batch([_unpack(_receive(received), ring) for _ in range(plan.num_workers)])
     finally:
         # not left to the collector: the next iteration must not fork beside these
+        _end(workers)
         getattr(received, "_shutdown_workers", lambda: None)()
+
+
+def _end(workers: set[multiprocessing.process.BaseProcess]) -> None:
+    """End workers now: torch would wait, one after the other, until each looks for work, and who waits for the store does not."""
+    # torch tells of a killed worker by an error, wherever this process then is
+    with contextlib.suppress(RuntimeError):
+        for worker in workers:
+            worker.terminate()
+        deadline = time.monotonic() + _END_S
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
 
 
 def _start(loader: DataLoader[Any], started: Semaphore) -> Iterator[Any]:
@@ -112,7 +133,10 @@ def explain(error: Exception) -> Exception:
 
 
 def _worker_error(error: Exception) -> WorkerError:
-    return WorkerError(f"a worker process failed: {error}. Resume from the last state")
+    what = str(error).strip().rstrip(".")
+    if "killed by signal: Killed" in what:
+        what += " (if nobody killed it, the machine may have run out of memory: see its kernel log, and use fewer workers)"
+    return WorkerError(f"a worker process failed: {what}. Resume from the last state")
 
 
 def _by_batch(blocks: list[Block]) -> Iterator[BatchParts]:
@@ -223,6 +247,7 @@ class _BlockDataset(IterableDataset[Any]):
         self._plan, self._started, self._ring, self._slots_each = plan, started, ring, slots_each
 
     def __iter__(self) -> Iterator[_Packed | CloudloadError]:
+        tie_to_parent()
         self._started.release()
         info = get_worker_info()
         worker = info.id if info else 0

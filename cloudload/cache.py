@@ -1,13 +1,14 @@
-"""The node's shard cache: raw shards as plain files, fetched once, checked, shared by all processes, evicted when space is short.
+"""The shard cache: plain files that the processes of a node share, each fetched once, whole, or not at all.
 
-    <root>/<dataset>-<hash>/shard.00000.mds           a whole, checked, raw shard
-                            shard.00000.mds.lock      there while one process fetches it
-                            shard.00000.mds.<x>.part  its reserved bytes until then
+    root/<dataset>-<hash>/shard.00000.mds                     a whole, raw, checked shard
+    root/<dataset>-<hash>/shard.00000.mds.lock                held by whoever fetches it
+    root/<dataset>-<hash>/shard.00000.mds.<random>.part       its reserved bytes until then
 
 A folder belongs to one dataset as published: its name has the hash of URL and index. Whoever needs a shard takes its lock,
-reserves its bytes (evicting the least recently used shards), fetches, checks, and renames. The kernel frees the lock of a
-killed process; the next one to look sweeps up what it left. A raw shard of a local dataset is mapped where it lies and never
-touched.
+reserves its bytes (evicting the least recently used shards), fetches, checks, seals and renames. A shard that is there is checked
+when a process first opens it: size and head, and where its seal is broken, its hash; one that fails is fetched again. The kernel
+frees the lock of a killed process; the next one to look sweeps up what it left. A raw shard of a local dataset is mapped where it
+lies and never touched.
 """
 
 from __future__ import annotations
@@ -15,34 +16,38 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import io
-import itertools
 import logging
 import os
 import re
 import resource
+import stat
 import time
-import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO
 
 from cloudload.backends import Retry
+from cloudload.config import ALWAYS, OFF
+from cloudload.daemons import Daemons
 from cloudload.dataset import Corpus, Dataset, is_in_place
 from cloudload.errors import CacheError, DatasetError
-from cloudload.locations import join_url, local_path
+from cloudload.left_overs import LOCK_SUFFIX, PART_SUFFIX, file_of, lock_of, part_of
+from cloudload.locations import hide_secrets, is_local, join_url, local_path
 from cloudload.locks import locked, locked_if_free
-from cloudload.mds import FileInfo, Hasher, Shard, ShardInfo, decompress, fastest_hash
-from cloudload.store import download_object
+from cloudload.mds import Shard, ShardInfo, fastest_hash
+from cloudload.order import ORDERS_FOLDER
+from cloudload.seals import is_sealed, seal, touch
+from cloudload.shard_files import download_shard, fault_of_hash, fault_of_head
 
 logger = logging.getLogger(__name__)
 
-_PART_SUFFIX = ".part"
 # each is one of the process's open files, of which half are left to others
 _MOST_OPEN_SHARDS = 2_048
 _TOUCH_EVERY_S = 10.0
+_ATTEMPTS = 3
+_CLOSE_S = 2.0
 _DATASET_FOLDER = re.compile(r"[A-Za-z0-9-]*-[0-9a-f]{16}")
 
 
@@ -54,7 +59,7 @@ def default_cache() -> Path:
 
 def dataset_folder(root: Path, dataset: Dataset) -> Path:
     """The folder of one dataset as published."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", dataset.url).strip("-")[-40:]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", hide_secrets(dataset.url)).strip("-")[-40:]
     digest = hashlib.sha256(f"{dataset.url}\n{dataset.index_hash}".encode()).hexdigest()[:16]
     return root / f"{name}-{digest}"
 
@@ -62,11 +67,14 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
 class ShardCache:
     """The shards of a corpus, by number. One per process; threads may share it."""
 
-    def __init__(self, corpus: Corpus, root: Path, retry: Retry, limit_bytes: int | None, threads: int) -> None:
-        self._corpus, self._root, self._retry, self._limit_bytes = corpus, root, retry, limit_bytes
+    def __init__(
+        self, corpus: Corpus, root: Path, retry: Retry, *, limit_bytes: int | None = None, threads: int = 4, verify: str
+    ) -> None:
+        self._corpus, self._root, self._retry, self._limit_bytes, self._verify = corpus, root, retry, limit_bytes, verify
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
+        self._looked = time.monotonic()
         self._fetches: dict[int, Future[Path | None]] = {}
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cloudload-fetch")
+        self._daemons = Daemons(threads, "cloudload-fetch")
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = _MOST_OPEN_SHARDS if open_files == resource.RLIM_INFINITY else min(_MOST_OPEN_SHARDS, open_files // 2)
 
@@ -79,28 +87,34 @@ class ShardCache:
                 self._keep(number, shard)
             return shard
         dataset, info = self._info(number)
-        for _ in range(3):
+        if is_in_place(dataset, info):
+            return self._open_in_place(number, dataset, info)
+        for attempt in range(_ATTEMPTS):
             fetch = self._fetches.pop(number, None)
             path = (fetch.result() if fetch else None) or self._fetch(number)
             assert path is not None
-            # it may be evicted between the fetch and the map
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 shard = Shard(path, info)
-                self._keep(number, shard)
-                return shard
-        if is_in_place(dataset, info):
-            raise DatasetError(f"{path} is not there, though the index of {dataset.url} lists it. Convert or copy it again")
+            except FileNotFoundError:
+                continue  # evicted between the fetch and the map
+            except DatasetError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                self._discard(path, str(error))
+                continue
+            self._keep(number, shard)
+            return shard
         raise CacheError(f"{path} is evicted as soon as it is fetched. Raise cache_limit: the shards in use do not fit")
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Fetch shards in the background, in this order; an error waits until the shard is asked for."""
         for number in numbers:
             if number not in self._open and number not in self._fetches and not is_in_place(*self._info(number)):
-                self._fetches[number] = self._pool.submit(self._fetch, number, waits=False)
+                self._fetches[number] = self._daemons.submit(self._fetch_if_free, number)
 
     def close(self) -> None:
-        """Stop fetching and let go of every shard."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Stop fetching and let go of every shard; what the store holds up for longer ends by itself, or with the process."""
+        self._daemons.close(_CLOSE_S)
         self._open.clear()
         self._fetches.clear()
 
@@ -109,62 +123,125 @@ class ShardCache:
         dataset = self._corpus.datasets[owner]
         return dataset, dataset.shards[shard]
 
+    def _open_in_place(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
+        path = local_path(dataset.url) / info.raw.name
+        try:
+            shard = Shard(path, info)
+            if self._verify == ALWAYS and (fault := fault_of_hash(path, info)):
+                raise DatasetError(f"{path} {fault}. Convert or copy it again")
+        except FileNotFoundError:
+            raise DatasetError(
+                f"{path} is not there, though the index of {dataset.url} lists it. Convert or copy it again"
+            ) from None
+        self._keep(number, shard)
+        return shard
+
     def _keep(self, number: int, shard: Shard) -> None:
         if not is_in_place(*self._info(number)):
-            with contextlib.suppress(OSError):  # evicted, or of another user
-                os.utime(shard.path)
+            touch(shard.path)
         self._open[number] = (shard, time.monotonic())
         self._open.move_to_end(number)
         while len(self._open) > self._most_open:
             self._open.popitem(last=False)
+        if self._limit_bytes is not None and time.monotonic() - self._looked > _TOUCH_EVERY_S:
+            self._let_go_of_evicted()
 
-    def _fetch(self, number: int, *, waits: bool = True) -> Path | None:
-        """Fetch a shard, if it is not there. Who does not wait for another process that is at it gets None, to fetch others."""
-        dataset, info = self._info(number)
-        if is_in_place(dataset, info):
-            return local_path(dataset.url) / info.raw.name
-        path = dataset_folder(self._root, dataset) / info.raw.name
-        if _is_whole(path, info):
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = locked if waits else locked_if_free
-        with lock(_lock_of(path)) as is_held:
-            if not is_held:
-                return None
-            if not _is_whole(path, info):
-                self._fetch_locked(dataset, info, path)
+    def _let_go_of_evicted(self) -> None:
+        """What another process has evicted takes its bytes for as long as it is mapped here."""
+        self._looked = time.monotonic()
+        for number, (shard, _) in list(self._open.items()):
+            if not shard.path.exists():
+                del self._open[number]
+
+    # ------------------------------------------------------------ fetching
+
+    def _fetch(self, number: int) -> Path:
+        """Fetch a shard, if it is not there; waits for another process that is at it."""
+        path = self._fetch_under(locked, number)
+        assert path is not None
         return path
+
+    def _fetch_if_free(self, number: int) -> Path | None:
+        """As `_fetch`, but None where another process is at it: this one had better fetch others."""
+        return self._fetch_under(locked_if_free, number)
+
+    def _fetch_under(self, lock: Callable[[Path], contextlib.AbstractContextManager[bool]], number: int) -> Path | None:
+        dataset, info = self._info(number)
+        folder = dataset_folder(self._root, dataset)
+        path = folder / info.raw.name
+        if self._is_sound(path, info):
+            return path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.resolve().is_relative_to(folder.resolve()):
+                raise CacheError(f"{path} leads out of the cache by a link. Remove {folder}")
+            with lock(lock_of(path)) as is_held:
+                if not is_held:
+                    return None
+                if not self._is_sound(path, info):
+                    self._fetch_locked(dataset, info, path)
+        except OSError as error:
+            raise CacheError(f"{self._explain(error, info)} ({error})") from error
+        return path
+
+    def _is_sound(self, path: Path, info: ShardInfo) -> bool:
+        """Whether a cached shard is there, whole, and as it was when it was checked; checks it where that is not known."""
+        try:
+            found = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if not stat.S_ISREG(found.st_mode) or found.st_size != info.raw.bytes:
+            return False
+        has_hash = fastest_hash(info.raw.hashes) is not None
+        if self._verify == OFF or (is_sealed(found) and not (self._verify == ALWAYS and has_hash)):
+            return True
+        if not has_hash:
+            return False  # nothing tells what was written to it
+        with contextlib.suppress(FileNotFoundError):
+            fault = fault_of_hash(path, info) or fault_of_head(path, info)
+            if fault is None:
+                seal(path)
+                return True
+            logger.warning("%s %s; it is fetched again", path, fault)
+        return False
 
     def _fetch_locked(self, dataset: Dataset, info: ShardInfo, path: Path) -> None:
         path.unlink(missing_ok=True)
-        for left_over in path.parent.glob(f"{path.name}.*{_PART_SUFFIX}"):
+        for left_over in path.parent.glob(f"{path.name}.*{PART_SUFFIX}"):
             left_over.unlink(missing_ok=True)
-        try:
-            with self._reserved(path, info.raw.bytes) as (part, file):
-                for attempt in (1, 2):
-                    fault = _download(join_url(dataset.url, info.stored.name), info, file, self._retry)
-                    if fault is None:
-                        file.flush()
-                        os.fsync(file.fileno())  # reserved bytes that were never written would pass for a whole shard
-                        part.replace(path)
-                        return
-                    if attempt == 1:
-                        logger.warning("%s %s; fetched again", join_url(dataset.url, info.stored.name), fault)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise CacheError(
-                    f"no space left in {self._root} for {info.raw.name} ({info.raw.bytes:,} bytes). "
-                    "Free some, choose another `local`, or set cache_limit"
-                ) from error
-            raise
-        raise DatasetError(f"{join_url(dataset.url, info.stored.name)} {fault}, twice. Upload the shard again")
+        url = join_url(dataset.url, info.stored.name)
+        with self._reserved(path, info.raw.bytes) as (part, file):
+            for attempt in (1, 2):
+                fault = download_shard(url, info, file, self._retry, checks_hash=self._verify != OFF)
+                if fault is None:
+                    file.flush()
+                    fault = fault_of_head(part, info)
+                if fault is None:
+                    os.fsync(file.fileno())  # reserved bytes that were never written would pass for a whole shard
+                    if self._verify != OFF:
+                        seal(part)
+                    part.replace(path)
+                    return
+                if attempt == 1:
+                    logger.warning("%s %s; it is fetched again", hide_secrets(url), fault)
+        raise DatasetError(f"{hide_secrets(url)} {fault}, twice. Upload the shard again")
+
+    def _discard(self, path: Path, fault: str) -> None:
+        logger.warning("%s; it is fetched again", fault)
+        with locked(lock_of(path)):
+            path.unlink(missing_ok=True)
+
+    def _explain(self, error: OSError, info: ShardInfo) -> str:
+        what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"no space left in {self._root} for {what}. Free some, choose another `local`, or set cache_limit"
+        return f"cannot write {what} to the cache {self._root}. Choose another `local`"
 
     @contextlib.contextmanager
     def _reserved(self, path: Path, size: int) -> Iterator[tuple[Path, BinaryIO]]:
         """A file beside `path` that holds `size` bytes of disk; gone afterwards unless it was renamed."""
-        part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{_PART_SUFFIX}")
-        try:
-            with locked(self._root / "space.lock"):
+        with part_of(path) as part:
+            with locked(self._root / f"space{LOCK_SUFFIX}"):
                 if self._limit_bytes is not None:
                     self._make_room(size, self._limit_bytes)
                 file = part.open("w+b")
@@ -172,17 +249,17 @@ class ShardCache:
                     os.posix_fallocate(file.fileno(), 0, size)
             with file:
                 yield part, file
-        finally:
-            part.unlink(missing_ok=True)
 
     def _make_room(self, size: int, limit: int) -> None:
-        parts, shards = _sweep(self._root)
-        used = sum(stat.st_size for _, stat in parts + shards)
-        for path, stat in sorted(shards, key=lambda item: item[1].st_mtime):
+        files = [(path, found) for path in _own_files(self._root) if (found := _stat(path)) and path.suffix != LOCK_SUFFIX]
+        parts = [(path, found) for path, found in files if path.suffix == PART_SUFFIX and not _is_left_over(path)]
+        shards = [(path, found) for path, found in files if path.suffix != PART_SUFFIX]
+        used = sum(found.st_size for _, found in parts + shards)
+        for path, found in sorted(shards, key=lambda item: item[1].st_atime_ns):
             if used + size <= limit:
                 return
             path.unlink(missing_ok=True)
-            used -= stat.st_size
+            used -= found.st_size
         if used + size > limit:
             raise CacheError(
                 f"cache_limit {limit:,} is too small for {self._root}: {used:,} bytes are being fetched "
@@ -190,74 +267,47 @@ class ShardCache:
             )
 
 
-def _lock_of(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
+# ---------------------------------------------------------------- what lies in a cache
 
 
-def _is_whole(path: Path, info: ShardInfo) -> bool:
+def open_cache_folder(root: Path, corpus: Corpus) -> None:
+    """Make a cache folder, and sweep it. Raises `CacheError` for one that cannot be, or lies within a dataset."""
+    for dataset in corpus.datasets:
+        if is_local(dataset.url) and root.resolve().is_relative_to(local_path(dataset.url).resolve()):
+            raise CacheError(
+                f"the cache {root} lies within the dataset {dataset.url}, which is left as it is. Choose another `local`"
+            )
     try:
-        return path.stat().st_size == info.raw.bytes
-    except FileNotFoundError:
-        return False
+        root.mkdir(parents=True, exist_ok=True)
+        sweep(root)
+    except OSError as error:
+        raise CacheError(f"cannot use the cache folder {root}: {error}. Choose another `local`") from error
 
 
-Files = list[tuple[Path, os.stat_result]]
+def sweep(root: Path) -> None:
+    """Remove what killed processes have left in a cache: parts and locks that nobody holds."""
+    for path in _own_files(root, ORDERS_FOLDER):
+        if path.suffix in (LOCK_SUFFIX, PART_SUFFIX):
+            _is_left_over(path)
+    _is_left_over(root / f"space{LOCK_SUFFIX}")
 
 
-def _sweep(root: Path) -> tuple[Files, Files]:
-    """The parts being fetched and the shards of the cache, less what killed processes left; what is not ours is not looked at."""
-    parts: Files = []
-    shards: Files = []
-    folders = [folder for folder in root.iterdir() if _DATASET_FOLDER.fullmatch(folder.name)]
-    for path in itertools.chain.from_iterable(folder.rglob("*") for folder in folders):
-        with contextlib.suppress(FileNotFoundError):
-            if path.name.endswith(_PART_SUFFIX):
-                shard = path.with_name(path.name.rsplit(".", 2)[0])
-                with locked_if_free(_lock_of(shard)) as is_left_over:
-                    if is_left_over:
-                        path.unlink()
-                    else:
-                        parts.append((path, path.stat()))
-            elif path.suffix != ".lock" and path.is_file():
-                shards.append((path, path.stat()))
-    return parts, shards
+def _is_left_over(path: Path) -> bool:
+    """Whether a part, or lock, is nobody's; then it is removed."""
+    with contextlib.suppress(OSError), locked_if_free(lock_of(file_of(path))) as is_free:
+        if is_free and path.suffix == PART_SUFFIX:
+            path.unlink(missing_ok=True)
+        return is_free
+    return False  # in a folder of another user
 
 
-def _download(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> str | None:
-    """Fetch a shard into `file` as raw bytes; returns what is wrong with it, or None."""
-    file.seek(0)
-    if info.zipped is None or info.compression is None:
-        download_object(url, file, retry, info.raw.bytes)
-        return _fault_of_file(file, info.raw)
-    zipped = io.BytesIO()
-    download_object(url, zipped, retry, info.zipped.bytes)
-    if fault := _fault_of_file(zipped, info.zipped):
-        return fault
-    try:
-        raw = decompress(info.compression, zipped.getvalue(), info.raw.bytes)
-    except Exception as error:
-        return f"cannot be decompressed ({error})"
-    file.seek(0)
-    file.write(raw)
-    file.truncate()
-    return _fault_of_file(file, info.raw) if fastest_hash(info.zipped.hashes) is None else _fault_of_size(len(raw), info.raw)
+def _own_files(root: Path, *more: str) -> Iterator[Path]:
+    """The files in the folders of datasets, and in `more` folders; what is not ours is not looked at."""
+    folders = [folder for folder in root.iterdir() if _DATASET_FOLDER.fullmatch(folder.name) or folder.name in more]
+    return (Path(parent, name) for folder in folders for parent, _, names in os.walk(folder) for name in names)
 
 
-def _fault_of_size(size: int, expected: FileInfo) -> str | None:
-    return None if size == expected.bytes else f"has {size:,} bytes where the index has {expected.bytes:,}"
-
-
-def _fault_of_file(file: BinaryIO, expected: FileInfo) -> str | None:
-    """What is wrong with a file's size or hash, or None."""
-    if fault := _fault_of_size(file.seek(0, os.SEEK_END), expected):
-        return fault
-    algorithm = fastest_hash(expected.hashes)
-    if algorithm is None:
-        return None
-    hasher = Hasher(algorithm)
-    file.seek(0)
-    while chunk := file.read(1 << 20):
-        hasher.update(chunk)
-    if hasher.hexdigest() == expected.hashes[algorithm]:
-        return None
-    return f"has {algorithm} {hasher.hexdigest()} where the index has {expected.hashes[algorithm]}"
+def _stat(path: Path) -> os.stat_result | None:
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat()
+    return None

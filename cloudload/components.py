@@ -16,7 +16,7 @@ import numpy as np
 from cloudload.config import RowsConfig
 from cloudload.dataset import Corpus
 from cloudload.lanes import Ints, Lanes, Layout
-from cloudload.order import EpochOrders, OrderConfig, Sampling
+from cloudload.order import ORDERS_FOLDER, EpochOrders, OrderConfig, Sampling
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Component:
 
     def orders(self, cache_root: Path) -> EpochOrders:
         """The order of each epoch, of the component's own sample numbers."""
-        return EpochOrders(cache_root / "orders", self.shard_sizes, self.order, self.sampling)
+        return EpochOrders(cache_root / ORDERS_FOLDER, self.shard_sizes, self.order, self.sampling)
 
 
 def divide_streams(config: RowsConfig) -> list[range]:

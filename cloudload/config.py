@@ -24,6 +24,8 @@ OVERFLOWS = ("cut", "rows")
 TAILS = ("pad", "drop")
 FIELDS = ("position_ids", "segment_ids", "cu_seqlens")
 START_METHODS = (None, "fork", "spawn", "forkserver")
+ONCE, ALWAYS, OFF = "once", "always", "off"
+VERIFICATIONS = (ONCE, ALWAYS, OFF)
 AUTO = "auto"
 HF = "hf"
 FASTOKENS = "fastokens"
@@ -215,6 +217,9 @@ class DeliveryConfig:
     """Shards that one worker fetches at a time."""
     cache_limit: int | str | None = None
     """Most bytes of the node's shard cache, or a text such as `200gb`; None is no limit."""
+    verify: str = ONCE
+    """When a shard's hash in the index is checked: `once`, when it is fetched, and again only if its file was written to since;
+    `always`, also whenever a process first opens it; or `off`. Sizes and heads are always checked."""
     retry: Retry = field(default_factory=Retry)
     """How long the store is tried."""
     exchange_every: int = 1
@@ -243,6 +248,7 @@ class DeliveryConfig:
         if not isinstance(self.exchange_timeout_s, int | float) or self.exchange_timeout_s <= 0:
             raise ValueError(f"exchange_timeout_s is {self.exchange_timeout_s!r}; it must be a number of seconds above 0")
         _check_choice("tokenizer_backend", self.tokenizer_backend, TOKENIZER_BACKENDS)
+        _check_choice("verify", self.verify, VERIFICATIONS)
         _check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.retry, Retry):
             raise ValueError(f"retry is {self.retry!r}; give a cloudload.Retry(timeout_s=…, deadline_s=…)")

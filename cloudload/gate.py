@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import random
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from typing import Any
 from cloudload.config import FASTOKENS, HF
 from cloudload.encoders import encode_flat, is_failure, keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.errors import TokenizerError
+from cloudload.left_overs import part_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ MEASURED_VERSIONS = ("0.3.5",)
 
 # part of the name of a kept result: one more whenever the sweep is another
 _SWEEP = 1
+# the last line of a finding: one that is cut short is none
+_SWEPT = "swept"
 _CODE_POINTS_AT_ONCE = 64
 _NUM_FUZZED, _NUM_WORDS = 400, 600
 _SURROGATES = range(0xD800, 0xE000)
@@ -403,8 +405,10 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
     """What is wrong with the assigned code points, or None; looked up where it was found before."""
     names = (f"sweep-{_SWEEP}", *(f"{name}-{version(name)}" for name in ("fastokens", "tokenizers")), unicodedata.unidata_version)
     path = cache_root / "tokenizers" / "-".join([digest, *names])
-    with contextlib.suppress(OSError):
-        return path.read_text("utf-8").removeprefix("same") or None
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        found_before, _, mark = path.read_text("utf-8").partition("\n")
+        if mark == _SWEPT:
+            return found_before or None
     try:
         found = sweep_code_points(text, assigned_code_points())
     except BaseException as error:
@@ -415,7 +419,7 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
     # a folder that cannot be written to costs another sweep, and no more
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(refusal or "same", "utf-8")
-        os.replace(temporary, path)
+        with part_of(path) as part:
+            part.write_text(f"{refusal or ''}\n{_SWEPT}", "utf-8")
+            part.replace(path)
     return refusal

@@ -153,5 +153,11 @@ def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
 def open_cache(plan: Plan) -> ShardCache:
     """The shards of a plan's corpus."""
     delivery = plan.delivery
-    limit_bytes = delivery.cache_limit_bytes()
-    return ShardCache(plan.recipe.corpus, plan.cache_root, delivery.retry, limit_bytes, delivery.download_threads)
+    return ShardCache(
+        plan.recipe.corpus,
+        plan.cache_root,
+        delivery.retry,
+        limit_bytes=delivery.cache_limit_bytes(),
+        threads=delivery.download_threads,
+        verify=delivery.verify,
+    )

@@ -11,8 +11,9 @@ import hashlib
 import itertools
 import logging
 import os
+import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from cloudload.backends import Retry
 from cloudload.batch import Batch
 from cloudload.batches import Batches
 from cloudload.blocks import BatchParts, inline_blocks, process_blocks
-from cloudload.cache import default_cache
-from cloudload.config import AUTO, DeliveryConfig, RowsConfig, Stream, Transform
-from cloudload.errors import CacheError, RanksDisagreeError
+from cloudload.cache import default_cache, open_cache_folder
+from cloudload.config import AUTO, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
+from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.gate import choose_backend
-from cloudload.lanes import World, check_world, find_world
+from cloudload.lanes import Ints, World, check_world, find_world
 from cloudload.plan import NOT_DRY, Plan
 from cloudload.position import Position
 from cloudload.recipe import open_recipe
@@ -48,7 +49,8 @@ class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text; exact to the token across restarts and world sizes.
 
     Iterating goes on from where the loader stands: after the last batch handed out, or where `load_state_dict` put it. A loader
-    has one live iterator; a new one ends the old. After the last batch of `epochs` there is nothing left to iterate.
+    has one live iterator: a new one ends the old, and one that nobody holds has ended, with its workers. After the last batch
+    of `epochs` there is nothing left to iterate.
 
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of them: read as one corpus, or, where they have
@@ -99,6 +101,7 @@ class CloudLoader:
         predownload: int | None = None,
         download_threads: int = 4,
         cache_limit: int | str | None = None,
+        verify: str = ONCE,
         retry: Retry | None = None,
         exchange_every: int = 1,
         exchange_timeout_s: float = 1800.0,
@@ -142,6 +145,7 @@ class CloudLoader:
             predownload=predownload,
             download_threads=download_threads,
             cache_limit=cache_limit,
+            verify=verify,
             retry=retry or Retry(),
             # a finite run must agree on its last batch before it is handed out
             exchange_every=exchange_every if epochs is None else 1,
@@ -159,7 +163,8 @@ class CloudLoader:
         self._backend = choose_backend(self._recipe.tokenizer.json, self._delivery.tokenizer_backend, self._cache_root)
         self._exchange: Exchange | None = None
         self._knows_all_lanes = True
-        self._batches: Batches | None = None
+        # an iteration holds the loader, not the other way round: one that is dropped ends at once
+        self._iteration: Callable[[], Batches | None] = _nothing
         self._tracer: Tracer | None = None
         self._start_at(Position.start(self._recipe))
 
@@ -171,9 +176,13 @@ class CloudLoader:
     # ------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Batch]:
-        self._stop_batches()
-        self._batches = Batches(self.plan(), self._connect(), self._record, self._open_blocks)
-        return self._batches
+        return self._iterate()
+
+    def _iterate(self) -> Batches:
+        self._stop_iteration()
+        batches = Batches(self.plan(), self._connect(), self._record, self._record_end, self._open_blocks)
+        self._iteration = weakref.ref(batches)
+        return batches
 
     def take(self, number: int) -> Iterator[Batch]:
         """The next `number` batches, or fewer where the data ends."""
@@ -185,10 +194,10 @@ class CloudLoader:
         Their rows are read, for only then is it known where they end; they are counted as `skipped_rows`, and recorded in the
         state. Fewer are passed over where the data ends.
         """
-        if self._batches is None or self._batches.is_over:
-            iter(self)
-        assert self._batches is not None
-        self._batches.skip(number)
+        batches = self._iteration()
+        if batches is None or batches.is_over:
+            batches = self._iterate()
+        batches.skip(number)
 
     def __bool__(self) -> bool:
         return True  # and not what len() says, where it says anything
@@ -225,10 +234,7 @@ class CloudLoader:
         )
         if plan.num_workers < self._delivery.num_workers:
             logger.info("%d workers, not %d: one for each lane of the rank", plan.num_workers, self._delivery.num_workers)
-        try:
-            self._cache_root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CacheError(f"cannot make the cache folder {self._cache_root}: {error}. Choose another `local`") from error
+        open_cache_folder(self._cache_root, self._recipe.corpus)
         self._prepare_orders(plan, world)
         return plan
 
@@ -297,11 +303,14 @@ class CloudLoader:
     def _find_world(self) -> World:
         return find_world(self._delivery.dp_rank, self._delivery.dp_world_size)
 
-    def _stop_batches(self) -> None:
-        if self._batches is not None:
-            self._batches.close()
-            self._dropped, self._uncounted = self._batches.dropped, self._batches.uncounted
-            self._batches = None
+    def _record_end(self, dropped: int, uncounted: Ints) -> None:
+        self._dropped, self._uncounted = dropped, uncounted
+
+    def _stop_iteration(self) -> None:
+        batches = self._iteration()
+        if batches is not None:
+            batches.close()
+        self._iteration = _nothing
 
     # ------------------------------------------------------------ saving and resuming
 
@@ -346,7 +355,7 @@ class CloudLoader:
         self._recipe = replace(recipe, mixture=recipe.mixture.resume(replace(saved.mixture, names=names), position.rows))
         if state["tokenizer_backend"] != self._backend.versions:
             logger.info("saved with %s, goes on with %s: the same ids", state["tokenizer_backend"], self._backend.versions)
-        self._stop_batches()
+        self._stop_iteration()
         self._start_at(position)
         self._knows_all_lanes = True
 
@@ -358,7 +367,7 @@ class CloudLoader:
         position = self._history[-1]
         if rows < position.rows:
             raise ValueError(f"rows is {rows:,}, but the loader stands at row {position.rows:,} already. Load an earlier state")
-        self._stop_batches()
+        self._stop_iteration()
         tail = position.tail and next_stages(position.tail, self._asked.seq_len, position.table_rows, rows)
         self._dropped, self._uncounted = 0, np.zeros_like(position.counts)
         self._history = deque([replace(position, rows=rows, tail=tail)], maxlen=_HISTORY)
@@ -395,10 +404,7 @@ class CloudLoader:
     def stats(self) -> Stats:
         """What has been read up to the batch last handed out; with `exchange_every` above 1, up to the last exchange."""
         position = self._history[-1]
-        dropped, uncounted = self._dropped, self._uncounted
-        if self._batches is not None:
-            dropped, uncounted = self._batches.dropped, self._batches.uncounted
-        totals = position.counts + uncounted
+        totals = position.counts + self._uncounted
         streams = {}
         for component in self._recipe.components:
             counts = [dict(zip(COUNTS, totals[stream].tolist(), strict=True)) for stream in component.streams]
@@ -410,7 +416,7 @@ class CloudLoader:
             rows=position.rows,
             **dict(zip(COUNTS, totals.sum(axis=0).tolist(), strict=True)),
             skipped_rows=sum(stop - start for start, stop in position.skipped),
-            dropped=dropped,
+            dropped=self._dropped,
             streams=streams,
             tokenizer_backend=self._backend.name,
             tokenizer_backend_reason=self._backend.reason,
@@ -427,7 +433,7 @@ class CloudLoader:
 
     def close(self) -> None:
         """End the workers and let go of the connections. The state stays readable; iterating starts workers anew."""
-        self._stop_batches()
+        self._stop_iteration()
         if self._tracer is not None:
             self._tracer.close()
             self._tracer = None
@@ -444,6 +450,10 @@ class CloudLoader:
     def __repr__(self) -> str:
         streams, data = ", ".join(self._recipe.labels), self._recipe.fields["data"][:12]
         return f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows handed out, data {data})"
+
+
+def _nothing() -> None:
+    """In place of a reference to an iteration."""
 
 
 def _as_streams(data: str | os.PathLike[str] | Stream | Sequence[str | Stream]) -> tuple[Stream, ...]:

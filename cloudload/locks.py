@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cloudload.left_overs import forget, note
+
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
@@ -46,6 +48,7 @@ def acquire(path: Path, *, wait: bool) -> int | None:
         # the last holder may have deleted the file between our open and our lock
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                note(path)
                 return descriptor
         os.close(descriptor)
 
@@ -54,4 +57,5 @@ def release(path: Path, descriptor: int) -> None:
     """Let go of a lock."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+    forget(path)
     os.close(descriptor)

@@ -30,7 +30,10 @@ import numpy as np
 
 from cloudload.background import start
 from cloudload.config import SEEKABLE
+from cloudload.errors import CacheError
+from cloudload.left_overs import lock_of, part_of
 from cloudload.locks import locked, locked_if_free
+from cloudload.seals import is_sealed, seal
 from cloudload.seekable import SeekableOrder, Shuffle
 from cloudload.shuffles import shuffle_nodes
 
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 Ids = np.ndarray[Any, np.dtype[Any]]
 
+ORDERS_FOLDER = "orders"
 # below this, mapping costs more than reading
 _MAP_FROM_BYTES = 1 << 16
 # below this, an order is built sooner than a process is started
@@ -248,7 +252,7 @@ class EpochOrders:
     def is_ready(self, epoch: int) -> bool:
         """Whether the order of `epoch` takes next to no time."""
         is_cheap = self._config.is_seekable or self._num_positions < _BACKGROUND_FROM_POSITIONS
-        return is_cheap or epoch in self._orders or self._path(epoch).exists()
+        return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
 
     def build_in_background(self, epoch: int) -> bool:
         """Have another process build the order of `epoch` before it is needed; returns at once: whether one was started.
@@ -259,7 +263,7 @@ class EpochOrders:
             return False
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            return start("cloudload.order:build_as_asked", self._request(epoch), self._lock(epoch))
+            return start("cloudload.order:build_as_asked", self._request(epoch), lock_of(self._path(epoch)))
         except OSError as error:
             logger.info("the order of epoch %d is not built ahead: %s", epoch, error)
             return False
@@ -267,20 +271,21 @@ class EpochOrders:
     def build(self, epoch: int) -> None:
         """Write the order of an epoch to its file; its lock is held."""
         path = self._path(epoch)
-        if path.exists():
+        if is_whole(path):
             return
         narrow = _narrow(self._shard_sizes)
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb+") as file:
-            header = {"descr": narrow.str, "fortran_order": False, "shape": (self._num_positions,)}
-            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-            # a full disk is an error here; found out in writing to the map, it would be the end of the process
-            os.posix_fallocate(file.fileno(), file.tell(), self._num_positions * narrow.itemsize)
-            order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
-            fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
-            order.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with part_of(path) as part:
+            with part.open("wb+") as file:
+                header = {"descr": narrow.str, "fortran_order": False, "shape": (self._num_positions,)}
+                np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+                # a full disk is an error here; found out in writing to the map, it would be the end of the process
+                os.posix_fallocate(file.fileno(), file.tell(), self._num_positions * narrow.itemsize)
+                order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
+                fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
+                order.flush()
+                os.fsync(file.fileno())
+            seal(part)
+            part.replace(path)
         if epoch % self._kept_epochs == 0:
             self._remove_before(epoch - self._kept_epochs)
 
@@ -288,26 +293,30 @@ class EpochOrders:
         return seekable_order(self._shard_sizes, self._config, epoch, self._sampling)
 
     def _open(self, epoch: int) -> Ids:
+        path = self._path(epoch)
         with contextlib.suppress(FileNotFoundError):
-            return _load(self._path(epoch))
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # files are removed under their lock alone, so that this one is still there when it is mapped
-        with locked(self._lock(epoch)):
-            self.build(epoch)
-            return _load(self._path(epoch))
+            if is_whole(path):
+                return _load(path)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # files are removed under their lock alone, so that this one is still there when it is mapped
+            with locked(lock_of(path)):
+                self.build(epoch)
+                return _load(path)
+        except OSError as error:
+            raise CacheError(
+                f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to {self._folder}: {error}. "
+                "Free some space, or choose another `local`"
+            ) from error
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch}.npy"
 
-    def _lock(self, epoch: int) -> Path:
-        return self._folder / f"epoch-{epoch}.lock"
-
     def _remove_before(self, epoch: int) -> None:
-        """Remove older orders, and what killed builds have left of them."""
-        for old in [*self._folder.glob("epoch-*.npy"), *self._folder.glob("epoch-*.tmp")]:
-            number = int(old.stem.removeprefix("epoch-"))
-            if number < epoch:
-                with locked_if_free(self._lock(number)) as is_free:
+        """Remove older orders."""
+        for old in self._folder.glob("epoch-*.npy"):
+            if int(old.stem.removeprefix("epoch-")) < epoch:
+                with locked_if_free(lock_of(old)) as is_free:
                     if is_free:
                         old.unlink(missing_ok=True)
 
@@ -328,6 +337,13 @@ def build_as_asked(request: bytes) -> None:
     sampling = asked["sampling"] and Sampling(**{name: tuple(value) for name, value in asked["sampling"].items()})
     shard_sizes = np.frombuffer(sizes, "<i8").astype(np.int64)
     EpochOrders(Path(asked["folder"]), shard_sizes, OrderConfig(**asked["config"]), sampling).build(asked["epoch"])
+
+
+def is_whole(path: Path) -> bool:
+    """Whether an order is there, as it was built."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return is_sealed(path.stat())
+    return False
 
 
 def _load(path: Path) -> Ids:

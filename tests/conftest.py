@@ -3,6 +3,7 @@
 store_url         a fresh, empty location: a local folder, then S3, then GCS; `local_url`, `s3_url` and `gcs_url` are one each
 s3_server         SeaweedFS, and `gcs_server` fake-gcs-server; the environment points at them for the rest of the session
 s3_proxy          a fault proxy before S3; the environment points at it for the test; likewise `gcs_proxy`
+small_disk        a folder on a file system of 32 KB
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -90,6 +92,20 @@ def gcs_proxy(gcs_server: GCSServer) -> Iterator[FaultProxy]:
     """A proxy before the GCS server, which this test's clients and subprocesses go through."""
     with start_fault_proxy(gcs_server.endpoint) as proxy, new_clients(gcs_server.environment(proxy.endpoint)):
         yield proxy
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 32 KB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(folder)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cloudload.order
+from cloudload.cache import sweep
+from cloudload.errors import CacheError
 from cloudload.locks import locked
 from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, reads_per_shard
 from cloudload.shuffles import shuffle_nodes
@@ -150,25 +152,28 @@ def test_the_order_of_a_run_is_the_one_in_memory(tmp_path: Path, algorithm: str 
         assert np.asarray(orders(epoch)).tolist() == canonical_order(np.array(SHARDS), config, epoch, sampling).tolist()
 
 
-def test_old_orders_go_and_what_killed_builds_left_of_them(tmp_path: Path) -> None:
+def test_old_orders_go(tmp_path: Path) -> None:
     orders = EpochOrders(tmp_path, np.array([40_000]), OrderConfig(True, "py1s", 20, 1, 1))
-    for epoch in range(4):
+    for epoch in range(5):
         orders(epoch)
-    [folder] = tmp_path.iterdir()
-    (folder / "epoch-1.tmp").write_bytes(b"half")
-    (folder / "epoch-9.tmp").write_bytes(b"half")
-    orders(4)
-    assert sorted(path.name for path in folder.iterdir()) == ["epoch-2.npy", "epoch-3.npy", "epoch-4.npy", "epoch-9.tmp"]
+    assert orders_in(tmp_path) == ["epoch-2.npy", "epoch-3.npy", "epoch-4.npy"]
 
 
-def test_a_full_disk_is_an_error_and_leaves_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("damage", ["changed", "cut", "emptied"])
+def test_an_order_that_was_written_to_is_built_again(tmp_path: Path, damage: str) -> None:
+    config = OrderConfig(True, "py1s", 20, 1, 1)
+    expected = EpochOrders(tmp_path, np.array([40_000]), config)(0).tolist()
+    [path] = tmp_path.rglob("epoch-0.npy")
+    whole = path.read_bytes()
+    path.write_bytes({"changed": whole[:-4] + whole[-8:-4], "cut": whole[:-4], "emptied": b""}[damage])
+    assert EpochOrders(tmp_path, np.array([40_000]), config)(0).tolist() == expected
 
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        EpochOrders(tmp_path, np.array(SHARDS), OrderConfig(True, "py1e", 20, 4, 1))(0)
-    assert not list(tmp_path.rglob("*.npy"))
+
+def test_a_full_disk_is_an_error_and_leaves_no_order(small_disk: Path) -> None:
+    orders = EpochOrders(small_disk, np.array([50_000]), OrderConfig(True, "py1e", 20, 4, 1))
+    with pytest.raises(CacheError, match=r"cannot write the order of epoch 0 \(50,000 documents\).*No space left"):
+        orders(0)
+    assert not [path for path in small_disk.rglob("*") if path.is_file()]
 
 
 # ---------------------------------------------------------------- in the background
@@ -246,31 +251,45 @@ def build_ahead(folder: Path) -> None:
     assert wait_until(lambda: orders_in(folder) == ["epoch-1.npy"])
 
 
-def test_a_killed_parent_does_not_matter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("starter", ["the training process", "a worker"])
+def test_a_builder_ends_with_the_training_process_and_leaves_nothing(tmp_path: Path, starter: str) -> None:
     code = f"""
-import os, signal
+import multiprocessing, os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from cloudload.order import EpochOrders, OrderConfig
-sizes = np.array([5_000] * 400)
-assert EpochOrders(Path({str(tmp_path)!r}), sizes, OrderConfig(True, "py1br", 20, 4, 1)).build_in_background(1)
+folder = Path({str(tmp_path)!r})
+def build():
+    sizes = np.array([5_000] * 20_000)
+    assert EpochOrders(folder, sizes, OrderConfig(True, "py1e", 20_000, 4, 1)).build_in_background(1)
+    while not list(folder.rglob("*.part")):
+        time.sleep(0.01)
+if {starter == "a worker"}:
+    worker = multiprocessing.get_context("fork").Process(target=build)
+    worker.start()
+    worker.join()
+    assert list(folder.rglob("*.part")), "the builder outlives the worker"
+else:
+    build()
 os.killpg(0, signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert wait_until(lambda: orders_in(tmp_path) == ["epoch-1.npy"])
+    assert wait_until(lambda: orders_in(tmp_path) == [])
 
 
 @pytest.mark.usefixtures("any_size")
-def test_a_killed_builder_leaves_no_order_and_no_lock_and_the_order_is_built_when_needed(tmp_path: Path) -> None:
+def test_what_a_killed_builder_leaves_is_swept_and_the_order_is_built_when_needed(tmp_path: Path) -> None:
     sizes, before = np.array([5_000] * 1_000), set(children())
-    orders = EpochOrders(tmp_path, sizes, AHEAD)
+    orders = EpochOrders(tmp_path / "orders", sizes, AHEAD)
     assert orders.build_in_background(1)
     [builder] = set(children()) - before
-    assert wait_until(lambda: "epoch-1.tmp" in orders_in(tmp_path))
+    assert wait_until(lambda: any(name.endswith(".part") for name in orders_in(tmp_path)))
     os.kill(builder, signal.SIGKILL)
     assert wait_until(lambda: set(children()) <= before)
     assert "epoch-1.npy" not in orders_in(tmp_path)
+    sweep(tmp_path)
+    assert orders_in(tmp_path) == []
     assert np.array_equal(orders(1), canonical_order(sizes, AHEAD, 1))
     assert orders_in(tmp_path) == ["epoch-1.npy"]
 
@@ -281,7 +300,7 @@ def test_nothing_is_built_ahead_where_it_cannot_be_or_need_not(tmp_path: Path, m
     orders(0)
     assert not orders.build_in_background(0)
     [folder] = tmp_path.iterdir()
-    with locked(folder / "epoch-1.lock"):
+    with locked(folder / "epoch-1.npy.lock"):
         assert not orders.build_in_background(1)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert not orders.build_in_background(1)

@@ -1,0 +1,69 @@
+"""A shard's file, from the store or from the cache, against what the index says of it.
+
+    stored bytes ── size, hash ──► decompressed ── size ──► raw shard ── head: count, offsets, columns ──► None, or what is wrong
+
+Where the index has a hash of the stored file, that is checked, else the raw shard's.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from cloudload.backends import Retry
+from cloudload.errors import DatasetError
+from cloudload.mds import FileInfo, Hasher, Shard, ShardInfo, decompress, fastest_hash
+from cloudload.store import download_object
+
+
+def download_shard(url: str, info: ShardInfo, file: BinaryIO, retry: Retry, *, checks_hash: bool) -> str | None:
+    """Write a stored shard to `file` as raw bytes; returns what is wrong with it, or None."""
+    file.seek(0)
+    if info.zipped is None or info.compression is None:
+        download_object(url, file, retry, info.raw.bytes)
+        return _fault_of(file, info.raw, checks_hash)
+    zipped = io.BytesIO()
+    download_object(url, zipped, retry, info.zipped.bytes)
+    if fault := _fault_of(zipped, info.zipped, checks_hash):
+        return fault
+    try:
+        raw = decompress(info.compression, zipped.getvalue(), info.raw.bytes)
+    except Exception as error:
+        return f"cannot be decompressed ({error})"
+    file.seek(0)
+    file.write(raw)
+    file.truncate()
+    return _fault_of(file, info.raw, checks_hash and fastest_hash(info.zipped.hashes) is None)
+
+
+def fault_of_head(path: Path, info: ShardInfo) -> str | None:
+    """What is wrong with the head of a raw shard, or None."""
+    try:
+        Shard(path, info)
+    except DatasetError as error:
+        return f"is not what its index says ({error})"
+    return None
+
+
+def fault_of_hash(path: Path, info: ShardInfo) -> str | None:
+    """What is wrong with the bytes of a raw shard, or None; also where the index has no hash of them."""
+    with path.open("rb") as file:
+        return _fault_of(file, info.raw, True)
+
+
+def _fault_of(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | None:
+    size = file.seek(0, os.SEEK_END)
+    if size != expected.bytes:
+        return f"has {'more' if size > expected.bytes else f'{size:,}'} bytes where the index has {expected.bytes:,}"
+    algorithm = fastest_hash(expected.hashes) if checks_hash else None
+    if algorithm is None:
+        return None
+    hasher = Hasher(algorithm)
+    file.seek(0)
+    while chunk := file.read(1 << 20):
+        hasher.update(chunk)
+    if hasher.hexdigest() == expected.hashes[algorithm]:
+        return None
+    return f"has {algorithm} {hasher.hexdigest()} where the index has {expected.hashes[algorithm]}"
