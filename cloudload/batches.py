@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.batch import Batch, Progress, join_blocks, join_progress
-from cloudload.blocks import BatchParts, explain
+from cloudload.blocks import BatchParts
 from cloudload.errors import DatasetError, StreamChangedError, WorkerError
 from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Window, move_lanes
 from cloudload.lanes import Ints
@@ -72,10 +72,8 @@ class Batches(Iterator[Batch]):
             raise
         except Exception as error:
             # asked again, it must not look like the end of the data
-            self._failure = explain(error)
-            if self._failure is error:
-                raise
-            raise self._failure from error
+            self._failure = error
+            raise
         except BaseException as error:
             # nor may it go on from somewhere between two batches
             self._failure = WorkerError(

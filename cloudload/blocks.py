@@ -9,13 +9,13 @@ Blocks cross in a ring of shared memory; what is pickled is where they lie.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
 import multiprocessing
 import multiprocessing.process
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.lifeline import tie_to_parent
@@ -37,6 +38,8 @@ from cloudload.tokenizer import Tokens
 from cloudload.worker import read_blocks
 
 logger = logging.getLogger(__name__)
+
+Workers = set[multiprocessing.process.BaseProcess]
 
 _STARTS, _START_S, _END_S = 3, 60.0, 3.0
 # beside the tokens of a row, in a slot: its spans, cursor, and residue
@@ -84,25 +87,23 @@ def process_blocks(plan: Plan) -> Iterator[BatchParts]:
     workers = set(multiprocessing.active_children()) - others
     try:
         while True:
-            yield from _by_batch([_unpack(_receive(received), ring) for _ in range(plan.num_workers)])
+            yield from _by_batch([_unpack(_receive(received, workers), ring) for _ in range(plan.num_workers)])
     finally:
         # not left to the collector: the next iteration must not fork beside these
         _end(workers)
         getattr(received, "_shutdown_workers", lambda: None)()
 
 
-def _end(workers: set[multiprocessing.process.BaseProcess]) -> None:
+def _end(workers: Workers) -> None:
     """End workers now: torch would wait, one after the other, until each looks for work, and who waits for the store does not."""
-    # torch tells of a killed worker by an error, wherever this process then is
-    with contextlib.suppress(RuntimeError):
-        for worker in workers:
-            worker.terminate()
-        deadline = time.monotonic() + _END_S
-        for worker in workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-        for worker in workers:
-            if worker.is_alive():
-                worker.kill()
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + _END_S
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
 
 
 def _start(loader: DataLoader[Any], started: Semaphore) -> Iterator[Any]:
@@ -114,6 +115,7 @@ def _start(loader: DataLoader[Any], started: Semaphore) -> Iterator[Any]:
     for _ in range(_STARTS):
         others = set(multiprocessing.active_children())
         received = iter(loader)
+        _keep_errors_in_place(received)
         if loader.multiprocessing_context.get_start_method() != "fork":
             return received
         if all(started.acquire(timeout=_START_S) for _ in range(loader.num_workers)):
@@ -127,30 +129,40 @@ def _start(loader: DataLoader[Any], started: Semaphore) -> Iterator[Any]:
     raise WorkerError(f"worker processes did not start in {_STARTS} attempts. Use start_method='spawn', or fewer workers")
 
 
-def explain(error: Exception) -> Exception:
-    """The error to show for `error`: torch tells of a killed worker by a signal handler, wherever this process then is."""
-    return _worker_error(error) if isinstance(error, RuntimeError) and "DataLoader worker" in str(error) else error
+def _keep_errors_in_place(received: Any) -> None:
+    """Learn of a worker's death where its block is asked for.
 
-
-def _worker_error(error: Exception) -> WorkerError:
-    what = str(error).strip().rstrip(".")
-    if "killed by signal: Killed" in what:
-        what += " (if nobody killed it, the machine may have run out of memory: see its kernel log, and use fewer workers)"
-    return WorkerError(f"a worker process failed: {what}. Resume from the last state")
+    torch tells of it by a signal handler, which raises wherever this process then is: in the midst of a training step.
+    """
+    signal_handling._remove_worker_pids(id(received))  # type: ignore[attr-defined]
+    received._worker_pids_set = False
 
 
 def _by_batch(blocks: list[Block]) -> Iterator[BatchParts]:
     return (BatchParts(blocks, number) for number in range(max(1, len(blocks[0].bounds) - 1)))
 
 
-def _receive(received: Iterator[_Packed | CloudloadError]) -> _Packed:
+def _receive(received: Iterator[_Packed | CloudloadError], workers: Workers) -> _Packed:
     try:
         item = next(received)
     except Exception as error:
-        raise _worker_error(error) from error
+        what = str(error).strip()
+        if "exited unexpectedly" in what:
+            what = "; ".join(_describe_end(worker) for worker in workers if worker.exitcode is not None) or what
+        raise WorkerError(f"a worker process failed: {what}. Resume from the last state") from error
     if isinstance(item, CloudloadError):
         raise item
     return item
+
+
+def _describe_end(worker: multiprocessing.process.BaseProcess) -> str:
+    code = worker.exitcode or 0
+    if code >= 0:
+        return f"process {worker.pid} has ended with status {code}"
+    cause = f"process {worker.pid} was ended by {signal.Signals(-code).name}"
+    if code == -signal.SIGKILL:
+        cause += " (if nobody killed it, the machine ran out of memory: see its kernel log, and use fewer workers)"
+    return cause
 
 
 # ---------------------------------------------------------------- blocks in slots
