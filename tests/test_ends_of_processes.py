@@ -35,6 +35,11 @@ SOON_S = 25.0
 """Far more than any end takes, far less than any deadline."""
 
 
+def _shared_memory() -> set[str]:
+    """What Python and torch have named in /dev/shm."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "mp-"))}
+
+
 @dataclass
 class Job:
     """A job that runs, and what it leaves."""
@@ -43,7 +48,7 @@ class Job:
     process: subprocess.Popen[str]
     cache: Path
     out: Path
-    shared_memory: set[str] = field(default_factory=lambda: set(os.listdir("/dev/shm")))
+    shared_memory: set[str] = field(default_factory=_shared_memory)
 
     def wait_for(self, step: int) -> None:
         """Until the job has taken that many steps."""
@@ -71,7 +76,7 @@ class Job:
         """Wait for its end, and for that of all its processes; returns what it wrote to stderr."""
         _, errors = self.process.communicate(timeout=SOON_S)
         assert _soon(lambda: not self.family()), f"left: {[_command(pid) for pid in self.family()]}\n{errors}"
-        assert set(os.listdir("/dev/shm")) <= self.shared_memory
+        assert _shared_memory() <= self.shared_memory
         return errors
 
     def left_overs(self) -> list[str]:

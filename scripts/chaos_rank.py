@@ -1,0 +1,137 @@
+"""One rank of a training job without a model, for `chaos.py`: notes a hash of every row that it is handed, and saves."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudload import CloudLoader, Retry, Stream
+
+RETRY = Retry(timeout_s=1.0, deadline_s=30.0, pause_s=0.02)
+# before a job that stands still is given up: longer than the store is tried
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A run to be read by many jobs: its data, and all that its rows follow from."""
+
+    name: str
+    folder: Path
+    urls: tuple[str, ...]
+    tokenizer: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    proportions: tuple[float, ...] | None = None
+
+    @property
+    def state_file(self) -> Path:
+        """The checkpoint."""
+        return self.folder / "state.json"
+
+    def make_loader(self, **settings: Any) -> CloudLoader:
+        """A loader of the campaign's rows."""
+        shares = self.proportions or (None,) * len(self.urls)
+        streams = [Stream(url, proportion=share) for url, share in zip(self.urls, shares, strict=True)]
+        return CloudLoader(streams, tokenizer=self.tokenizer, seq_len=64, **self.settings, **settings)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of a campaign: a world, and how it is served."""
+
+    number: int
+    ranks: int
+    nodes: int
+    workers: int
+    batch_size: int
+    steps: int
+    save_every: int
+    cache_limit: int | None
+    verify: str
+    start_method: str
+    tokenizer_backend: str
+    environment: dict[str, str]
+
+    def rows_file(self, campaign: Campaign, rank: int) -> Path:
+        """Where a rank notes its rows: a line a batch, row numbers to hashes."""
+        return campaign.folder / f"job-{self.number}-rank-{rank}.jsonl"
+
+    def log_file(self, campaign: Campaign, rank: int) -> Path:
+        """What a rank and its workers say."""
+        return campaign.folder / f"job-{self.number}-rank-{rank}.log"
+
+
+def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
+    """From the last checkpoint, `job.steps` steps or to the end of the data."""
+    with job.log_file(campaign, rank).open("w") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    os.environ.update(job.environment | {"LOCAL_WORLD_SIZE": str(job.ranks // job.nodes), "GLOO_SOCKET_IFNAME": "lo"})
+    torch.set_num_threads(1)
+    store = campaign.folder / f"job-{job.number}.store"
+    timeout = timedelta(seconds=PATIENCE_S)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=job.ranks, timeout=timeout)
+    loader = campaign.make_loader(
+        batch_size=job.batch_size,
+        num_workers=job.workers,
+        local=campaign.folder / f"cache-{rank * job.nodes // job.ranks}",
+        cache_limit=job.cache_limit,
+        verify=job.verify,
+        start_method=job.start_method,
+        tokenizer_backend=job.tokenizer_backend,
+        exchange_timeout_s=PATIENCE_S,
+        retry=RETRY,
+    )
+    if campaign.state_file.exists():
+        loader.load_state_dict(json.loads(campaign.state_file.read_text()))
+    has_ended = True
+    with job.rows_file(campaign, rank).open("w") as rows:
+        for step, batch in enumerate(loader, 1):
+            rows.write(json.dumps(hash_rows(batch)) + "\n")
+            rows.flush()
+            dist.barrier()
+            if step % job.save_every == 0 and rank == 0:
+                _save(campaign, loader)
+            if step == job.steps:
+                has_ended = False
+                break
+    dist.barrier()
+    if rank == 0:
+        _save(campaign, loader, has_ended=has_ended)
+    loader.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def hash_rows(batch: Any) -> dict[int, str]:
+    """Each row's number in the run, and a hash of its ids and labels."""
+    hashes = {}
+    for place, (ids, labels) in enumerate(zip(batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True)):
+        hashes[batch.first_row + place * batch.row_step] = hashlib.sha256(ids.tobytes() + labels.tobytes()).hexdigest()[:24]
+    return hashes
+
+
+def _save(campaign: Campaign, loader: CloudLoader, *, has_ended: bool = False) -> None:
+    part = campaign.state_file.with_suffix(".new")
+    part.write_text(json.dumps(loader.state_dict()))
+    part.replace(campaign.state_file)
+    if has_ended:
+        (campaign.folder / "ended").touch()
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """A job without its environment."""
+    described = asdict(job)
+    with contextlib.suppress(KeyError):
+        del described["environment"]
+    return described
