@@ -48,6 +48,7 @@ _MOST_OPEN_SHARDS = 2_048
 _TOUCH_EVERY_S = 10.0
 _ATTEMPTS = 3
 _CLOSE_S = 2.0
+TOKENIZERS_FOLDER = "tokenizers"
 _DATASET_FOLDER = re.compile(r"[A-Za-z0-9-]*-[0-9a-f]{16}")
 
 
@@ -286,7 +287,7 @@ def open_cache_folder(root: Path, corpus: Corpus) -> None:
 
 def sweep(root: Path) -> None:
     """Remove what killed processes have left in a cache: parts and locks that nobody holds."""
-    for path in _own_files(root, ORDERS_FOLDER):
+    for path in _own_files(root, ORDERS_FOLDER, TOKENIZERS_FOLDER):
         if path.suffix in (LOCK_SUFFIX, PART_SUFFIX):
             _is_left_over(path)
     _is_left_over(root / f"space{LOCK_SUFFIX}")

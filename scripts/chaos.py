@@ -95,6 +95,8 @@ class Chaos:
         started = time.monotonic()
         # ranks are forked from a process that has imported everything, and nothing more
         os.environ[MARK] = self._mark
+        # which a fork server does not take from sys.path (python/cpython#117378)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
         self._context.set_forkserver_preload(["chaos_rank", "boto3", "tokenizers"])
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: [_kill(pid) for pid in self._family()])
@@ -191,7 +193,7 @@ class Chaos:
             nodes=choose([1, 2]) if ranks % 2 == 0 else 1,
             workers=choose([0, 1, 1, 2, 3]),
             batch_size=choose([1, 2, 4, 6]),
-            steps=choose([15, 40, 80]),
+            steps=choose([40, 200, 1_000]),
             save_every=choose([1, 3, 7]),
             cache_limit=choose([None, None, 3_000_000]),
             verify=choose(["once", "once", "always"]),
@@ -218,12 +220,13 @@ class Chaos:
 
     def _run_job(self, campaign: Campaign, job: Job, littered: set[tuple[str, int]]) -> str:
         self._proxy.set_faults(self._make_faults())
-        shared_memory = _shared_memory()
+        shared_memory, launched = _shared_memory(), time.monotonic()
         ranks = [self._context.Process(target=run_rank, args=(campaign, job, rank)) for rank in range(job.ranks)]
         for rank in ranks:
             rank.start()
         action = self._random.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         has_stepped = self._wait_before(action, campaign, job, ranks)
+        stepped = time.monotonic()
         if has_stepped and (kept := littered & _left_overs(campaign, job.nodes)):
             self._fail(f"job {job.number} has not swept up {sorted(kept)[:3]}")
         acted = time.monotonic()
@@ -244,7 +247,8 @@ class Chaos:
             self._fail(f"job {job.number} left {more} in /dev/shm after {action}")
         self._done[action] += 1
         self._faults.update(request.action for request in self._proxy.requests() if request.action)
-        return f"{action}, {self._note_errors(campaign, job, ranks)}"
+        times = f"{stepped - launched:.1f} s to the first step, {time.monotonic() - acted:.1f} s to the end"
+        return f"{action}, {self._note_errors(campaign, job, ranks)}, {times}"
 
     def _wait_before(self, action: str, campaign: Campaign, job: Job, ranks: list[Any]) -> bool:
         """Until the moment has come to act; whether the job has taken a step."""
