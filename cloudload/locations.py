@@ -37,7 +37,7 @@ _SECRET_FIELD = re.compile(
     r"""(?ix) (?<![\w/-]) (
         x-(?:amz|goog)-(?:signature|credential|security-token) | sig | signature | googleaccessid | awsaccesskeyid
         | (?:access|refresh|id|session|sas|security)_?token | (?:account|shared_?access|secret|private|api)_?key
-        | sharedaccesssignature | client_?secret | passw(?:or)?d | secret | credential | authorization
+        | sharedaccesssignature | client_?secret | passw(?:or)?d | secret | credential(?==) | authorization
     ) (["']?\s*[=:]\s*) (?:(?:bearer|basic)\s+)? ["']? [^\s&;,"'<>)}]+"""
 )
 

@@ -59,7 +59,9 @@ class S3Store:
         session = boto3.Session()
         self._is_anonymous = session.get_credentials() is None
         config = _config(retry, signature_version=UNSIGNED if self._is_anonymous else None)
-        return session.client("s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL"), config=config)
+        client = session.client("s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL"), config=config)
+        client.meta.events.register("before-call.s3.HeadBucket", _end_redirects)
+        return client
 
     def _payer(self, bucket: str) -> dict[str, str]:
         """Whose bill it is: the variable is Streaming's, a list of buckets."""
@@ -138,6 +140,11 @@ def _config(retry: Retry, **options: Any) -> Any:
         # an older botocore neither knows of checksums nor adds them
         **{name: value for name, value in options.items() if name in Config.OPTION_DEFAULTS},
     )
+
+
+def _end_redirects(context: dict[str, Any], **_: Any) -> None:
+    """boto3 asks with HEAD where a bucket is; redirected without a region, that question would be followed by the same one."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _trouble_of_answer(error: Any) -> Trouble:
