@@ -61,8 +61,8 @@ class GCSStore:
             return self._trouble_of_answer(error, status)
         if isinstance(error, TransportError) or (isinstance(error, GoogleAuthError) and getattr(error, "retryable", False)):
             return Trouble.UNREACHABLE
-        if isinstance(error, GoogleAuthError):
-            return _trouble_of_token(str(error))
+        if isinstance(error, GoogleAuthError):  # of nobody, too: a 401 has the client ask for another token
+            return Trouble.NO_CREDENTIALS if self._is_anonymous() else _trouble_of_token(str(error))
         return trouble_of_connection(error)
 
     def _trouble_of_answer(self, error: BaseException, status: int) -> Trouble:

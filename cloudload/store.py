@@ -159,8 +159,8 @@ def _retrying(verb: str, url: str, retry: Retry, attempt: Callable[[], T], *, ma
 
 
 def _explain(error: BaseException) -> str:
-    text = hide_secrets(" ".join(str(error).split()))
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
+    text = hide_secrets(" ".join(str(error).split()))[:500].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _advise(trouble: Trouble, error: BaseException) -> str:

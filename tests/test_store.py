@@ -348,6 +348,21 @@ def test_a_child_process_has_a_client_of_its_own(store_url: str, start_method: s
         assert pending.get(60) == mine == [url.encode() * 10_000 for url in urls] * 4
 
 
+def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(faulty: tuple[str, FaultProxy]) -> None:
+    url, proxy = faulty
+    data = os.urandom(300_000)
+    write_object(join_url(url, "key"), data)
+    proxy.set_faults([Fault("GET .*key", "stall", times=4, at=100_000, seconds=3)])
+    with ThreadPoolExecutor(4) as threads:
+        mine = [threads.submit(read_object, join_url(url, "key")) for _ in range(4)]
+        while len(proxy.requests("GET .*key")) < 4:
+            time.sleep(0.01)
+        with multiprocessing.get_context("fork").Pool(3) as children:
+            assert children.map_async(read_object, [join_url(url, "key")] * 6).get(60) == [data] * 6
+        assert not any(each.done() for each in mine)  # they were at it all the time
+        assert [each.result(60) for each in mine] == [data] * 4
+
+
 def test_a_session_finds_the_servers_in_its_environment(s3_server: S3Server) -> None:
     assert os.environ["AWS_ENDPOINT_URL_S3"] == s3_server.endpoint
     assert object_exists(f"s3://{BUCKET}/nothing") is False
