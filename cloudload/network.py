@@ -14,7 +14,7 @@ from cloudload.store_types import Trouble
 
 T = TypeVar("T")
 
-_CLIENTS = {"botocore", "urllib3", "requests", "http", "aiohttp", "google"}
+_CLIENTS = {"botocore", "urllib3", "requests", "http", "aiohttp", "asyncio", "fsspec", "azure", "google"}
 
 
 class ShortReadError(OSError):

@@ -88,7 +88,9 @@ class FsspecStore:
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         filesystem = _filesystem(url)
         for name, info in filesystem.find(url, detail=True).items():
-            yield StoredObject(filesystem.unstrip_protocol(name), int(info.get("size") or 0))
+            # by the scheme that it was asked by: fsspec calls az:// abfs://
+            path = filesystem.unstrip_protocol(name).partition("://")[2]
+            yield StoredObject(f"{scheme_of(url)}://{path}", int(info.get("size") or 0))
 
     def trouble(self, error: BaseException) -> Trouble:
         return _trouble_of_any(error)
@@ -178,7 +180,8 @@ def _trouble_of_any(error: BaseException) -> Trouble:
         return Trouble.MISSING_OBJECT
     if isinstance(error, PermissionError):
         return Trouble.DENIED
-    if type(error).__name__ in ("AuthenticationException", "ClientAuthenticationError"):
+    # of paramiko and azure, which are not imported for this
+    if {kind.__name__ for kind in type(error).__mro__} & {"AuthenticationException", "ClientAuthenticationError"}:
         return Trouble.BAD_CREDENTIALS
     if (status := status_of(error)) is not None:
         return trouble_of_status(status)
