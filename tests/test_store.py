@@ -228,14 +228,6 @@ def test_a_gcs_key_needs_no_project(gcs_url: str, gcs_with_tokens: dict[str, str
         assert read_object(join_url(gcs_url, "key")) == b"data"
 
 
-def test_without_credentials_s3_is_asked_anonymously(s3_url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with new_clients(s3_server.environment()):
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.delenv(name)
-        with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*AccessDenied.*Check the credentials"):
-            read_object(join_url(s3_url, "key"))
-
-
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refusal_is_not_repeated(faulty: tuple[str, FaultProxy], status: int) -> None:
     url, proxy = faulty
