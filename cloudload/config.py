@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cloudload.backends import Retry
@@ -69,6 +69,11 @@ class Stream:
             )
         for name in ("bos", "eos"):
             _check_token(f"{name} of {self.label}", getattr(self, name))
+
+    def __repr__(self) -> str:
+        shown = {"remote": hide_secrets(self.remote), **{name: value for name, value in vars(self).items() if name != "remote"}}
+        given = [f"{each.name}={shown[each.name]!r}" for each in fields(self) if shown[each.name] != each.default]
+        return f"Stream({', '.join(given)})"
 
     @property
     def label(self) -> str:

@@ -21,6 +21,11 @@ class CloudloadError(Exception):
 class StoreError(CloudloadError):
     """An object could not be read, written or listed; names the URL, the attempts and the cause."""
 
+    def __init__(self, message: str, *, is_missing: bool = False) -> None:
+        super().__init__(message)
+        self.is_missing = is_missing
+        """Whether it is that there is no such object, folder or bucket."""
+
 
 class DatasetError(CloudloadError):
     """An index or a shard is not what it should be; names the dataset and the shard."""

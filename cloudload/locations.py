@@ -1,13 +1,51 @@
-"""Where data lies: a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path."""
+"""Where data lies: a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path.
+
+And what no message may show of it, or of what a client says about it: `hide_secrets`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from urllib.parse import quote
+
+_SECRET_VARIABLES = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_SECURITY_TOKEN",
+    "GCS_SECRET",
+    "AZURE_ACCOUNT_ACCESS_KEY",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_CLIENT_SECRET",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "DATABRICKS_TOKEN",
+    "ALIPAN_WEB_REFRESH_TOKEN",
+    "ALIPAN_ENCRYPT_PASSWORD",
+)
+_LEAST_SECRET = 8  # a shorter value is part of too many words
+
+_USER_AND_PASSWORD = re.compile(r"(\w://)[^/\s'\"<>]*:[^/\s'\"<>]*@")
+_HTTP_USER = re.compile(r"(https?://)[^/?\s'\"<>]*@")
+_HTTP_QUERY = re.compile(r"(https?://[^?\s'\"<>]*)\?[^\s'\"<>]*")
+# only where a name can begin: `s3://bucket/sig=1/` is a folder
+_SECRET_FIELD = re.compile(
+    r"""(?ix) (?<![\w/-]) (
+        x-(?:amz|goog)-(?:signature|credential|security-token) | sig | signature | googleaccessid | awsaccesskeyid
+        | (?:access|refresh|id|session|sas|security)_?token | (?:account|shared_?access|secret|private|api)_?key
+        | sharedaccesssignature | client_?secret | passw(?:or)?d | secret | credential(?==) | authorization
+    ) (["']?\s*[=:]\s*) (?:(?:bearer|basic)\s+)? ["']? [^\s&;,"'<>)}]+"""
+)
 
 
 def scheme_of(url: str) -> str:
     """The scheme of a location: `s3`, `gs`, … or `file` for a path."""
+    if url.startswith("dbfs:/"):
+        return "dbfs"
     head, separator, _ = url.partition("://")
     return head.lower() if separator else "file"
 
@@ -28,15 +66,31 @@ def check_location(url: str) -> None:
     if not url.strip():
         raise ValueError("a location is empty; give a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
-        raise ValueError(f"{url!r} names no bucket; write {scheme}://bucket/folder")
+        raise ValueError(f"{hide_secrets(url)!r} names no bucket; write {scheme}://bucket/folder")
     if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
-        raise ValueError(f"{url!r} is neither a path nor a URL; did you mean {re.sub(':/*', '://', url, count=1)}?")
+        meant = hide_secrets(re.sub(":/*", "://", url, count=1))
+        raise ValueError(f"{meant.replace('://', ':', 1)!r} is neither a path nor a URL; did you mean {meant}?")
 
 
-def hide_secrets(url: str) -> str:
-    """A location fit for a message: without a user's name and password, or a signature in its query."""
-    url = re.sub(r"//[^/@]*@", "//", url)
-    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
+def hide_secrets(text: str) -> str:
+    """A location or a client's own words, fit for a message: without passwords, signed queries, tokens and keys."""
+    for name in _SECRET_VARIABLES:
+        value = os.environ.get(name, "")
+        if len(value) >= _LEAST_SECRET:
+            text = text.replace(value, f"${name}").replace(quote(value, safe=""), f"${name}")
+    text = _HTTP_QUERY.sub(r"\1", _HTTP_USER.sub(r"\1", _USER_AND_PASSWORD.sub(r"\1", text)))
+    return _SECRET_FIELD.sub(r"\1\2…", text)
+
+
+def holds_secrets(error: BaseException | None) -> bool:
+    """Whether a traceback would show a secret: in the error's own words, or in those of what led to it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if hide_secrets(str(error)) != str(error):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def join_url(base: str, name: str) -> str:

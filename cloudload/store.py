@@ -3,7 +3,8 @@
     read_object  open_object  download_object  write_object  upload_file  delete_object  list_objects  object_exists
 
 Passing troubles are retried with growing, jittered pauses until `Retry.deadline_s`; what will not pass (403, 404, a bad secret)
-fails at once and says what it is.
+fails at once and says what it is. The deadline holds for looking up a name and for connecting, too. Only uploads, and streams
+once they are open, may take longer: each of their requests has `Retry.timeout_s`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,34 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from cloudload.backends import CHUNK_BYTES, Retry, StoredObject, backend_of
+from cloudload.backends import backend_of
 from cloudload.errors import StoreError
-from cloudload.locations import hide_secrets
+from cloudload.locations import hide_secrets, holds_secrets, is_local
+from cloudload.network import in_time
+from cloudload.store_types import CHUNK_BYTES, Retry, StoredObject, Trouble
 
 T = TypeVar("T")
+
+_ADVICE = {
+    Trouble.MISSING_OBJECT: "Check the location: there is no such object",
+    Trouble.MISSING_BUCKET: "Check the location: there is no such bucket",
+    Trouble.DENIED: "Check the permissions that go with the credentials: the store does not let them do this",
+    Trouble.NO_CREDENTIALS: "Check the credentials: none were found, so that the request was anonymous",
+    Trouble.BAD_CREDENTIALS: "Check the credentials: they are not accepted",
+    Trouble.EXPIRED_CREDENTIALS: "Check the credentials: they have expired. Get new ones, and run again",
+    Trouble.WRONG_CLOCK: "Check the clock of this machine: it differs too much from the store's",
+    Trouble.WRONG_REGION: "Check the region: the bucket is in another one. Set AWS_REGION to the bucket's",
+    Trouble.BUSY: "The store failed or was busy all the time; run again, with fewer requests at a time if it goes on",
+    Trouble.UNREACHABLE: "The store did not answer in time; check that it can be reached, and run again",
+    Trouble.OTHER: "Check the location",
+}
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
@@ -39,26 +56,35 @@ def download_object(url: str, target: BinaryIO, retry: Retry | None = None, most
     """
     retry = retry or Retry()
     start = target.tell()
-    deadline = time.monotonic() + retry.deadline_s
+    # an attempt that is given up goes on in its thread, and must not write to what may be another's by then
+    writing, is_over = threading.Lock(), False
 
     def attempt() -> int:
         target.seek(start)
         left = sys.maxsize if most_bytes is None else most_bytes + 1
         with contextlib.closing(backend_of(url).open(url, retry)) as source:
             while chunk := source.read(min(left, CHUNK_BYTES)):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"not finished after {retry.deadline_s:.0f} s")
-                target.write(chunk)
+                with writing:
+                    if is_over:
+                        return 0
+                    target.write(chunk)
                 left -= len(chunk)
-        # only now: until here the target keeps the bytes that it has reserved
-        target.truncate()
-        return target.tell() - start
+        with writing:
+            if is_over:
+                return 0
+            # only now: until here the target keeps the bytes that it has reserved
+            target.truncate()
+            return target.tell() - start
 
-    return _retrying("read", url, retry, attempt)
+    try:
+        return _retrying("read", url, retry, attempt)
+    finally:
+        with writing:
+            is_over = True
 
 
 def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
-    """A stream over the object; only opening it is retried."""
+    """A stream over the object; only opening it is retried, and only that ends at the deadline."""
     retry = retry or Retry()
     return _retrying("open", url, retry, lambda: backend_of(url).open(url, retry))
 
@@ -66,7 +92,7 @@ def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
     """Store the file's bytes as an object; a reader sees all of it or nothing."""
     retry = retry or Retry()
-    _retrying("write", url, retry, lambda: backend_of(url).upload(path, url, retry))
+    _retrying("write", url, retry, lambda: backend_of(url).upload(path, url, retry), may_be_long=True)
 
 
 def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
@@ -87,7 +113,7 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
         try:
             backend_of(url).delete(url, retry)
         except Exception as error:
-            if not backend_of(url).is_missing(error):
+            if not backend_of(url).trouble(error).is_missing:
                 raise
 
     _retrying("delete", url, retry, attempt)
@@ -105,51 +131,39 @@ def object_exists(url: str, retry: Retry | None = None) -> bool:
     try:
         open_object(url, retry).close()
     except StoreError as error:
-        if error.__cause__ is not None and backend_of(url).is_missing(error.__cause__):
+        if error.is_missing:
             return False
         raise
     return True
 
 
-def _retrying(verb: str, url: str, retry: Retry, attempt: Callable[[], T]) -> T:
+def _retrying(verb: str, url: str, retry: Retry, attempt: Callable[[], T], *, may_be_long: bool = False) -> T:
     start, attempts, pause_s = time.monotonic(), 0, retry.pause_s
     while True:
         attempts += 1
+        left_s = start + retry.deadline_s - time.monotonic()
         try:
-            return attempt()
+            return attempt() if may_be_long or is_local(url) else in_time(left_s, attempt)
         except StoreError:
             raise
         except Exception as error:
             elapsed_s = time.monotonic() - start
-            passing = backend_of(url).is_passing(error)
+            trouble = backend_of(url).trouble(error)
             pause_s = min(pause_s * 2, 10.0) * random.uniform(0.5, 1.0)
-            if not passing or elapsed_s + pause_s > retry.deadline_s:
+            if not trouble.is_passing or elapsed_s + pause_s > retry.deadline_s:
                 times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
                 what = f"cannot {verb} {hide_secrets(url)} ({times}, {elapsed_s:.1f} s)"
-                raise StoreError(f"{what}: {_explain(error)}{_advice(url, error, passing)}") from error
+                failure = StoreError(f"{what}: {_explain(error)}{_advise(trouble, error)}", is_missing=trouble.is_missing)
+                raise failure from (None if holds_secrets(error) else error)
         time.sleep(pause_s)
 
 
 def _explain(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
+    text = hide_secrets(" ".join(str(error).split()))[:500].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _advice(url: str, error: BaseException, passing: bool) -> str:
-    if backend_of(url).is_missing(error):
-        return ". Check the location: there is no such object or bucket"
-    if passing:
-        return ". The store did not answer in time; check that it can be reached, and run again"
-    if _is_denied(error):
-        return ". Check the credentials (without any, requests are anonymous), the region, and the permissions of this account"
-    return ". Check the location" if not isinstance(error, OSError) else ""
-
-
-def _is_denied(error: BaseException) -> bool:
-    response = getattr(error, "response", None)
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
-    # an expired token or a wrong region is a 400
-    if (status or getattr(error, "code", None)) in (400, 401, 403) or isinstance(error, PermissionError):
-        return True
-    # of botocore and google.auth, which are not imported for this
-    return bool(re.search(r"Credential|Auth|Profile|Refresh|Token", type(error).__name__))
+def _advise(trouble: Trouble, error: BaseException) -> str:
+    # what the system says of its own files says enough
+    is_plain = trouble is Trouble.OTHER and isinstance(error, OSError)
+    return "" if is_plain else f". {_ADVICE[trouble]}"

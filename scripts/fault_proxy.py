@@ -8,7 +8,7 @@
 A fault applies to requests whose line (`GET /bucket/key?query`) its pattern is found in, after the first `skip` of them and
 then `times` times, and of those to a random `share`; the first fault that applies wins. What the actions do:
 
-    status    answer `status` with an S3 error of `code`; the server is not asked
+    status    answer `status` with an error of `code`, as S3 words it or, `as_json`, as GCS does; the server is not asked
     delay     wait `seconds` before the request goes on
     reset     reset the connection instead of an answer
     drop      say nothing for `seconds`, then reset
@@ -57,6 +57,9 @@ class Fault:
     share: float = 1.0
     status: int = 503
     code: str = "SlowDown"
+    message: str = "a fault of the test"
+    as_json: bool = False
+    region: str = ""
     at: int = 0
     seconds: float = 0.0
     bytes_per_s: int = 0
@@ -69,9 +72,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Request:
-    """One request that the proxy saw: its line, what was done to it, and the status that the client got (0 for none)."""
+    """One request that the proxy saw: its line and headers (names in lower case), what was done to it, and the status that the
+    client got (0 for none)."""
 
     line: str
+    headers: dict[str, str]
     action: str | None
     status: int
     body_bytes: int
@@ -143,7 +148,7 @@ class _Server:
     async def _answer(self, line: str, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         fault = self._next_fault(line)
         action = fault.get("action")
-        entry = {"line": line, "action": action, "status": 0, "body_bytes": 0}
+        entry = {"line": line, "headers": _headers(head), "action": action, "status": 0, "body_bytes": 0}
         self.log.append(entry)
         if action in ("delay", "drop"):
             await asyncio.sleep(fault["seconds"])
@@ -223,10 +228,23 @@ async def _refuse(
 ) -> None:
     if b"100-continue" not in head.lower():
         await reader.readexactly(_length(head))  # a client that still sends would see a reset, not the answer
-    body = f"<?xml version='1.0'?><Error><Code>{fault['code']}</Code><Message>a fault of the test</Message></Error>".encode()
-    writer.write(f"HTTP/1.1 {fault['status']} Fault\r\nConnection: close\r\nContent-Type: application/xml\r\n".encode())
+    body = _error_body(fault).encode()
+    kind = "json" if fault["as_json"] else "xml"
+    writer.write(f"HTTP/1.1 {fault['status']} Fault\r\nConnection: close\r\nContent-Type: application/{kind}\r\n".encode())
+    if fault["region"]:
+        writer.write(f"x-amz-bucket-region: {fault['region']}\r\n".encode())
     writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + (b"" if line.startswith("HEAD ") else body))
     await writer.drain()
+
+
+def _error_body(fault: dict[str, Any]) -> str:
+    code, message = fault["code"], fault["message"]
+    if fault["as_json"]:
+        return json.dumps(
+            {"error": {"code": fault["status"], "message": message, "errors": [{"reason": code, "message": message}]}}
+        )
+    region = f"<Region>{fault['region']}</Region>" if fault["region"] else ""
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message>{region}</Error>"
 
 
 def _closing(head: bytes) -> bytes:
@@ -234,6 +252,11 @@ def _closing(head: bytes) -> bytes:
     first, *fields = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     kept = [field for field in fields if not field.lower().startswith(b"connection:")]
     return b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
+
+
+def _headers(head: bytes) -> dict[str, str]:
+    pairs = (line.split(": ", 1) for line in head.decode("latin-1").strip().split("\r\n")[1:] if ": " in line)
+    return {name.lower(): value for name, value in pairs}
 
 
 def _length(head: bytes) -> int:

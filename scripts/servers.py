@@ -148,10 +148,10 @@ def start_gcs(bucket: str = "cloudload") -> Iterator[GCSServer]:
 
 
 @contextlib.contextmanager
-def start_token_endpoint(status: int = 200) -> Iterator[str]:
-    """Run an OAuth endpoint that gives everyone a token, or refuses everyone with `status`; yields its URL."""
+def start_token_endpoint(status: int = 200, description: str = "Invalid JWT signature") -> Iterator[str]:
+    """Run an OAuth endpoint that gives everyone a token, or refuses everyone with `status` and a reason; yields its URL."""
     with tempfile.TemporaryDirectory(prefix="cloudload-tokens-", ignore_cleanup_errors=True) as folder:
-        command = [sys.executable, str(Path(__file__).resolve()), "serve-tokens", str(status)]
+        command = [sys.executable, str(Path(__file__).resolve()), "serve-tokens", str(status), description]
         with running(command, Path(folder), pipe=True) as process:
             assert process.stdout is not None
             yield f"http://127.0.0.1:{int(process.stdout.readline())}/token"
@@ -254,11 +254,12 @@ def _open_direct(request: urllib.request.Request) -> Any:
 
 class _TokenHandler(http.server.BaseHTTPRequestHandler):
     status = 200
+    description = ""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         granted = {"access_token": "test-token", "expires_in": 3600, "token_type": "Bearer"}
-        refused = {"error": "invalid_grant", "error_description": "Invalid JWT signature"}
+        refused = {"error": "invalid_grant", "error_description": self.description}
         body = json.dumps(granted if self.status == 200 else refused).encode()
         self.send_response(self.status)
         self.send_header("Content-Type", "application/json")
@@ -270,8 +271,8 @@ class _TokenHandler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def _serve_tokens(status: int) -> None:
-    _TokenHandler.status = status
+def _serve_tokens(status: int, description: str) -> None:
+    _TokenHandler.status, _TokenHandler.description = status, description
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _TokenHandler)
     print(server.server_address[1], flush=True)
     server.serve_forever()
@@ -279,4 +280,4 @@ def _serve_tokens(status: int) -> None:
 
 if __name__ == "__main__":
     assert sys.argv[1] == "serve-tokens"
-    _serve_tokens(int(sys.argv[2]))
+    _serve_tokens(int(sys.argv[2]), sys.argv[3])

@@ -17,6 +17,11 @@ PACKAGE = Path(cloudload.__file__).parent
 ORDER = [
     "errors",
     "locations",
+    "store_types",
+    "network",
+    "s3_store",
+    "gcs_store",
+    "other_stores",
     "backends",
     "store",
     "config",

@@ -1,0 +1,173 @@
+"""What a user sees, and when, of each way in which a store fails: a Markdown table, with the default `Retry()`.
+
+    PYTHONPATH=. python scripts/fault_table.py [NAME ...]      # about 3 minutes, on loopback servers; all faults, or those named
+
+Each read runs in a process of its own, from an environment with that fault. Those that are tried again until the deadline run
+side by side, after the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fault_proxy import Fault, FaultProxy, start_fault_proxy
+from servers import GCSServer, S3Server, free_ports, service_account, start_gcs, start_s3, start_token_endpoint
+
+NOWHERE = "http://no-such-host.invalid:9"
+FOR_EVER_S = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault in one store; a variable that is empty is not set."""
+
+    name: str
+    store: str
+    url: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    fault: Fault | None = None
+    is_passing: bool = False
+
+
+def cases(s3: Mapping[str, str], gcs: Mapping[str, str], folder: Path) -> Iterator[Case]:
+    """Every fault; the variables given lead to S3 and GCS through a proxy each."""
+    yield from _passing("S3", "s3", s3, ("AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"), is_json=False)
+    yield from _passing("GCS", "gs", gcs, ("API_ENDPOINT_OVERRIDE",), is_json=True)
+    yield from _s3_refusals(s3)
+    yield from _gcs_refusals(gcs, folder)
+    os.mkfifo(folder / "pipe")
+    yield Case("FIFO", "file", str(folder / "pipe"))
+
+
+def _passing(
+    store: str, scheme: str, variables: Mapping[str, str], endpoints: tuple[str, ...], *, is_json: bool
+) -> Iterator[Case]:
+    busy = {"status": 429, "code": "rateLimitExceeded"} if is_json else {"status": 503, "code": "SlowDown"}
+    faults = {
+        "503 for ever": Fault("/503", "status", code="backendError" if is_json else "ServiceUnavailable", as_json=is_json),
+        "SlowDown": Fault("/slow", "status", message="Please reduce your request rate.", as_json=is_json, **busy),
+        "reset": Fault("/reset", "reset"),
+        "truncation": Fault("/truncation", "truncate", at=1_000),
+        "stall": Fault("/stall", "stall", at=1_000, seconds=FOR_EVER_S),
+    }
+    for name, fault in faults.items():
+        yield Case(name, store, f"{scheme}://cloudload{fault.match}", variables, fault, is_passing=True)
+    for name, endpoint in {"refused": f"http://127.0.0.1:{free_ports(1)[0]}", "DNS failure": NOWHERE}.items():
+        elsewhere = variables | dict.fromkeys(endpoints, endpoint)
+        yield Case(name, store, f"{scheme}://cloudload/key", elsewhere, is_passing=True)
+
+
+def _s3_refusals(variables: Mapping[str, str]) -> Iterator[Case]:
+    nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": ""}
+    refusals = {
+        "403": Fault("/denied", "status", status=403, code="AccessDenied", message="Access Denied"),
+        "expired token": Fault("/expired", "status", status=400, code="ExpiredToken", message="The provided token has expired."),
+        "wrong region": Fault(
+            ".*elsewhere", "status", status=301, code="PermanentRedirect", message="Use the specified endpoint"
+        ),
+    }
+    for name, fault in refusals.items():
+        yield Case(name, "S3", f"s3://cloudload/{fault.match.strip('.*/')}", variables, fault)
+    yield Case("404", "S3", "s3://cloudload/nothing", variables)
+    yield Case("missing bucket", "S3", "s3://no-such-bucket/key", variables)
+    yield Case("bad secret", "S3", "s3://cloudload/key", variables | {"AWS_SECRET_ACCESS_KEY": "not-the-secret"})
+    yield Case("no credentials", "S3", "s3://cloudload/key", variables | nobody)
+
+
+def _gcs_refusals(variables: Mapping[str, str], folder: Path) -> Iterator[Case]:
+    denied = "reader does not have storage.objects.get access to the Google Cloud Storage object."
+    anonymous = "Anonymous caller does not have storage.objects.get access."
+    bucket = "The specified bucket does not exist."  # the server of the tests says no more than 404
+    refusals = {
+        "403": Fault("/denied", "status", status=403, code="forbidden", message=denied, as_json=True),
+        "missing bucket": Fault("/gone", "status", status=404, code="notFound", message=bucket, as_json=True),
+    }
+    for name, fault in refusals.items():
+        yield Case(name, "GCS", f"gs://cloudload{fault.match}", variables, fault)
+    yield Case("404", "GCS", "gs://cloudload/nothing", variables)
+    for name in ("bad-secret", "expired-token"):
+        refused = variables | {"GOOGLE_APPLICATION_CREDENTIALS": str(folder / f"{name}.json")}
+        yield Case(name.replace("-", " "), "GCS", "gs://cloudload/key", refused)
+    nobody = {"GOOGLE_APPLICATION_CREDENTIALS": "", "GOOGLE_CLOUD_PROJECT": "", "CLOUDSDK_CONFIG": str(folder)}
+    fault = Fault("/private", "status", status=401, code="required", message=anonymous, as_json=True)
+    yield Case("no credentials", "GCS", "gs://cloudload/private", variables | nobody, fault)
+
+
+def main(names: list[str]) -> None:
+    """Print the table of the faults with these names, or of all."""
+    with ExitStack() as running:
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-faults-")))
+        s3, gcs = running.enter_context(start_s3()), running.enter_context(start_gcs())
+        proxies = {server: running.enter_context(start_fault_proxy(server.endpoint)) for server in (s3, gcs)}
+        for name, reason in {
+            "bad-secret": "Invalid JWT Signature.",
+            "expired-token": "Token has been expired or revoked.",
+        }.items():
+            token_uri = running.enter_context(start_token_endpoint(400, reason))
+            (folder / f"{name}.json").write_text(json.dumps(service_account("cloudload-test", token_uri)))
+        found = list(cases(s3.environment(proxies[s3].endpoint), _signed_in(gcs, proxies[gcs]), folder))
+        found = [case for case in found if not names or case.name in names]
+        _store_objects(s3, gcs, [case for case in found if case.fault])
+        for server, store in ((s3, "S3"), (gcs, "GCS")):
+            proxies[server].set_faults([case.fault for case in found if case.fault and case.store == store])
+        rows = [_read(case) for case in found if not case.is_passing]
+        with ThreadPoolExecutor(len(found)) as threads:
+            rows = [*threads.map(_read, [case for case in found if case.is_passing]), *rows]
+    print("| fault | store | seconds | message |\n|---|---|---:|---|")
+    print("\n".join(rows))
+
+
+def _signed_in(server: GCSServer, proxy: FaultProxy) -> dict[str, str]:
+    """For what `STORAGE_EMULATOR_HOST` names, clients would not sign in."""
+    variables = server.environment()
+    variables["STORAGE_EMULATOR_HOST"] = ""
+    return variables | {"API_ENDPOINT_OVERRIDE": proxy.endpoint}
+
+
+def _store_objects(s3: S3Server, gcs: GCSServer, found: list[Case]) -> None:
+    from cloudload.store import write_object
+
+    os.environ.update(s3.environment() | gcs.environment())
+    for case in found:
+        write_object(case.url, os.urandom(100_000))
+
+
+def _read(case: Case) -> str:
+    """A row of the table."""
+    variables = {name: value for name, value in (os.environ | dict(case.variables)).items() if value}
+    command = [sys.executable, str(Path(__file__).resolve()), "--read", case.url]
+    printed = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+    seconds, message = json.loads(printed)
+    return f"| {case.name} | {case.store} | {seconds:.1f} | {message} |"
+
+
+def _print_failure(url: str) -> None:
+    from cloudload.errors import StoreError
+    from cloudload.store import read_object
+
+    start = time.monotonic()
+    try:
+        message = f"read {len(read_object(url))} bytes"
+    except StoreError as error:
+        message = re.sub(r"[|\n]", " ", str(error))
+    print(json.dumps([time.monotonic() - start, message]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--read"]:
+        _print_failure(sys.argv[2])
+    else:
+        main(sys.argv[1:])

@@ -1,0 +1,238 @@
+"""Locations beyond S3 and GCS: web servers, SFTP, StreamingDataset's downloaders, and files that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_proxy import Fault, FaultProxy, start_fault_proxy
+from servers import free_ports
+
+from cloudload.backends import Retry
+from cloudload.errors import StoreError
+from cloudload.store import list_objects, object_exists, open_object, read_object, write_object
+
+QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
+PATIENT = Retry(timeout_s=1.0, deadline_s=20.0, pause_s=0.05)
+SOON_S = 10.0  # far below the default deadline, far above what a busy machine adds
+DATA = os.urandom(300_000)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fails a block that takes longer."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
+
+
+# ---------------------------------------------------------------- http
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[FaultProxy]:
+    """A web server of a folder with one file, `key`, behind a fault proxy."""
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    folder = tmp_path / "web"
+    folder.mkdir()
+    (folder / "key").write_bytes(DATA)
+
+    def handler(*args: Any) -> _Quiet:
+        return _Quiet(*args, directory=str(folder))
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with start_fault_proxy(f"http://127.0.0.1:{server.server_port}") as proxy:
+            yield proxy
+        server.shutdown()
+
+
+def test_a_web_server_is_read_with_one_request(web: FaultProxy) -> None:
+    assert read_object(f"{web.endpoint}/key") == DATA
+    assert [request.line for request in web.requests()] == ["GET /key"]
+    with open_object(f"{web.endpoint}/key") as stream:
+        assert stream.read() == DATA
+
+
+def test_what_a_web_server_has_not_is_missing(web: FaultProxy) -> None:
+    with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*no such object"):
+        read_object(f"{web.endpoint}/nothing")
+    assert not object_exists(f"{web.endpoint}/nothing")
+
+
+@pytest.mark.parametrize(("status", "says"), [(401, "permissions"), (403, "permissions"), (410, "Check the location")])
+def test_what_a_web_server_refuses_is_asked_once(web: FaultProxy, status: int, says: str) -> None:
+    web.set_faults([Fault(".", "status", status=status)])
+    with within(SOON_S), pytest.raises(StoreError, match=rf"1 attempt.*{status}.*{says}"):
+        read_object(f"{web.endpoint}/key")
+
+
+@pytest.mark.parametrize("action", ["status", "reset", "truncate", "stall"])
+def test_a_web_server_that_fails_is_asked_again(web: FaultProxy, action: str) -> None:
+    web.set_faults([Fault("GET", action, times=2, at=100_000, seconds=5)])
+    with within(SOON_S):
+        assert read_object(f"{web.endpoint}/key", PATIENT) == DATA
+
+
+@pytest.mark.parametrize("action", ["status", "reset", "truncate", "stall", "drop"])
+def test_a_web_server_that_goes_on_failing_is_given_up_at_the_deadline(web: FaultProxy, action: str) -> None:
+    web.set_faults([Fault(".", action, at=100_000, seconds=30)])
+    with within(SOON_S), pytest.raises(StoreError, match=r"cannot read .*(did not answer in time|failed or was busy)"):
+        read_object(f"{web.endpoint}/key", QUICK)
+
+
+def test_a_stream_from_a_web_server_that_goes_silent_raises(web: FaultProxy) -> None:
+    web.set_faults([Fault("GET", "stall", at=100_000, seconds=30)])
+    with within(SOON_S), open_object(f"{web.endpoint}/key", QUICK) as stream, pytest.raises(TimeoutError):
+        stream.read()
+
+
+def test_a_web_server_that_is_not_there_is_given_up_at_the_deadline() -> None:
+    pytest.importorskip("aiohttp")
+    (port,) = free_ports(1)
+    for host in ("127.0.0.1", "no-such-host.invalid"):
+        with within(SOON_S), pytest.raises(StoreError, match="did not answer in time"):
+            read_object(f"http://{host}:{port}/key", QUICK)
+
+
+# ---------------------------------------------------------------- sftp
+
+
+@pytest.fixture
+def sftp(tmp_path: Path) -> Iterator[str]:
+    """An SFTP server of a folder with one file, `key`; its location, with user and password."""
+    pytest.importorskip("fsspec")
+    paramiko = pytest.importorskip("paramiko")
+    folder = tmp_path / "sftp"
+    folder.mkdir()
+    (folder / "key").write_bytes(DATA)
+
+    class Files(paramiko.SFTPServerInterface):  # type: ignore[name-defined,misc]
+        def open(self, path: str, flags: int, attr: object) -> Any:
+            handle = paramiko.SFTPHandle(flags)
+            try:
+                handle.readfile = open(folder / path.lstrip("/"), "rb")
+            except OSError as error:
+                return paramiko.SFTPServer.convert_errno(error.errno)
+            return handle
+
+        def stat(self, path: str) -> Any:
+            try:
+                return paramiko.SFTPAttributes.from_stat(os.stat(folder / path.lstrip("/")))
+            except OSError as error:
+                return paramiko.SFTPServer.convert_errno(error.errno)
+
+    class Door(paramiko.ServerInterface):  # type: ignore[name-defined,misc]
+        def check_auth_password(self, username: str, password: str) -> int:
+            is_right = (username, password) == ("reader", "sftp-password")
+            return int(paramiko.AUTH_SUCCESSFUL if is_right else paramiko.AUTH_FAILED)
+
+        def check_channel_request(self, kind: str, chanid: int) -> int:
+            return int(paramiko.OPEN_SUCCEEDED)
+
+    key = paramiko.RSAKey.generate(2048)
+    transports = []
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                transport = paramiko.Transport(listener.accept()[0])
+                transports.append(transport)
+                transport.add_server_key(key)
+                transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Files)
+                transport.start_server(event=threading.Event(), server=Door())
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        yield f"sftp://reader:sftp-password@127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    for transport in transports:
+        transport.close()
+
+
+def test_an_sftp_server_is_read(sftp: str) -> None:
+    assert read_object(f"{sftp}/key") == DATA
+    with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*no such object"):
+        read_object(f"{sftp}/nothing")
+
+
+def test_a_wrong_sftp_password_is_called_so(sftp: str) -> None:
+    wrong = sftp.replace("sftp-password", "another-password")
+    with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*Check the credentials") as caught:
+        read_object(f"{wrong}/key")
+    assert "another-password" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- StreamingDataset's downloaders
+
+
+def test_what_only_streaming_reaches_is_read_by_its_downloader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    download = pytest.importorskip("streaming.base.storage.download")
+
+    class FolderDownloader(download.CloudDownloader):  # type: ignore[name-defined,misc]
+        """In place of an account at Alibaba."""
+
+        @staticmethod
+        def _client_identifier() -> str:
+            return "alipan"
+
+        def clean_up(self) -> None:
+            pass
+
+        def _download_file_impl(self, remote: str, local: str, timeout: float) -> None:
+            shutil.copy(tmp_path / remote.removeprefix("alipan:///"), local)
+
+    monkeypatch.setitem(download.DOWNLOADER_MAPPINGS, "alipan", FolderDownloader)
+    (tmp_path / "key").write_bytes(DATA)
+    assert read_object("alipan:///key") == DATA
+    assert not object_exists("alipan:///nothing")
+    for act in (lambda: write_object("alipan:///key", b""), lambda: list_objects("alipan:///")):
+        with pytest.raises(StoreError, match="can only be read"):
+            act()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("oci://bucket/key", "(?i)config"),
+        ("dbfs:/folder/key", "dbfs://.*databricks"),
+        ("alipan:///key", "alipan://.*alipcs"),
+    ],
+)
+def test_streamings_downloaders_fail_at_once_without_their_packages_and_settings(
+    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("streaming")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OCI_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(StoreError, match=says):
+        read_object(url)
+
+
+# ---------------------------------------------------------------- files that are none
+
+
+def test_a_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with within(SOON_S), pytest.raises(StoreError, match=rf"cannot read {path} \(1 attempt.*not a regular file"):
+            read_object(str(path))
+        assert list_objects(str(tmp_path)) == []
