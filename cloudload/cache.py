@@ -60,8 +60,9 @@ def default_cache() -> Path:
 
 def dataset_folder(root: Path, dataset: Dataset) -> Path:
     """The folder of one dataset as published."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", hide_secrets(dataset.url)).strip("-")[-40:]
-    digest = hashlib.sha256(f"{dataset.url}\n{dataset.index_hash}".encode()).hexdigest()[:16]
+    url = hide_secrets(dataset.url)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-40:]
+    digest = hashlib.sha256(f"{url}\n{dataset.index_hash}".encode()).hexdigest()[:16]
     return root / f"{name}-{digest}"
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cloudload.errors import ConvertError, StoreError
-from cloudload.locations import is_local, join_url, local_path
+from cloudload.locations import hide_secrets, is_local, join_url, local_path
 from cloudload.mds import INDEX_NAME, Column
 from cloudload.sources import Start
 from cloudload.store import delete_object, list_objects, read_object, write_object
@@ -206,7 +206,7 @@ class Journal:
         try:
             found = list_objects(self.location)
         except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            if error.is_missing:
                 return {}
             raise
         return {item.url.removeprefix(self.location).lstrip("/"): item.bytes for item in found}
@@ -220,7 +220,7 @@ class Journal:
                 before, now = other[part].get(key), self.claim[part][key]
                 if before != now:
                     raise ConvertError(
-                        f"{self.location} was begun with other {part}: {key} was {before!r} and is {now!r}. "
+                        f"{hide_secrets(self.location)} was begun with other {part}: {key} was {before!r} and is {now!r}. "
                         "Run with what it was begun with, choose another output, or start afresh (--overwrite)"
                     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from cloudload.errors import StoreError
-from cloudload.locations import hide_secrets, is_local
+from cloudload.locations import hide_secrets, holds_secrets, is_local
 from cloudload.store import open_object
 
 _CHUNK_BYTES = 1 << 16
@@ -121,9 +121,8 @@ def _stored(file: SourceFile, offset: int, counter: StoredBytes) -> Iterator[byt
         except Exception as error:
             failures += 1
             if failures > _REOPENINGS or is_local(file.url):
-                raise StoreError(
-                    f"cannot read {hide_secrets(file.url)} after byte {position:,}: {error}. Run again to go on"
-                ) from error
+                what = f"cannot read {hide_secrets(file.url)} after byte {position:,}: {hide_secrets(str(error))}"
+                raise StoreError(f"{what}. Run again to go on") from (None if holds_secrets(error) else error)
 
 
 def _open(url: str) -> BinaryIO:
