@@ -62,7 +62,9 @@ class HFEncoder:
         """See `Encoder`."""
         try:
             encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        except TypeError as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise _no_text(documents, error) from error
         offsets = np.zeros(len(encodings) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, encodings), np.int64, len(encodings)), out=offsets[1:])
@@ -209,14 +211,14 @@ def encode_flat(fast: Any, documents: list[str], split_special_tokens: bool = Tr
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether fastokens failed, rather than somebody ended the process: a panic of Rust code is no `Exception`."""
+    """Whether an encoder failed, rather than somebody ended the process: a panic of Rust code is no `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 # ---------------------------------------------------------------- explaining
 
 
-def _no_text(documents: Sequence[str], error: TypeError) -> TokenizerError:
+def _no_text(documents: Sequence[str], error: BaseException) -> TokenizerError:
     for document in documents:
         if not isinstance(document, str):
             return TokenizerError(f"a document is {type(document).__name__}, not text. Let `transform` give str, or None")
@@ -228,7 +230,7 @@ def _no_text(documents: Sequence[str], error: TypeError) -> TokenizerError:
                 f"that is no text. It begins {document[:_SHOWN_CHARACTERS]!r}. Mend it in `transform`, for instance with "
                 "text.encode('utf-8', 'replace').decode()"
             )
-    return TokenizerError(f"tokenizers failed on a batch of documents: {error}")
+    return TokenizerError(f"tokenizers failed: {error}. Leave such documents out in `transform`, or use another tokenizer")
 
 
 def _first_difference(ids: list[int], expected: list[int] | TokenizerError) -> str:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cloudload.config import AUTO, HF
+from cloudload.encoders import HFEncoder, load_hf, open_encoder
 from cloudload.encoders import Tokens as Tokens  # noqa: PLC0414 - for those that name it from here
-from cloudload.encoders import load_hf, open_encoder
 from cloudload.errors import TokenizerError
 from cloudload.lanes import Ints
 
@@ -95,7 +95,7 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
     try:
         from transformers import AutoTokenizer
 
-        return _from_transformers(AutoTokenizer.from_pretrained(str(source), use_fast=True))
+        return _from_transformers(AutoTokenizer.from_pretrained(str(source), use_fast=True, trust_remote_code=False))
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
@@ -186,6 +186,14 @@ class DocumentTokenizer:
             _frame(ids[start:stop], *self._ends[stream])
             for start, stop, stream in zip(bounds[:-1], bounds[1:], streams, strict=True)
         ]
+
+    def explain_failure(self, document: str) -> TokenizerError | None:
+        """What is wrong with a document by itself, or None."""
+        try:
+            HFEncoder(self._json).encode([document])
+        except TokenizerError as error:
+            return error
+        return None
 
     def decode(self, tokens: Tokens) -> str:
         """The text of ids, control tokens included."""

@@ -22,6 +22,7 @@ ORDER = [
     "config",
     "locks",
     "background",
+    "index",
     "mds",
     "pool",
     "source_files",
