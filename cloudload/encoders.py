@@ -32,6 +32,8 @@ Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 # of each process: its first documents, and one in so many of the rest; hf takes 10 to 130 times as long for one
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
+# hf takes some 60 bytes of memory for each: a book of 100 MB would take as much as all else
+_MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
 
 
@@ -130,7 +132,8 @@ class _Comparison:
         with self._lock:
             while self._next < self._num_seen + len(documents):
                 place = self._next - self._num_seen
-                self._thread.submit(self._compare, documents[place], ids[offsets[place] : offsets[place + 1]].tolist())
+                if len(documents[place]) <= _MOST_COMPARED_CHARACTERS:
+                    self._thread.submit(self._compare, documents[place], ids[offsets[place] : offsets[place + 1]].tolist())
                 self._next += 1 if self._next < COMPARED_FIRST - 1 else COMPARED_EVERY
             self._num_seen += len(documents)
 

@@ -15,6 +15,7 @@ Where streams have a `repeat` or `choose`, what is shuffled is not the sample id
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -30,6 +31,7 @@ import numpy as np
 
 from cloudload.background import start
 from cloudload.config import SEEKABLE
+from cloudload.errors import CacheError
 from cloudload.locks import locked, locked_if_free
 from cloudload.seekable import SeekableOrder, Shuffle
 from cloudload.shuffles import shuffle_nodes
@@ -269,9 +271,24 @@ class EpochOrders:
         path = self._path(epoch)
         if path.exists():
             return
-        narrow = _narrow(self._shard_sizes)
         temporary = path.with_suffix(".tmp")
-        with temporary.open("wb+") as file:
+        try:
+            self._write(temporary, epoch)
+        except (OSError, MemoryError) as error:
+            temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EINVAL):
+                raise
+            raise CacheError(
+                f"no room in {self._parent}, or in memory, for the order of {self._num_positions:,} documents: {error!r}. "
+                "Choose another `local`, or shuffle_algo='seekable', which needs none; or the index does not tell the truth"
+            ) from error
+        os.replace(temporary, path)
+        if epoch % self._kept_epochs == 0:
+            self._remove_before(epoch - self._kept_epochs)
+
+    def _write(self, path: Path, epoch: int) -> None:
+        narrow = _narrow(self._shard_sizes)
+        with path.open("wb+") as file:
             header = {"descr": narrow.str, "fortran_order": False, "shape": (self._num_positions,)}
             np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
             # a full disk is an error here; found out in writing to the map, it would be the end of the process
@@ -280,9 +297,6 @@ class EpochOrders:
             fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
             order.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        if epoch % self._kept_epochs == 0:
-            self._remove_before(epoch - self._kept_epochs)
 
     def _seek(self, epoch: int) -> SeekableOrder:
         return seekable_order(self._shard_sizes, self._config, epoch, self._sampling)

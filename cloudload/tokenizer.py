@@ -139,10 +139,17 @@ def _token_id(backend: Tokenizer, token: str, field: str) -> int:
     return int(number)
 
 
+def _encode_with_template(backend: Tokenizer) -> Any:
+    try:
+        return backend.encode("a", add_special_tokens=True)
+    except Exception:  # a vocabulary of words may know neither this one nor an unknown one
+        return backend.encode("", add_special_tokens=True)
+
+
 def _bos_id(backend: Tokenizer, bos: str | None, own: str | None) -> int | None:
     if bos != AUTO:
         return None if bos is None else _token_id(backend, bos, "bos")
-    with_template = backend.encode("a", add_special_tokens=True)
+    with_template = _encode_with_template(backend)
     leading = with_template.special_tokens_mask[:1] == [1]
     if not leading or (own is not None and with_template.tokens[0] != own):
         return None
@@ -154,7 +161,7 @@ def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -
         return None if eos is None else _token_id(backend, eos, "eos")
     if own is not None:
         return _token_id(backend, own, "eos_token")
-    with_template = backend.encode("a", add_special_tokens=True)
+    with_template = _encode_with_template(backend)
     if with_template.special_tokens_mask[-1:] == [1]:
         return int(with_template.ids[-1])
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
