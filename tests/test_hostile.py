@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,29 @@ def test_every_kind_of_document_comes_whole(tmp_path: Path, packing: str, num_wo
     settings = {"packing": packing, "overflow": "rows", "num_workers": num_workers}
     found = read_all(make_loader(data, tmp_path / "cache", **settings))
     assert found == {(0, number): [*tokenize(text), EOS_ID] for number, text in enumerate(texts)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+def test_a_document_of_100_mb_comes_whole_in_less_than_6_gb(tmp_path: Path, packing: str) -> None:
+    size, code = 100_000_000, "import sys, test_hostile; test_hostile.read_book(*sys.argv[1:])"
+    write_mds(tmp_path / "mds", ["a", "ab cd é狐. " * (size // 13), "b"], compression="zstd")
+    command = [sys.executable, "-c", code, str(tmp_path), packing]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    tokens, peak_mb = map(int, done.stdout.split())
+    # a token is a byte of the text here, and there is one for the end of each document
+    assert tokens == size // 13 * 13 + 2 + 3
+    assert peak_mb < 6_000
+
+
+def read_book(folder: str, packing: str) -> None:
+    """In a process of its own: print the tokens of all rows, and the most megabytes that were in use."""
+    settings = {"packing": packing, "overflow": "rows", "seq_len": 8192, "batch_size": 64}
+    with make_loader(f"{folder}/mds", Path(folder, "cache"), **settings) as loader:
+        print(sum(int((batch["labels"] != -100).sum()) for batch in loader), end=" ")
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 
 
 @pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", "seekable", None])

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cloudload.order
+from cloudload.errors import CacheError
 from cloudload.locks import locked
 from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, reads_per_shard
 from cloudload.shuffles import shuffle_nodes
@@ -166,7 +167,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_order(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CacheError, match=r"no room in .* for the order of \d+ documents: .*No space left"):
         EpochOrders(tmp_path, np.array(SHARDS), OrderConfig(True, "py1e", 20, 4, 1))(0)
     assert not list(tmp_path.rglob("*.npy"))
 
