@@ -139,7 +139,9 @@ class ShardCache:
         return shard
 
     def _keep(self, number: int, shard: Shard) -> None:
-        if not is_in_place(*self._info(number)):
+        dataset, info = self._info(number)
+        shard.url = hide_secrets(join_url(dataset.url, info.stored.name))
+        if not is_in_place(dataset, info):
             touch(shard.path)
         self._open[number] = (shard, time.monotonic())
         self._open.move_to_end(number)

@@ -12,9 +12,10 @@ import numpy as np
 from cloudload.backends import Retry
 from cloudload.config import Stream
 from cloudload.errors import DatasetError
+from cloudload.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
 from cloudload.lanes import Ints
 from cloudload.locations import hide_secrets, is_local, join_url
-from cloudload.mds import INDEX_NAME, ShardInfo, parse_index
+from cloudload.mds import check_codec
 from cloudload.store import read_object
 
 
@@ -28,7 +29,7 @@ class Dataset:
     """SHA-256 of `index.json`: a republished dataset is another dataset."""
 
     def __repr__(self) -> str:
-        return f"Dataset({self.url!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
+        return f"Dataset({hide_secrets(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
 
 
 @dataclass(frozen=True)
@@ -121,5 +122,9 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
 
 
 def _open_dataset(stream: Stream, retry: Retry) -> Dataset:
-    data = read_object(join_url(stream.url, INDEX_NAME), retry)
-    return Dataset(stream.url, parse_index(data, stream.url), hashlib.sha256(data).hexdigest())
+    data = read_object(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
+    shards = parse_index(data, hide_secrets(stream.url))
+    for compression in {shard.compression for shard in shards}:
+        if compression is not None:
+            check_codec(compression)
+    return Dataset(stream.url, shards, hashlib.sha256(data).hexdigest())

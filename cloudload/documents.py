@@ -13,7 +13,7 @@ from cloudload.config import Transform
 from cloudload.dataset import Corpus
 from cloudload.errors import DatasetError
 from cloudload.lanes import Ints
-from cloudload.mds import Shard, decode_value
+from cloudload.mds import Shard
 
 
 class DocumentReader:
@@ -44,11 +44,17 @@ class DocumentReader:
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
         """The shard of a sample, and those of `columns` that it has."""
+        shard, within = self._find(sample)
+        return shard, shard.read_columns(within, columns)
+
+    def where(self, sample: int) -> str:
+        """A sample's place for a message: its number in its shard, the shard, and its id where it has one."""
+        shard, within = self._find(sample)
+        return shard.where(within)
+
+    def _find(self, sample: int) -> tuple[Shard, int]:
         [number] = self._corpus.shards_of(np.array([sample]))
-        shard, within = self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
-        encodings = {column.name: (place, column.encoding) for place, column in enumerate(shard.info.columns)}
-        found = {name: encodings[name] for name in columns if name in encodings}
-        return shard, {name: decode_value(encoding, shard.read_bytes(within, place)) for name, (place, encoding) in found.items()}
+        return self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
 
     def prefetch(self, samples: Ints) -> None:
         """Begin to fetch the shards of samples, those of the first samples first."""
@@ -57,13 +63,15 @@ class DocumentReader:
     def _transformed(self, shard: Shard, sample: int) -> str | None:
         assert self._transform is not None
         values = shard.read(sample)
-        where = f"sample {sample} of {shard.path}" + (f" (id {values['id']!r})" if "id" in values else "")
         try:
             text = self._transform(values)
-        except Exception as error:
-            raise DatasetError(f"the transform failed on {where}: {error!r}\n{traceback.format_exc()}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() in a worker would look as if it had died
+            [*_, what] = traceback.format_exception_only(error)
+            raise DatasetError(f"the transform failed on {shard.where(sample)}: {what}{traceback.format_exc()}") from error
         if text is not None and not isinstance(text, str):
             raise DatasetError(
-                f"the transform gave {type(text).__name__} for {where}; it must give text, or None to leave it out"
+                f"the transform gave {type(text).__name__} for {shard.where(sample)}; it must give text, or None to leave it out"
             )
         return text

@@ -32,6 +32,8 @@ Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 # of each process: its first documents, and one in so many of the rest; hf takes 10 to 130 times as long for one
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
+# hf takes some 60 bytes of memory for each: a book of 100 MB would take as much as all else
+_MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
 
 
@@ -62,7 +64,9 @@ class HFEncoder:
         """See `Encoder`."""
         try:
             encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
-        except TypeError as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise _no_text(documents, error) from error
         offsets = np.zeros(len(encodings) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, encodings), np.int64, len(encodings)), out=offsets[1:])
@@ -128,7 +132,8 @@ class _Comparison:
         with self._lock:
             while self._next < self._num_seen + len(documents):
                 place = self._next - self._num_seen
-                self._thread.submit(self._compare, documents[place], ids[offsets[place] : offsets[place + 1]].tolist())
+                if len(documents[place]) <= _MOST_COMPARED_CHARACTERS:
+                    self._thread.submit(self._compare, documents[place], ids[offsets[place] : offsets[place + 1]].tolist())
                 self._next += 1 if self._next < COMPARED_FIRST - 1 else COMPARED_EVERY
             self._num_seen += len(documents)
 
@@ -209,14 +214,14 @@ def encode_flat(fast: Any, documents: list[str], split_special_tokens: bool = Tr
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether fastokens failed, rather than somebody ended the process: a panic of Rust code is no `Exception`."""
+    """Whether an encoder failed, rather than somebody ended the process: a panic of Rust code is no `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 # ---------------------------------------------------------------- explaining
 
 
-def _no_text(documents: Sequence[str], error: TypeError) -> TokenizerError:
+def _no_text(documents: Sequence[str], error: BaseException) -> TokenizerError:
     for document in documents:
         if not isinstance(document, str):
             return TokenizerError(f"a document is {type(document).__name__}, not text. Let `transform` give str, or None")
@@ -228,7 +233,7 @@ def _no_text(documents: Sequence[str], error: TypeError) -> TokenizerError:
                 f"that is no text. It begins {document[:_SHOWN_CHARACTERS]!r}. Mend it in `transform`, for instance with "
                 "text.encode('utf-8', 'replace').decode()"
             )
-    return TokenizerError(f"tokenizers failed on a batch of documents: {error}")
+    return TokenizerError(f"tokenizers failed: {error}. Leave such documents out in `transform`, or use another tokenizer")
 
 
 def _first_difference(ids: list[int], expected: list[int] | TokenizerError) -> str:

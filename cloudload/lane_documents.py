@@ -17,6 +17,7 @@ import numpy as np
 
 from cloudload.cache import ShardCache
 from cloudload.documents import DocumentReader
+from cloudload.errors import TokenizerError
 from cloudload.lanes import Ints
 from cloudload.order import EpochOrders
 from cloudload.plan import NOT_DRY, Plan
@@ -110,7 +111,7 @@ class LaneDocuments:
         is_left_out = np.zeros(len(texts), np.bool_)
         if None in texts:
             is_left_out[:] = [text is None for text in texts]
-        ids, offsets = self._tokenizer.encode_flat([text or "" for text in texts] if is_left_out.any() else texts)  # type: ignore[arg-type]
+        ids, offsets = self._encode([text or "" for text in texts], places.samples)
         sizes = np.diff(offsets) + self._num_framing[streams]
         is_left_out |= sizes < self._min_tokens
         if has_begun is not None:
@@ -119,6 +120,15 @@ class LaneDocuments:
         table[:, SIZE] = np.where(is_left_out, 0, sizes)
         table[:, COUNT] = np.where(is_left_out, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
+
+    def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
+        try:
+            return self._tokenizer.encode_flat(texts)
+        except TokenizerError as error:
+            for text, sample in zip(texts, samples.tolist(), strict=True):
+                if failure := self._tokenizer.explain_failure(text):
+                    raise TokenizerError(f"{self._reader.where(sample)}: {failure}") from error
+            raise
 
     def has_order(self, component: int, epoch: int) -> bool:
         """Whether the order of an epoch is there, or next to nothing to build."""

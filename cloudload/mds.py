@@ -1,7 +1,6 @@
-"""The MDS format: an index that lists shards, and shards that hold samples.
+"""The MDS format: shards that hold samples, and an index that lists them.
 
-    index.json    {"version": 2, "shards": [{samples, column_names, column_encodings, column_sizes,
-                                             raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
+    index.json    see `index`
     shard         uint32 count | uint32 offsets[count + 1] | JSON header | samples
     sample        uint32 sizes of the variable-sized columns | the columns' bytes, columns in order of their names
 
@@ -16,125 +15,28 @@ import gzip
 import hashlib
 import json
 import mmap
+import os
+import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
 from cloudload.errors import DatasetError
+from cloudload.index import COMPRESSIONS, FIXED_FORMATS
+from cloudload.index import INDEX_NAME as INDEX_NAME  # noqa: PLC0414 - these for those that name them from here
+from cloudload.index import Column as Column  # noqa: PLC0414
+from cloudload.index import FileInfo as FileInfo  # noqa: PLC0414
+from cloudload.index import ShardInfo as ShardInfo  # noqa: PLC0414
+from cloudload.index import parse_index as parse_index  # noqa: PLC0414
 
-INDEX_NAME = "index.json"
 DEFAULT_SHARD_BYTES = 1 << 26
-
-_FIXED_FORMATS: dict[str, str] = {
-    "int": "<q",
-    "int8": "<b",
-    "int16": "<h",
-    "int32": "<i",
-    "int64": "<q",
-    "uint8": "<B",
-    "uint16": "<H",
-    "uint32": "<I",
-    "uint64": "<Q",
-    "float32": "<f",
-    "float64": "<d",
-}
-_FIXED_SIZES = {name: struct.calcsize(code) for name, code in _FIXED_FORMATS.items()} | {"float16": 2}
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a shard: its name, its MDS encoding, and its bytes a sample where that is fixed."""
-
-    name: str
-    encoding: str
-    bytes: int | None
-
-    @staticmethod
-    def of(name: str, encoding: str) -> Column:
-        """The column with the size that its encoding has."""
-        return Column(name, encoding, _FIXED_SIZES.get(encoding))
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """A file as the index tells of it."""
-
-    name: str
-    bytes: int
-    hashes: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class ShardInfo:
-    """A shard as the index tells of it; `zipped` is what the store holds where the shard is compressed."""
-
-    samples: int
-    columns: tuple[Column, ...]
-    raw: FileInfo
-    zipped: FileInfo | None
-    compression: str | None
-
-    @property
-    def stored(self) -> FileInfo:
-        """The file that lies in the store."""
-        return self.zipped or self.raw
-
-
-# ---------------------------------------------------------------- index
-
-
-def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
-    """The shards of an `index.json`, in order. Raises `DatasetError` for anything that is not a sound MDS index."""
-    try:
-        index = json.loads(data)
-        if index["version"] != 2:
-            raise ValueError(f"version {index['version']!r} is not 2")
-        return tuple(_parse_shard(entry) for entry in index["shards"])
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise DatasetError(f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert the corpus again") from error
-
-
-def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
-    if entry["format"] != "mds":
-        raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
-    names, encodings, sizes = entry["column_names"], entry["column_encodings"], entry["column_sizes"]
-    if not all(isinstance(name, str) for name in (*names, *encodings)):
-        raise ValueError("column names and encodings are not all text")
-    if not len(names) == len(encodings) == len(sizes):
-        raise ValueError("column names, encodings and sizes differ in number")
-    zipped = entry.get("zip_data")
-    return ShardInfo(
-        samples=_natural(entry["samples"], "samples"),
-        columns=tuple(
-            Column(name, encoding, None if size is None else _natural(size, "column_sizes"))
-            for name, encoding, size in zip(names, encodings, sizes, strict=True)
-        ),
-        raw=_parse_file(entry["raw_data"]),
-        zipped=_parse_file(zipped) if zipped else None,
-        compression=str(entry["compression"]) if zipped else None,
-    )
-
-
-def _parse_file(entry: dict[str, Any]) -> FileInfo:
-    name = entry["basename"]
-    path = PurePosixPath(name)
-    if not path.name or path.is_absolute() or ".." in path.parts or any(part in name for part in ("\\", "\0", "://")):
-        raise ValueError(f"the file name {name!r} leaves the dataset's folder")
-    if path == PurePosixPath(INDEX_NAME):
-        raise ValueError(f"the file name {name!r} is the index's own")
-    return FileInfo(name, _natural(entry["bytes"], "bytes"), {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()})
-
-
-def _natural(value: object, field: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{field} is {value!r}, not a count")
-    return value
+_MOST_HEADER_BYTES = 1 << 20
 
 
 # ---------------------------------------------------------------- write
@@ -212,12 +114,15 @@ def _encode(encoding: str, value: Any) -> bytes:
         return bytes(value)
     if encoding == "json":
         return json.dumps(value).encode()
-    if encoding in _FIXED_FORMATS:
-        return struct.pack(_FIXED_FORMATS[encoding], value)
+    if encoding in FIXED_FORMATS:
+        return struct.pack(FIXED_FORMATS[encoding], value)
     raise ValueError(f"cannot write a column of encoding {encoding!r}; use str, bytes, json, or a number")
 
 
 # ---------------------------------------------------------------- read
+
+ID_KEY = "id"
+_MEND = "If it lies in the cache, delete it to fetch it again; if it is the dataset's own, convert or copy it again"
 
 
 class Shard:
@@ -225,14 +130,15 @@ class Shard:
 
     def __init__(self, path: Path, info: ShardInfo) -> None:
         self.path, self.info = path, info
-        with path.open("rb") as file:
+        self.url = ""
+        """Where it is from, for errors, once somebody who knows has said so."""
+        with _open_regular(path) as file:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
-                raise DatasetError(
-                    f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. Delete it to fetch it again"
-                )
+                raise DatasetError(f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. {_MEND}")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self._starts = np.ascontiguousarray(self._read_offsets(), np.uint32).data
+        self._check_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
         # a column begins after the sizes, the fixed columns before it, and the variable ones before it
@@ -240,15 +146,37 @@ class Shard:
         self._fixed_bytes = self._sizes.size + sum(fixed)
         self._before = [(self._sizes.size + sum(fixed[:c]), sum(variable[:c])) for c in range(len(fixed))]
 
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self.url or str(self.path)
+
     def _read_offsets(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
         count, end = self.info.samples, len(self._map)
         start = 4 * (count + 2)
         if end < start or struct.unpack_from("<I", self._map)[0] != count:
-            raise DatasetError(f"{self.path} is not a shard of {count:,} samples, as its index says. Delete it to fetch it again")
+            raise DatasetError(f"{self.name} is not a shard of {count:,} samples, as its index says. {_MEND}")
         offsets = np.frombuffer(self._map, "<u4", count + 1, 4)
         if offsets[0] < start or offsets[-1] != end or (np.diff(offsets.astype(np.int64)) < 0).any():
-            raise DatasetError(f"{self.path} has sample offsets outside the shard. Delete it to fetch it again")
+            raise DatasetError(f"{self.name} has sample offsets outside the shard. {_MEND}")
         return offsets
+
+    def _check_header(self) -> None:
+        """What a shard says of its columns must be what the index says; some writers leave it out."""
+        start, stop = 4 * (self.info.samples + 2), self._starts[0]
+        if start == stop:
+            return
+        try:
+            if stop - start > _MOST_HEADER_BYTES:
+                raise ValueError(f"it has {stop - start:,} bytes")
+            header = json.loads(self._map[start:stop])
+            found = [header[f"column_{field}"] for field in ("names", "encodings", "sizes")]
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DatasetError(f"{self.name} has a header that tells no columns ({error!r:.200}). {_MEND}") from error
+        columns = self.info.columns
+        expected = [[column.name for column in columns], [c.encoding for c in columns], [c.bytes for c in columns]]
+        if found != expected:
+            raise DatasetError(f"{self.name} says its columns are {str(found)[:300]}, its index {str(expected)[:300]}. {_MEND}")
 
     def column_index(self, name: str) -> int:
         """Where a column stands in a sample. Raises `DatasetError` where there is none of that name."""
@@ -256,7 +184,7 @@ class Shard:
             if column.name == name:
                 return position
         names = ", ".join(column.name for column in self.info.columns)
-        raise DatasetError(f"{self.path} has no column {name!r}; its columns are: {names}")
+        raise DatasetError(f"{self.name} has no column {name!r}; its columns are: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
         """The bytes of one column of one sample of this shard."""
@@ -288,25 +216,58 @@ class Shard:
                 start += fixed + sum(sizes[:variable])
                 texts.append(str(data[start : start + (sizes[variable] if width is None else width)], "utf-8"))
         except UnicodeDecodeError as error:
-            raise DatasetError(f"{self.path}: sample {sample} is not UTF-8 ({error}). Convert the corpus again") from error
+            advice = "Convert the corpus again"
+            if self.info.columns[column].encoding == "bytes":
+                advice = "A `transform` may decode it, for instance with sample['text'].decode('latin-1')"
+            raise DatasetError(f"{self.where(sample)} is not UTF-8 ({_explain(error)}). {advice}") from error
         except struct.error:
             raise self._broken(sample) from None
         return texts
 
     def read(self, sample: int) -> dict[str, Any]:
         """The whole sample. Columns that would have to be unpickled are refused."""
-        parts = [self.read_bytes(sample, position) for position in range(len(self.info.columns))]
+        return self.read_columns(sample, [column.name for column in self.info.columns])
+
+    def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
+        """Those columns of a sample that are there. Raises `DatasetError` where one does not hold what its encoding says."""
+        places = {column.name: place for place, column in enumerate(self.info.columns)}
+        parts = {name: self.read_bytes(sample, places[name]) for name in names if name in places}
         try:
-            return {
-                column.name: decode_value(column.encoding, part) for column, part in zip(self.info.columns, parts, strict=True)
-            }
+            return {name: decode_value(self.info.columns[places[name]].encoding, part) for name, part in parts.items()}
         except (ValueError, struct.error, RecursionError) as error:
-            raise DatasetError(
-                f"{self.path}: sample {sample} is not what its columns say ({error}). Convert the corpus again"
-            ) from error
+            what = f"sample {sample} of {self.name} is not what its columns say"
+            raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
+
+    def where(self, sample: int) -> str:
+        """A sample's place for a message, with its id where it has one that can be read."""
+        try:
+            identifier = self.read_columns(sample, [ID_KEY])
+        except DatasetError:
+            identifier = {}
+        known = f" (id {str(identifier[ID_KEY])[:200]!r})" if identifier else ""
+        return f"sample {sample} of {self.name}{known}"
 
     def _broken(self, sample: int) -> DatasetError:
-        return DatasetError(f"{self.path}: sample {sample} has columns that do not fill it. Delete the file to fetch it again")
+        return DatasetError(f"sample {sample} of {self.name} has columns that do not fill it. {_MEND}")
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file to read. A pipe or a device would block, or never end: it is refused before a byte of it is read."""
+    try:
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be opened as a shard: {error}") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise DatasetError(f"{path} is not a regular file, as a shard is. Convert or copy it again")
+    return file
+
+
+def _explain(error: Exception) -> str:
+    # a decoder's own text may hold all that it was to decode
+    return str(error)[:300]
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
@@ -317,8 +278,8 @@ def decode_value(encoding: str, data: bytes) -> Any:
         return data
     if encoding == "json":
         return json.loads(data)
-    if encoding in _FIXED_FORMATS:
-        return struct.unpack(_FIXED_FORMATS[encoding], data)[0]
+    if encoding in FIXED_FORMATS:
+        return struct.unpack(FIXED_FORMATS[encoding], data)[0]
     raise DatasetError(f"a column of encoding {encoding!r} cannot be read; cloudload reads str, bytes, json and numbers")
 
 
@@ -351,8 +312,17 @@ def hash_bytes(algorithm: str, data: bytes) -> str:
 def fastest_hash(hashes: Mapping[str, str]) -> str | None:
     """The hash of an index entry that is cheapest to check, or None where there is none that we know."""
     quick = [name for name in ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32") if name in hashes]
-    known = quick or [name for name in sorted(hashes) if name in hashlib.algorithms_available]
+    known = quick or [name for name in sorted(hashes) if _is_hash(name)]
     return known[0] if known else None
+
+
+@cache
+def _is_hash(name: str) -> bool:
+    """Whether this machine has a hash of that name, with digests of one size."""
+    try:
+        return name in hashlib.algorithms_available and hashlib.new(name).digest_size > 0
+    except ValueError:
+        return False
 
 
 def compression_extension(compression: str) -> str:
@@ -389,10 +359,52 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
         return zlib.decompressobj(wbits=31).decompress(data, raw_bytes + 1)
     if name == "bz2":
         return bz2.BZ2Decompressor().decompress(data, raw_bytes + 1)
-    # br and snappy have no bounded call of their own: Streaming's codecs, checked by the caller
-    from streaming.base.compression import decompress as streaming_decompress
+    if name == "br":
+        return _decompress_brotli(data, raw_bytes)
+    if name == "snappy":
+        return _decompress_snappy(data, raw_bytes)
+    raise ValueError(f"compression is {compression!r}, none of {', '.join(COMPRESSIONS)}")
 
-    return bytes(streaming_decompress(compression, data))
+
+def check_codec(compression: str) -> None:
+    """Raises `DatasetError`, which names the package, where there is nothing here to unpack shards of a compression with."""
+    try:
+        if compression == "snappy":
+            import snappy  # noqa: F401
+        elif compression.partition(":")[0] == "br":
+            import brotli
+
+            brotli.Decompressor().process(b"", output_buffer_limit=1)
+    except (ImportError, TypeError) as error:
+        package = "python-snappy" if compression == "snappy" else "'brotli>=1.2'"
+        raise DatasetError(f"shards are compressed with {compression!r}: to read them, pip install {package}") from error
+
+
+def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
+    import brotli
+
+    decoder = brotli.Decompressor()
+    parts = [decoder.process(data, output_buffer_limit=raw_bytes + 1)]
+    # each call stops at the first buffer that is past the limit
+    left = raw_bytes + 1 - len(parts[0])
+    while left > 0 and not decoder.is_finished() and parts[-1]:
+        parts.append(decoder.process(b"", output_buffer_limit=left))
+        left -= len(parts[-1])
+    return b"".join(parts)[: raw_bytes + 1]
+
+
+def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
+    import snappy
+
+    # a block begins with its raw size, 7 bits a byte, the lowest first; no more than that is ever written
+    size = 0
+    for place, byte in enumerate(data[:5]):
+        size |= (byte & 127) << 7 * place
+        if byte < 128:
+            break
+    if size > raw_bytes:
+        raise ValueError(f"it unpacks to {size:,} bytes where the index has {raw_bytes:,}")
+    return bytes(snappy.uncompress(data))
 
 
 def _zstd_compress(data: bytes, level: int) -> bytes:

@@ -303,10 +303,10 @@ class EpochOrders:
             with locked(lock_of(path)):
                 self.build(epoch)
                 return _load(path)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             raise CacheError(
-                f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to {self._folder}: {error}. "
-                "Free some space, or choose another `local`"
+                f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to {self._folder}: {error!r}. "
+                "Free some room, choose another `local`, or take shuffle_algo='seekable', which needs none"
             ) from error
 
     def _path(self, epoch: int) -> Path:

@@ -7,6 +7,7 @@ Block    a worker's rows of some batches, with their spans and the cursors after
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,10 +68,11 @@ class Plan:
         """The row from which on rows have yet to be exchanged."""
         return self.position.table_rows if self.position.rows < self.tail_start else self.position.rows
 
-    def replays(self) -> list[tuple[int, int]]:
+    def replays(self) -> Iterator[tuple[int, int]]:
         """The stretches [start, stop) of rows that are read again, each for one block of each worker."""
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
-        return [(start, min(start + step, self.position.rows)) for start in range(self.window_start, self.position.rows, step)]
+        for start in range(self.window_start, self.position.rows, step):
+            yield start, min(start + step, self.position.rows)
 
     def own_lanes(self, worker: int) -> range:
         """The lanes of one worker."""

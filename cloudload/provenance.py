@@ -89,28 +89,37 @@ def load_state(path: str | Path) -> dict[str, Any]:
     """The cloudload state in a file: JSON, or what `torch.save` wrote, wherever in it the state lies. Unpickles nothing."""
     try:
         content = json.loads(Path(path).read_bytes())
-    except ValueError:
-        import torch
-
-        try:
-            content = torch.load(path, weights_only=True, map_location="cpu")
-        except Exception as error:
-            raise StreamChangedError(
-                f"{path} is neither JSON nor a torch checkpoint that loads with weights_only ({error})"
-            ) from error
+    except (ValueError, RecursionError):
+        content = _load_checkpoint(path)
     found = _find_state(content)
     if found is None:
         raise StreamChangedError(f"{path} holds no cloudload state. Save loader.state_dict() in it")
     return found
 
 
+def _load_checkpoint(path: str | Path) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        [reason, *_] = [*str(error).splitlines(), type(error).__name__]
+        raise StreamChangedError(
+            f"{path} is neither JSON nor a torch checkpoint that loads with weights_only ({reason[:200]})"
+        ) from error
+
+
 def _find_state(content: Any) -> dict[str, Any] | None:
-    if isinstance(content, Mapping):
-        if {"cursors", "table_rows", "version"} <= content.keys():
-            return dict(content)
-        content = list(content.values())
-    if isinstance(content, list | tuple):
-        return next((found for part in content if (found := _find_state(part)) is not None), None)
+    """The first state in nested mappings and lists, however deep, and though some may hold themselves."""
+    stack, seen = [content], set()
+    while stack:
+        found = stack.pop()
+        if id(found) in seen or not isinstance(found, Mapping | list | tuple):
+            continue
+        seen.add(id(found))
+        if isinstance(found, Mapping) and {"cursors", "table_rows", "version"} <= found.keys():
+            return dict(found)
+        stack += reversed(list(found.values()) if isinstance(found, Mapping) else found)
     return None
 
 
@@ -128,8 +137,9 @@ def open_run(
         sources = json.loads(state["sources"])
         streams = [Stream(**stream) for stream in sources["streams"]]
         tokenizer = tokenizer or sources["tokenizer"]
-    except (TypeError, KeyError, ValueError) as error:
-        raise StreamChangedError(f"sources: {error!r}. The state is damaged") from error
+        bos, eos, is_mixed = sources["bos"], sources["eos"], sources["is_mixed"]
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
+        raise StreamChangedError(f"sources: {error!r:.200}. The state is damaged") from error
     if tokenizer is None:
         raise StreamChangedError("sources: the state does not say where the tokenizer was. Name it")
     if data is not None:
@@ -149,9 +159,9 @@ def open_run(
         "tokenizer": tokenizer,
         "transform": transform,
         "seq_len": saved.seq_len,
-        "bos": sources["bos"],
-        "eos": sources["eos"],
-        "schedule": schedule if sources["is_mixed"] else None,
+        "bos": bos,
+        "eos": eos,
+        "schedule": schedule if is_mixed else None,
     }
     global_batch = global_batch or saved.position.global_batch
     if not global_batch:

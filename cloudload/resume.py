@@ -16,10 +16,11 @@ import numpy as np
 
 from cloudload.components import Component
 from cloudload.errors import StreamChangedError
+from cloudload.lanes import Ints, Lanes
 from cloudload.pack import residue_spans, unpack_residue
 from cloudload.position import Position
 from cloudload.recipe import Recipe
-from cloudload.state import Saved
+from cloudload.state import Saved, show
 from cloudload.stats import COUNTS
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,9 @@ def _check_fields(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) ->
             changed[name] = (value, found[name])
     refused = {name: values for name, values in changed.items() if on_change.get(name) != "accept"}
     if refused:
-        lines = [f"  {_DESCRIPTIONS.get(name, name)}: saved {value!r}, found {now!r}" for name, (value, now) in refused.items()]
+        lines = [
+            f"  {_DESCRIPTIONS.get(name, name)}: saved {show(value)}, found {show(now)}" for name, (value, now) in refused.items()
+        ]
         acceptable = [name for name in refused if name in _ACCEPTABLE_FIELDS]
         advice = "Go on with what was saved, or start a new run without this state"
         if len(acceptable) == len(refused):
@@ -143,14 +146,25 @@ def _with_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
     return position.with_lanes(residues=residues)
 
 
+def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
+    numbers = np.arange(lanes.num_lanes)
+    ordinals, offsets = cursors.T
+    for lane, (ordinal, offset) in enumerate(cursors.tolist()):
+        end = lanes.end(lane)
+        if end is not None and (ordinal > end or (ordinal == end and offset)):
+            raise StreamChangedError(
+                f"cursors: lane {lane} stands at document {ordinal} of {end}. The state is damaged, or past these epochs"
+            )
+    _, positions = lanes.places(numbers, ordinals)
+    if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
+        raise StreamChangedError(
+            f"cursors: lane {within[0]} stands within document {ordinals[within[0]]}, where there is none. The state is damaged"
+        )
+
+
 def _check_cursors(position: Position, components: Sequence[Component]) -> None:
-    for component, cursors in zip(components, position.cursors.tolist(), strict=True):
-        for lane, (ordinal, offset) in enumerate(cursors):
-            end = component.lanes.end(lane)
-            if end is not None and (ordinal > end or (ordinal == end and offset)):
-                raise StreamChangedError(
-                    f"cursors: lane {lane} stands at document {ordinal} of {end}. The state is damaged, or past these epochs"
-                )
+    for component, cursors in zip(components, position.cursors, strict=True):
+        _check_lanes(component.lanes, cursors)
     if position.tail is not None:
         if components[0].lanes.epochs is None:
             raise StreamChangedError("tail: an endless run has none. The state is damaged")

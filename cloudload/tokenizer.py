@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cloudload.config import AUTO, HF
+from cloudload.encoders import HFEncoder, load_hf, open_encoder
 from cloudload.encoders import Tokens as Tokens  # noqa: PLC0414 - for those that name it from here
-from cloudload.encoders import load_hf, open_encoder
 from cloudload.errors import TokenizerError
 from cloudload.lanes import Ints
 
@@ -95,7 +95,7 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
     try:
         from transformers import AutoTokenizer
 
-        return _from_transformers(AutoTokenizer.from_pretrained(str(source), use_fast=True))
+        return _from_transformers(AutoTokenizer.from_pretrained(str(source), use_fast=True, trust_remote_code=False))
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
@@ -139,10 +139,17 @@ def _token_id(backend: Tokenizer, token: str, field: str) -> int:
     return int(number)
 
 
+def _encode_with_template(backend: Tokenizer) -> Any:
+    try:
+        return backend.encode("a", add_special_tokens=True)
+    except Exception:  # a vocabulary of words may know neither this one nor an unknown one
+        return backend.encode("", add_special_tokens=True)
+
+
 def _bos_id(backend: Tokenizer, bos: str | None, own: str | None) -> int | None:
     if bos != AUTO:
         return None if bos is None else _token_id(backend, bos, "bos")
-    with_template = backend.encode("a", add_special_tokens=True)
+    with_template = _encode_with_template(backend)
     leading = with_template.special_tokens_mask[:1] == [1]
     if not leading or (own is not None and with_template.tokens[0] != own):
         return None
@@ -154,7 +161,7 @@ def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -
         return None if eos is None else _token_id(backend, eos, "eos")
     if own is not None:
         return _token_id(backend, own, "eos_token")
-    with_template = backend.encode("a", add_special_tokens=True)
+    with_template = _encode_with_template(backend)
     if with_template.special_tokens_mask[-1:] == [1]:
         return int(with_template.ids[-1])
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
@@ -186,6 +193,14 @@ class DocumentTokenizer:
             _frame(ids[start:stop], *self._ends[stream])
             for start, stop, stream in zip(bounds[:-1], bounds[1:], streams, strict=True)
         ]
+
+    def explain_failure(self, document: str) -> TokenizerError | None:
+        """What is wrong with a document by itself, or None."""
+        try:
+            HFEncoder(self._json).encode([document])
+        except TokenizerError as error:
+            return error
+        return None
 
     def decode(self, tokens: Tokens) -> str:
         """The text of ids, control tokens included."""

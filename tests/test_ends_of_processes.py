@@ -236,8 +236,8 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(start: Start, tmp_path: 
 @pytest.mark.parametrize(
     ("transform", "cause"),
     [
-        ("explode", "ValueError('this document is too much')"),
-        ("leave", "SystemExit('I have had enough')"),
+        ("explode", "ValueError: this document is too much"),
+        ("leave", "SystemExit: I have had enough"),
         ("swell", "MemoryError"),
     ],
 )

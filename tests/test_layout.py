@@ -31,6 +31,7 @@ ORDER = [
     "lifeline",
     "background",
     "daemons",
+    "index",
     "mds",
     "pool",
     "source_files",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cloudload.mds import (
     Shard,
     ShardFormat,
     ShardInfo,
+    check_codec,
     compress,
     decompress,
     encode_sample,
@@ -182,12 +184,49 @@ def index(tmp_path: Path) -> dict[str, Any]:
         "s3://other/x",
         "index.json",
         "./index.json",
+        "./x",
+        "a//x",
+        "a/",
+        "a\nx",
+        "\ud800",
+        "x.part",
+        "x.lock",
+        "x.LOCK/y",
+        "*",
+        "x[0]",
+        "x" * 231,
+        "é" * 116,
+        "/".join(["x" * 200] * 6),
     ],
 )
 def test_a_file_name_may_not_leave_the_folder_or_shadow_the_index(index: dict[str, Any], which: str, name: str) -> None:
     index["shards"][0][which]["basename"] = name
     with pytest.raises(DatasetError, match=r"s3://b/d/index\.json is not an MDS index: .*name"):
         parse_index(json.dumps(index).encode(), "s3://b/d")
+
+
+@pytest.mark.parametrize(
+    ("raw", "other", "message"),
+    [
+        ("a.mds", "a.mds", "two files have the name"),
+        ("a.mds", "A.MDS", "differ only in upper and lower case"),
+        ("shard.00000.mds.zstd", "b.mds", "two files have the name"),
+        ("a", "a/b", "'a' is the name of a file, and of a folder"),
+        ("a/b/c", "a", "'a' is the name of a file, and of a folder"),
+    ],
+)
+def test_no_two_files_of_a_dataset_fall_together(index: dict[str, Any], raw: str, other: str, message: str) -> None:
+    first, second = index["shards"][0], deepcopy(index["shards"][0])
+    first["raw_data"]["basename"], second["raw_data"]["basename"] = raw, other
+    second["zip_data"] = second["compression"] = None
+    with pytest.raises(DatasetError, match=message):
+        parse_index(json.dumps({"version": 2, "shards": [first, second]}).encode(), "d")
+
+
+def test_a_million_values_are_read_but_not_more_than_an_index_of_a_million_shards_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudload.index._MOST_INDEX_VALUES", 1_000)
+    with pytest.raises(DatasetError, match="it has more than 1,000 values"):
+        parse_index(b'{"version": 2, "shards": [' + b"[]," * 1_000 + b"[]]}", "d")
 
 
 def test_a_file_may_lie_in_a_folder_below(index: dict[str, Any]) -> None:
@@ -220,6 +259,18 @@ def test_a_file_may_lie_in_a_folder_below(index: dict[str, Any]) -> None:
         (("shards", 0, "raw_data", "basename"), 3),
         (("shards", 0, "raw_data", "hashes"), ["xxh64"]),
         (("shards", 0, "zip_data", "bytes"), 1e9),
+        (("shards", 0, "zip_data", "bytes"), 1 << 32),
+        (("shards", 0, "raw_data", "bytes"), 1 << 32),
+        (("shards", 0, "raw_data", "bytes"), 15),
+        (("shards", 0, "samples"), 1 << 62),
+        (("shards", 0, "samples"), 10**400),
+        (("shards", 0, "column_names"), ["text", "text"]),
+        (("shards", 0, "column_sizes"), [True]),
+        (("shards", 0, "column_sizes"), [1 << 32]),
+        (("shards", 0, "column_encodings"), ["int"]),
+        (("shards", 0, "compression"), "lzma"),
+        (("shards", 0, "compression"), None),
+        (("shards", 0, "raw_data", "raw_data"), {}),
     ],
 )
 def test_an_index_with_a_wrong_field_is_refused(index: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
@@ -287,27 +338,48 @@ def test_a_column_that_reaches_outside_its_sample_is_refused(tmp_path: Path, raw
     struct.pack_into("<I", spoiled, raw.index(b"one") - 4, size)
     shard = write_shard(tmp_path, bytes(spoiled), 2)
     assert shard.read(1) == {"text": "three"}
-    with pytest.raises(DatasetError, match="sample 0 has columns that do not fill it"):
+    with pytest.raises(DatasetError, match=r"sample 0 of .* has columns that do not fill it"):
         shard.read(0)
 
 
 def test_a_column_that_does_not_fill_its_sample_is_refused(tmp_path: Path, raw: bytes) -> None:
     spoiled = bytearray(raw)
     struct.pack_into("<I", spoiled, raw.index(b"three") - 4, 4)
-    with pytest.raises(DatasetError, match="sample 1 has columns"):
+    with pytest.raises(DatasetError, match=r"sample 1 of .* has columns"):
         write_shard(tmp_path, bytes(spoiled), 2).read(1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b'"str"', b'"pkl"'),
+        (b'["text"]', b'["tex_"]'),
+        (b"[null]", b"[1234]"),
+        (b'"column_names"', b'"column_nam_s"'),
+        (b"{", b"["),
+        (b'"mds"', b'"\xff\xfe\xfd"'),
+    ],
+)
+def test_a_header_that_says_other_than_the_index_is_refused(tmp_path: Path, raw: bytes, change: tuple[bytes, bytes]) -> None:
+    with pytest.raises(DatasetError, match=r"shard\.mds (has a header that tells no columns|says its columns are)"):
+        write_shard(tmp_path, raw.replace(*change, 1), 2)
+
+
+def test_a_shard_without_a_header_is_read(tmp_path: Path) -> None:
+    sample = encode_sample(TEXT, {"text": "one"})
+    assert write_shard(tmp_path, struct.pack("<III", 1, 12, 12 + len(sample)) + sample, 1).read(0) == {"text": "one"}
 
 
 def test_text_that_is_not_utf8_names_the_sample(tmp_path: Path, raw: bytes) -> None:
     shard = write_shard(tmp_path, raw.replace(b"three", b"th\xff\xfee"), 2)
-    with pytest.raises(DatasetError, match=r"shard\.mds: sample 1"):
+    with pytest.raises(DatasetError, match=r"sample 1 of .*shard\.mds is not what its columns say"):
         shard.read(1)
 
 
 def test_a_pickle_is_refused(tmp_path: Path) -> None:
-    columns = (Column("text", "pkl", None),)
-    form = ShardFormat((Column.of("text", "bytes"),), None, ())
-    shard = write_shard(tmp_path, encode_shard(form, [encode_sample(form.columns, {"text": b"cos\nsystem\n"})]), 1, columns)
+    form = ShardFormat((Column("text", "pkl", None),), None, ())
+    pickled = encode_sample([Column.of("text", "bytes")], {"text": b"cos\nsystem\n"})
+    shard = write_shard(tmp_path, encode_shard(form, [pickled]), 1, form.columns)
     with pytest.raises(DatasetError, match="'pkl' cannot be read"):
         shard.read(0)
 
@@ -334,6 +406,31 @@ def test_a_shard_with_any_byte_changed_is_read_or_refused_and_nothing_else(
 def test_a_bomb_is_unpacked_no_further_than_the_index_says(compression: str) -> None:
     bomb = compress(compression, bytes(1 << 26))
     assert len(decompress(compression, bomb, 1_000)) == 1_001
+
+
+@pytest.mark.parametrize("compression", ["br", "br:5", "snappy"])
+def test_brotli_and_snappy_are_streamings_and_bounded(compression: str) -> None:
+    from streaming.base.compression import compress as pack
+
+    data = bytes(range(256)) * 4_000
+    assert decompress(compression, pack(compression, data), len(data)) == data
+    assert decompress(compression, pack(compression, b""), 0) == b""
+    bomb = pack(compression, bytes(1 << 26))
+    if compression == "snappy":
+        with pytest.raises(ValueError, match="it unpacks to 67,108,864 bytes where the index has 1,000"):
+            decompress(compression, bomb, 1_000)
+    else:
+        assert len(decompress(compression, bomb, 1_000)) == 1_001
+
+
+@pytest.mark.parametrize(("compression", "package"), [("br", "brotli>=1.2"), ("snappy", "python-snappy")])
+def test_a_codec_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, compression: str, package: str) -> None:
+    check_codec(compression)
+    monkeypatch.setitem(sys.modules, "brotli", None)
+    monkeypatch.setitem(sys.modules, "snappy", None)
+    with pytest.raises(DatasetError, match=f"to read them, pip install .*{package}"):
+        check_codec(compression)
+    check_codec("zstd:3")
 
 
 @given(st.binary(), st.sampled_from(["zstd", "zstd:1", "gz", "gz:1", "bz2"]))
@@ -368,5 +465,5 @@ def test_hashes_are_those_that_streaming_computes() -> None:
 def test_the_fastest_known_hash_is_checked() -> None:
     assert fastest_hash({"sha1": "", "xxh64": "", "md5": ""}) == "xxh64"
     assert fastest_hash({"sha1": "", "md5": ""}) == "md5"
-    assert fastest_hash({"unknown": ""}) is None
+    assert fastest_hash({"unknown": "", "shake_128": "", "md4\0": ""}) is None
     assert fastest_hash({}) is None

@@ -176,6 +176,10 @@ def table(*cursors: tuple[int, int]) -> str:
     return base64.b64encode(np.array(cursors, "<i4").tobytes()).decode()
 
 
+def wide(*cursors: tuple[int, int]) -> str:
+    return base64.b64encode(np.array(cursors, "<i8").tobytes()).decode()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -192,12 +196,55 @@ def table(*cursors: tuple[int, int]) -> str:
         ({"more": 1}, r"unknown fields \['more'\]"),
         ({"seed": None}, "seed: saved None, found 17"),
         ({"part": "0/2"}, "this is the local state of rank 0/2"),
+        (
+            {"version": 4, "cloudload": "9.0"},
+            "version: the state has 4, this cloudload reads 3. Use the cloudload that wrote it .*9.0",
+        ),
+        ({"version": "3"}, "version: the state has '3'"),
+        ({"rows": 1 << 63}, "rows: 9223372036854775808 is not a count"),
+        ({"rows": 4.0}, "rows: float is neither text nor a whole number"),
+        ({"batches": 10**400}, "batches: 1000.*… is not a count"),
+        ({"seq_len": 1 << 40}, "seq_len: 1099511627776 is not a count"),
+        ({"seed": float("nan")}, "seed: float"),
+        ({"data": ["x"]}, "data: list"),
+        ({"cursors": table(*[(1 << 30, 0)] * 12)}, None),
+        ({"cursors": wide(*[(1 << 39, 0)] * 12)}, r"cursors: lane 0 stands at \[549755813888, 0\], further than any run"),
+        ({"cursors": wide(*[(0, 1 << 62)] * 12)}, "cursors: lane 0 stands at .*, further than any run"),
+        ({"num_canonical_nodes": "0"}, r"num_canonical_nodes: \(0,\) do not divide num_lanes 12"),
+        ({"num_canonical_nodes": "5"}, r"num_canonical_nodes: \(5,\) do not divide num_lanes 12"),
+        ({"num_canonical_nodes": "9" * 5_000}, "num_canonical_nodes: '9999.*… is not a list of numbers"),
+        ({"num_canonical_nodes": "\u0661"}, "num_canonical_nodes: .* is not a list of numbers"),
+        ({"shuffle_block_size": "1"}, "shuffle_block_size: "),
+        ({"shuffle_block_size": "8,8"}, "shuffle_block_size: "),
+        ({"shuffle_block_size": "-8"}, "shuffle_block_size: '-8' is not a list of numbers"),
+        ({"counts": "[" * 5_000}, "counts: maximum recursion depth"),
+        ({"counts": "[[0,0,0,0,0,-1]]"}, "counts: .* are not all counts"),
+        ({"counts": "[[0,0,0,0,0,1.5]]"}, "counts: .* are not all counts"),
+        ({"counts": "[[0,0,0,0,0,NaN]]"}, "counts: .* are not all counts"),
+        ({"counts": f"[[0,0,0,0,0,{1 << 80}]]"}, "counts: .* are not all counts"),
+        ({"counts": f"[[0,0,0,0,0,{(1 << 63) - 1}]]"}, "counts: .* are not all counts"),
+        ({"counts": '[["a",0,0,0,0,0]]'}, "counts: .* are not all counts"),
+        ({"counts": "[[0,0,0,0,0,0],[]]"}, "counts: "),
+        ({"residues": "AAAA"}, "residues: a state of packing 'concat' has none"),
+        ({"skipped": "4:2"}, "skipped: '4:2' are not rows before 0, in order"),
+        ({"skipped": "0:9"}, "skipped: '0:9' are not rows before 0, in order"),
+        ({"mixture": '{"names": ["a"], "schedule": [[0, [NaN]]]}'}, "mixture: .*weight nan"),
+        ({"mixture": '{"names": ["a"], "schedule": [[0, [Infinity]]]}'}, "mixture: .*weight inf"),
+        ({"mixture": '{"names": ["a"], "schedule": [[0, [-1]]]}'}, "mixture: .*weight -1"),
+        ({"mixture": '{"names": ["a", "b"], "schedule": [[0, [1, 1]]]}'}, "mixture: it has 2 streams"),
+        ({"mixture": "[" * 5_000}, "mixture: cannot read"),
     ],
 )
-def test_a_damaged_state_is_refused_with_the_field_named(folder: str, damage: dict[str, Any], message: str) -> None:
-    state = make_loader(folder).state_dict()
-    with pytest.raises(StreamChangedError, match=message):
-        make_loader(folder).load_state_dict({**state, **damage})
+def test_a_damaged_state_is_refused_with_the_field_named(folder: str, damage: dict[str, Any], message: str | None) -> None:
+    loader = make_loader(folder)
+    damaged = {**loader.state_dict(), **damage}
+    if message is None:
+        loader.load_state_dict(damaged)
+        assert len(list(loader.take(2))) == 2
+        return
+    with pytest.raises(StreamChangedError, match=message) as refusal:
+        loader.load_state_dict(damaged)
+    assert len(str(refusal.value)) < 1_500
 
 
 def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
@@ -213,6 +260,13 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
         ({"residues": ""}, "residues: "),
         ({"residues": "AAAA"}, "residues: "),
         ({"residues": base64.b64encode(zlib.compress(b"12345")).decode()}, "residues: "),
+        (
+            {"residues": base64.b64encode(zlib.compress(bytes(1 << 26))).decode()},
+            "residues: more than the 1,056 bytes that the cursors",
+        ),
+        ({"residues": base64.b64encode(zlib.compress(bytes(48))[:-1]).decode()}, "residues: not one whole zlib stream"),
+        ({"residues": base64.b64encode(zlib.compress(bytes(48)) + b"x").decode()}, "residues: not one whole zlib stream"),
+        ({"cursors": table(*[((1 << 30) + 1, 0)] * 12)}, "cursors: lane 0 stands at"),
         ({"residues": residues(sizes=[4] * 12)}, "residues: sizes that do not add up"),
         ({"residues": residues(sizes=[-4] + [0] * 11)}, "residues: sizes that do not add up"),
         ({"residues": residues([0, 1, 1, 0])}, "residues: lane 0 has spans that lie outside"),
@@ -352,3 +406,50 @@ def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(folder
     assert testing._next_batches([iter(loader) for loader in loaders])
     parts = [loader.local_state_dict() for loader in loaders]
     assert merge_state_dicts(parts) == loaders[0].state_dict() == loaders[2].state_dict()
+
+
+def test_keys_that_are_no_text_are_refused(folder: str) -> None:
+    loader = make_loader(folder)
+    with pytest.raises(StreamChangedError, match=r"unknown fields \['x', 7, None\]"):
+        loader.load_state_dict({**loader.state_dict(), 7: 0, None: 1, "x": 2})
+
+
+def test_a_cursor_within_a_document_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    loader = make_loader(write_mds(tmp_path / "mds", random_documents(5, 13)), num_canonical_nodes=1)
+    holes = [(1, 0)] + [(1, 3)] * 11
+    with pytest.raises(StreamChangedError, match="cursors: lane 1 stands within document 1, where there is none"):
+        loader.load_state_dict({**loader.state_dict(), "cursors": table(*holes)})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"part": "1/2"}, None),
+        ({"counts": "[["}, "counts: "),
+        ({"cursors": table(*[(0, 0)] * 12)}, "part: '1/2' has lanes that another has, too"),
+        ({"cursors": table(*[(-7, 0)] * 12)}, "leave lanes without a cursor|has lanes that another has"),
+        ({"rows": 1 << 70}, "rows: "),
+        ({"sources": []}, "sources: list"),
+        ({"mixture": "other"}, "mixture differs among the local states"),
+    ],
+)
+def test_damaged_parts_do_not_merge(folder: str, damage: dict[str, Any], message: str | None) -> None:
+    parts = [make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in range(2)]
+    parts[1] = {**parts[1], **damage}
+    if message is None:
+        assert merge_state_dicts(parts)["part"] == ""
+        return
+    with pytest.raises(StreamChangedError, match=message):
+        merge_state_dicts(parts)
+
+
+def test_a_part_given_twice_is_refused_for_it_would_count_twice(folder: str) -> None:
+    parts = [make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in (0, 1, 1)]
+    with pytest.raises(StreamChangedError, match=r"part: '1/2' has lanes that another has, too\. Give each rank's state once"):
+        merge_state_dicts(parts)
+
+
+def test_rows_without_end_to_read_again_take_no_memory(folder: str) -> None:
+    loader = make_loader(folder)
+    loader.load_state_dict({**loader.state_dict(), "rows": 1 << 48})
+    assert next(iter(loader.plan().replays())) == (0, 2_048)

@@ -47,6 +47,18 @@ def test_special_token_strings_in_a_document_stay_text(tokenizer_folder: Path, t
     assert backend.decode(ids[:-1], skip_special_tokens=False) == text
 
 
+_PIECES = st.sampled_from([END, "<|pad|>", EOS, "<|", "|>", "endoftext", "\0", " ", "\n"]) | st.text(max_size=5)
+
+
+@pytest.mark.parametrize("backend", ["hf", "fastokens"])
+@given(pieces=st.lists(_PIECES, max_size=12))
+def test_no_text_becomes_a_control_token(tokenizer_folder: Path, backend: str, pieces: list[str]) -> None:
+    spec, text = load_tokenizer(tokenizer_folder, eos=None), "".join(pieces)
+    (ids,) = DocumentTokenizer(spec, backend).encode([text], [0])
+    assert not {0, 1} & set(ids.tolist())
+    assert DocumentTokenizer(spec, backend).decode(ids) == text
+
+
 def test_ends_are_as_asked(tokenizer_folder: Path) -> None:
     assert ids_of(tokenizer_folder, "the") == [*ids_of(tokenizer_folder, "the", eos=None), 0]
     assert ids_of(tokenizer_folder, "the", bos="<|pad|>", eos=None)[0] == 1

@@ -1,0 +1,226 @@
+"""What the `index.json` of an MDS dataset says of its shards, with nothing taken on trust.
+
+    {"version": 2, "shards": [{format, samples, column_names, column_encodings, column_sizes,
+                               raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
+
+A name becomes a path in the cache and a key in the store, so it may neither leave its folder, nor be what the cache calls its own
+files, nor fall together with another. Sizes bound what is read, unpacked and kept, so they must be sizes that a shard can have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from cloudload.errors import DatasetError
+
+INDEX_NAME = "index.json"
+# of a corpus of 10^6 shards, an index has some 500 bytes and 30 values for each
+MOST_INDEX_BYTES = 1 << 30
+_MOST_INDEX_VALUES = 1 << 26
+COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
+
+FIXED_FORMATS: dict[str, str] = {
+    "int": "<q",
+    "int8": "<b",
+    "int16": "<h",
+    "int32": "<i",
+    "int64": "<q",
+    "uint8": "<B",
+    "uint16": "<H",
+    "uint32": "<I",
+    "uint64": "<Q",
+    "float32": "<f",
+    "float64": "<d",
+}
+_FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()} | {"float16": 2}
+
+# the offsets of a shard are uint32
+_MOST_SHARD_BYTES = (1 << 32) - 1
+# the cache adds up to 18 bytes, and a name of a file system has up to 255
+_MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
+_CACHE_SUFFIXES = (".part", ".lock")
+# names as writers make them, of which a million need no longer look
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a shard: its name, its MDS encoding, and its bytes a sample where that is fixed."""
+
+    name: str
+    encoding: str
+    bytes: int | None
+
+    @staticmethod
+    def of(name: str, encoding: str) -> Column:
+        """The column with the size that its encoding has."""
+        return Column(name, encoding, _FIXED_SIZES.get(encoding))
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file as the index tells of it."""
+
+    name: str
+    bytes: int
+    hashes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard as the index tells of it; `zipped` is what the store holds where the shard is compressed."""
+
+    samples: int
+    columns: tuple[Column, ...]
+    raw: FileInfo
+    zipped: FileInfo | None
+    compression: str | None
+
+    @property
+    def stored(self) -> FileInfo:
+        """The file that lies in the store."""
+        return self.zipped or self.raw
+
+
+def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
+    """The shards of an `index.json`, in order. Raises `DatasetError` for anything that is not a sound MDS index.
+
+    Of more than `MOST_INDEX_BYTES` nothing is looked at: their first bytes are enough to tell.
+    """
+    try:
+        _check_extent(data)
+        index = json.loads(data, object_hook=_parse_shard_or_keep)
+        if index["version"] != 2:
+            raise ValueError(f"version {index['version']!r} is not 2")
+        shards = index["shards"]
+        if not isinstance(shards, list) or not all(isinstance(shard, ShardInfo) for shard in shards):
+            raise ValueError("its shards are not a list of shards, each with its raw_data")
+        _check_names(shards)
+        return tuple(shards)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise DatasetError(f"{dataset}/{INDEX_NAME} is not an MDS index: {reason[:500]}. Convert the corpus again") from error
+
+
+def _check_extent(data: bytes) -> None:
+    """Refuse what would take many times its own bytes of memory, before it is parsed."""
+    if len(data) > MOST_INDEX_BYTES:
+        raise ValueError(f"it has more than {MOST_INDEX_BYTES:,} bytes")
+    if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_INDEX_VALUES:
+        raise ValueError(f"it has more than {_MOST_INDEX_VALUES:,} values")
+
+
+def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
+    """A shard as soon as its entry ends, so that the entries of all shards are never held together."""
+    return _parse_shard(entry) if "raw_data" in entry else entry
+
+
+def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
+    if entry["format"] != "mds":
+        raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
+    samples, raw = _natural(entry["samples"], "samples"), _parse_file(entry["raw_data"])
+    if raw.bytes < 4 * (samples + 2):
+        raise ValueError(f"{raw.name!r} has {raw.bytes:,} bytes, too few for {samples:,} samples")
+    zipped = entry.get("zip_data")
+    names, encodings, sizes = (entry[f"column_{field}"] for field in ("names", "encodings", "sizes"))
+    if not all(isinstance(field, list) for field in (names, encodings, sizes)):
+        raise ValueError("column names, encodings and sizes are not all lists")
+    return ShardInfo(
+        samples=samples,
+        columns=_parse_columns(tuple(names), tuple(encodings), tuple(sizes), tuple(map(type, sizes))),
+        raw=raw,
+        zipped=_parse_file(zipped) if zipped else None,
+        compression=_parse_compression(entry["compression"]) if zipped else None,
+    )
+
+
+# the shards of a dataset share one tuple; types are part of the key, for True equals 1
+@lru_cache(1024)
+def _parse_columns(
+    names: tuple[Any, ...], encodings: tuple[Any, ...], sizes: tuple[Any, ...], _types: tuple[type, ...]
+) -> tuple[Column, ...]:
+    if not all(isinstance(name, str) for name in (*names, *encodings)):
+        raise ValueError("column names and encodings are not all text")
+    if not len(names) == len(encodings) == len(sizes):
+        raise ValueError("column names, encodings and sizes differ in number")
+    if not names or len(set(names)) < len(names):
+        raise ValueError("a shard has no columns, or two of one name")
+    columns = tuple(
+        Column(name, encoding, None if size is None else _natural(size, "column_sizes"))
+        for name, encoding, size in zip(names, encodings, sizes, strict=True)
+    )
+    for column in columns:
+        known = _FIXED_SIZES.get(column.encoding, column.bytes)
+        if column.bytes != known or (column.bytes or 0) > _MOST_SHARD_BYTES:
+            raise ValueError(f"column {column.name!r} of {column.encoding} cannot have samples of {column.bytes} bytes")
+    return columns
+
+
+def _parse_compression(value: object) -> str:
+    if not isinstance(value, str) or value.partition(":")[0] not in COMPRESSIONS:
+        raise ValueError(f"compression is {value!r}, none of {', '.join(COMPRESSIONS)}")
+    return value
+
+
+def _parse_file(entry: dict[str, Any]) -> FileInfo:
+    name = entry["basename"]
+    if fault := _fault_of_name(name):
+        raise ValueError(f"the file name {str(name)[:100]!r} {fault}")
+    size = _natural(entry["bytes"], "bytes")
+    if size > _MOST_SHARD_BYTES:
+        raise ValueError(f"{name!r} has {size:,} bytes, more than an MDS shard can hold (4 GiB)")
+    return FileInfo(name, size, {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()})
+
+
+def _fault_of_name(name: object) -> str | None:
+    """Why a file of the dataset cannot be called so, or None."""
+    if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
+        return None
+    if not isinstance(name, str) or not name.isprintable():
+        return "is not printable text"
+    parts = name.split("/")
+    if not name.strip("/.") or parts[0] == "" or ".." in parts or "\\" in name or "://" in name:
+        return "leaves the dataset's folder"
+    if "" in parts or "." in parts:
+        return "goes through a folder without a name"
+    if name == INDEX_NAME:
+        return "is the index's own"
+    if any(sign in name for sign in "*?["):
+        return "is a pattern of names"
+    if len(name.encode()) > _MOST_NAME_BYTES or any(len(part.encode()) > _MOST_PART_BYTES for part in parts):
+        return f"is longer than {_MOST_PART_BYTES} bytes"
+    if any(part.lower().endswith(_CACHE_SUFFIXES) for part in parts):
+        return "ends in .part or .lock, as the cache's own files do"
+    return None
+
+
+def _check_names(shards: Iterable[ShardInfo]) -> None:
+    """Every file must be another on every file system, and none the folder of others."""
+    files = [file for shard in shards for file in (shard.raw, shard.zipped) if file is not None]
+    folded = {file.name.casefold() for file in files}
+    if len(folded) < len(files):
+        seen: set[str] = set()
+        for file in files:
+            if file.name.casefold() in seen:
+                raise ValueError(f"two files have the name {file.name!r}, or names that differ only in upper and lower case")
+            seen.add(file.name.casefold())
+    folders = {folder for name in folded if "/" in name for folder in _folders_of(name)}
+    if both := sorted(folders & folded):
+        raise ValueError(f"{both[0]!r} is the name of a file, and of a folder of others")
+
+
+def _folders_of(name: str) -> Iterable[str]:
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+def _natural(value: object, field: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{field} is {str(value)[:100]!r}, not a count")
+    return value
