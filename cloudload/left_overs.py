@@ -12,15 +12,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 
+_SETTLE_S = 0.1
+
 _noted: set[Path] = set()
 # a child has made nothing of what its parent has in hand
 os.register_at_fork(after_in_child=_noted.clear)
+_is_leaving = threading.Event()
 
 
 def lock_of(path: Path) -> Path:
@@ -47,8 +52,10 @@ def part_of(path: Path) -> Iterator[Path]:
 
 
 def note(path: Path) -> None:
-    """This process makes a file that nobody else has a use for."""
+    """This process makes a file that nobody else has a use for. In one that is about to end, this does not return."""
     _noted.add(path)
+    while _is_leaving.is_set() and threading.current_thread().daemon:
+        time.sleep(_SETTLE_S)
 
 
 def forget(path: Path) -> None:
@@ -58,7 +65,11 @@ def forget(path: Path) -> None:
 
 @atexit.register
 def remove_left_overs() -> None:
-    """Remove all that is noted."""
-    for path in list(_noted):
-        with contextlib.suppress(OSError):
-            path.unlink()
+    """Remove all that is noted, at the end of this process."""
+    _is_leaving.set()
+    for _ in range(2 if _noted else 1):
+        for path in list(_noted):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if _noted:
+            time.sleep(_SETTLE_S)  # threads that were about to make a file have noted it by then
