@@ -235,6 +235,9 @@ class Chaos:
         for rank in ranks:
             rank.join(max(0.0, deadline - time.monotonic()))
         if any(rank.is_alive() for rank in ranks):
+            for rank in ranks:
+                _kill(rank.pid, signal.SIGUSR1)
+            time.sleep(1)
             self._fail(f"job {job.number} hung after {action}: {describe(job)}\n{_last_words(campaign, job)}")
         elif not _soon(lambda: self._family() <= self._servants):
             left = [_command(pid) for pid in self._family() - self._servants]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import json
 import os
+import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -76,6 +78,8 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
     with job.log_file(campaign, rank).open("w") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
+    # where it stands, should it hang
+    faulthandler.register(signal.SIGUSR1)
     os.environ.update(job.environment | {"LOCAL_WORLD_SIZE": str(job.ranks // job.nodes), "GLOO_SOCKET_IFNAME": "lo"})
     torch.set_num_threads(1)
     store = campaign.folder / f"job-{job.number}.store"

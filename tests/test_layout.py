@@ -72,6 +72,8 @@ ORDER = [
     "resume",
     "exchange",
     "ring",
+    "slots",
+    "worker_processes",
     "blocks",
     "batches",
     "loader",

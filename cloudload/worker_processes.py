@@ -1,0 +1,154 @@
+"""Worker processes: started, listened to, ended.
+
+    trainer ◄── started, where each block lies, an error ── worker
+            ──────────── a slot is free again ────────────►
+
+Each worker has a pair of connected sockets of its own and shares no lock with anybody: whatever moment one is killed at, the
+trainer reads the end of its stream, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from cloudload.errors import CloudloadError, WorkerError
+from cloudload.lifeline import tie_to_parent
+from cloudload.plan import Plan
+from cloudload.pool import allow_descriptors
+from cloudload.ring import Ring
+from cloudload.slots import PackedBlock, Slots
+from cloudload.worker import read_blocks
+
+logger = logging.getLogger(__name__)
+
+_STARTS, _START_S, _END_S, _LOOK_EVERY_S = 3, 60.0, 3.0, 1.0
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """An error that is none of ours, as its traceback."""
+
+    traceback: str
+
+
+class WorkerProcess:
+    """One worker of a plan, and the slots that its blocks come in."""
+
+    def __init__(self, plan: Plan, number: int, ring: Ring, slots_each: int) -> None:
+        self._arguments = (plan, number, ring, slots_each)
+        self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
+        self._has_block = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._connection, theirs = self._context.Pipe()
+        self._process = self._context.Process(target=_work, args=(*self._arguments, theirs), daemon=True)
+        self._process.start()
+        # the worker has the only other end: its death ends the stream
+        theirs.close()
+
+    def await_start(self) -> None:
+        """Wait until the process runs.
+
+        A fork is a child of one thread with the locks of all: now and then CPython's, or a library's, is held at that moment,
+        and the child waits for it for ever (python/cpython#84559). Such a child has not said that it started, and is replaced.
+        """
+        for _ in range(_STARTS):
+            if self._context.get_start_method() != "fork" or self._connection.poll(_START_S):
+                self._receive()
+                return
+            logger.warning("worker process %s did not start within %d s; another is started", self._process.pid, _START_S)
+            end_workers([self])
+            self._begin()
+        raise WorkerError(f"a worker process did not start in {_STARTS} attempts. Use start_method='spawn', or fewer workers")
+
+    def receive(self) -> PackedBlock | None:
+        """The next block, or None after the last; the one before it is no longer needed.
+
+        Raises the worker's own error, or `WorkerError` where it has died.
+        """
+        if self._has_block:
+            with contextlib.suppress(OSError):  # it has ended, and may have sent all that there is
+                self._connection.send_bytes(b"free")
+        item = self._receive()
+        if isinstance(item, CloudloadError):
+            raise item
+        if isinstance(item, _Failed):
+            raise WorkerError(f"a worker process failed. Resume from the last state\n\n{item.traceback}")
+        self._has_block = True
+        assert item is None or isinstance(item, PackedBlock)
+        return item
+
+    def _receive(self) -> Any:
+        try:
+            # a child of the worker's own may hold its end of the stream open
+            while not self._connection.poll(_LOOK_EVERY_S) and self._process.is_alive():
+                pass
+            return self._connection.recv() if self._connection.poll() else self._raise_end()
+        except (EOFError, OSError):
+            return self._raise_end()
+
+    def _raise_end(self) -> None:
+        self._process.join(_END_S)
+        code = self._process.exitcode
+        what = f"has ended with status {code}"
+        if code is not None and code < 0:
+            what = f"was ended by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            what += " (if nobody killed it, the machine ran out of memory: see its kernel log, and use fewer workers)"
+        raise WorkerError(f"a worker process failed: process {self._process.pid} {what}. Resume from the last state") from None
+
+    def ask_to_end(self) -> None:
+        """Have it end; returns at once."""
+        self._process.terminate()
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until `deadline` (of `time.monotonic`), then kill it."""
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._connection.close()
+
+
+def end_workers(workers: Sequence[WorkerProcess]) -> None:
+    """End workers, all at once, whatever they wait for."""
+    for worker in workers:
+        worker.ask_to_end()
+    deadline = time.monotonic() + _END_S
+    for worker in workers:
+        worker.end(deadline)
+
+
+def _work(plan: Plan, number: int, ring: Ring, slots_each: int, connection: Connection) -> None:
+    """What runs in the process."""
+    import torch
+
+    tie_to_parent()
+    connection.send("started")
+    # one thread a worker: workers are how the work is spread
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    allow_descriptors()  # for as many mapped shards as the lanes are in
+    slots = Slots(ring, number * slots_each, slots_each, connection.recv_bytes)
+    try:
+        for packed in map(slots.pack, read_blocks(plan, number, slots.new_tokens)):
+            connection.send(packed)
+        connection.send(None)
+    except (EOFError, ConnectionError):
+        pass  # nobody is there to read on
+    except CloudloadError as error:
+        # without the traceback, whose frames are the worker's own
+        connection.send(type(error)(str(error)))
+    except Exception:
+        connection.send(_Failed(traceback.format_exc()))
