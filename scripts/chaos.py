@@ -43,7 +43,6 @@ from servers import S3Server, start_s3  # noqa: E402
 BUCKET = "cloudload"
 MARK = "CLOUDLOAD_CHAOS"
 NUM_LANES = 24
-JOBS_A_CAMPAIGN = 25
 END_S = PATIENCE_S + 30.0
 STATUSES = ((503, "SlowDown"), (500, "InternalError"), (429, "TooManyRequests"), (504, "GatewayTimeout"))
 CAMPAIGNS: tuple[tuple[str, dict[str, Any], tuple[float, ...] | None], ...] = (
@@ -62,6 +61,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10_000, help="injected faults, at least")
     parser.add_argument("--share", type=float, default=0.2, help="of all requests that fail")
     parser.add_argument("--documents", type=int, default=6_000, help="of each campaign")
+    parser.add_argument("--jobs", type=int, default=25, help="of each campaign, at most")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     os.environ.pop(MARK, None)
@@ -139,7 +139,7 @@ class Chaos:
         trained: dict[int, str] = {}
         seen: dict[int, str] = {}
         start = 0
-        for _ in range(JOBS_A_CAMPAIGN):
+        for _ in range(self._args.jobs):
             self._hurt_caches(campaign)
             job = self._make_job()
             before = _left_overs(campaign, job.nodes)
@@ -251,7 +251,7 @@ class Chaos:
         self._done[action] += 1
         self._faults.update(request.action for request in self._proxy.requests() if request.action)
         times = f"{stepped - launched:.1f} s to the first step, {time.monotonic() - acted:.1f} s to the end"
-        return f"{action}, {self._note_errors(campaign, job, ranks)}, {times}"
+        return f"{action}, {self._note_errors(campaign, job, ranks)}, {times}, {sum(self._faults.values()):,} faults so far"
 
     def _wait_before(self, action: str, campaign: Campaign, job: Job, ranks: list[Any]) -> bool:
         """Until the moment has come to act; whether the job has taken a step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from awkward import EOS, byte_tokenizer
 from corpora import random_documents, write_mds
 from fault_proxy import Fault, FaultProxy
 
+import cloudload.cache
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache import ShardCache, default_cache
 from cloudload.dataset import Corpus, open_corpus
 from cloudload.errors import CacheError, DatasetError, StoreError
 from cloudload.locks import locked, locked_if_free
+from cloudload.seals import is_sealed, seal
 from cloudload.store import read_object, write_object
 
 DOCUMENTS = random_documents(11, 600)
@@ -136,12 +139,126 @@ def test_a_shard_corrupted_on_its_way_once_is_fetched_again(s3_url: str, s3_prox
     assert texts_of(corpus, tmp_path) == DOCUMENTS
 
 
-def test_a_cached_shard_that_was_cut_short_is_fetched_again(s3_url: str, tmp_path: Path) -> None:
+def flip(path: Path, at: int) -> None:
+    """Write another byte in place, as whatever shares the disk might."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        [byte] = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+DAMAGES = {
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "another byte in its head": lambda path: flip(path, 5),
+    "another byte in a text": lambda path: flip(path, path.stat().st_size - 3),
+    "another shard": lambda path: path.write_bytes(path.with_name("shard.00003.mds").read_bytes()),
+    "a link": lambda path: (path.unlink(), path.symlink_to(path.with_name("shard.00003.mds"))),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_cached_shard_that_was_written_to_is_fetched_again(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, damage: str
+) -> None:
+    corpus = write(s3_url)
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    s3_proxy.set_faults([])
+    DAMAGES[damage](next(tmp_path.rglob("shard.00002.mds")))
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    assert len(s3_proxy.requests("shard")) == 1
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    assert len(s3_proxy.requests("shard")) == 1
+
+
+def test_a_cache_that_was_copied_is_checked_and_not_fetched(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+    corpus = write(s3_url)
+    assert texts_of(corpus, tmp_path / "one") == DOCUMENTS
+    shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copyfile)
+    s3_proxy.set_faults([])
+    assert texts_of(corpus, tmp_path / "two") == DOCUMENTS
+    assert s3_proxy.requests("shard") == []
+    assert all(is_sealed(path.stat()) for path in (tmp_path / "two").rglob("*.mds"))
+
+
+def test_without_a_hash_a_cached_shard_that_was_written_to_is_fetched_again(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    corpus = write(s3_url, hashes=())
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    s3_proxy.set_faults([])
+    flip(next(tmp_path.rglob("shard.00002.mds")), 3_000)
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    assert len(s3_proxy.requests("shard")) == 1
+
+
+def test_a_disk_that_forgets_bits_is_found_out_on_request(s3_url: str, tmp_path: Path) -> None:
     corpus = write(s3_url)
     assert texts_of(corpus, tmp_path) == DOCUMENTS
     victim = next(tmp_path.rglob("shard.00002.mds"))
-    victim.write_bytes(victim.read_bytes()[:100])
-    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    flip(victim, victim.stat().st_size - 3)
+    seal(victim)  # no write tells of it
+    assert texts_of(corpus, tmp_path) != DOCUMENTS
+    assert texts_of(corpus, tmp_path, verify="always") == DOCUMENTS
+
+
+def test_hashes_are_not_checked_where_that_is_switched_off(s3_url: str, tmp_path: Path) -> None:
+    corpus = write(s3_url, compression=None)
+    name = corpus.datasets[0].shards[2].stored.name
+    whole = read_object(f"{s3_url}/{name}")
+    write_object(f"{s3_url}/{name}", whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+    with pytest.raises(DatasetError, match="xxh64"):
+        texts_of(corpus, tmp_path)
+    assert texts_of(corpus, tmp_path, verify="off") != DOCUMENTS
+    with pytest.raises(DatasetError, match="xxh64"):
+        texts_of(corpus, tmp_path)
+
+
+def test_a_shard_in_place_is_checked_on_request(tmp_path: Path) -> None:
+    corpus = write(str(tmp_path / "mds"), compression=None)
+    flip(tmp_path / "mds" / "shard.00002.mds", 3_000)
+    assert len(texts_of(corpus, tmp_path / "cache")) == len(DOCUMENTS)
+    with pytest.raises(DatasetError, match=r"shard\.00002\.mds has xxh64 .*Convert or copy it again"):
+        texts_of(corpus, tmp_path / "cache", verify="always")
+
+
+def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: Path) -> None:
+    write(s3_url, hashes=())
+    index = json.loads(read_object(f"{s3_url}/index.json"))
+    one, other = index["shards"][1], index["shards"][2]
+    one["samples"], other["samples"] = one["samples"] + 1, other["samples"] - 1
+    write_object(f"{s3_url}/index.json", json.dumps(index).encode())
+    with pytest.raises(DatasetError, match=r"shard\.00001\.mds\.zstd is not what its index says .*, twice"):
+        texts_of(open_corpus([Stream(s3_url)], QUICK), tmp_path)
+    assert not list(tmp_path.rglob("shard.00001.mds*"))
+
+
+def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
+    write(str(tmp_path / "mds"))
+    before = sorted(tmp_path.rglob("*"))
+    for cache in (tmp_path / "mds", tmp_path / "mds" / "cache"):
+        with (
+            loader_of(str(tmp_path / "mds"), cache, batch_size=2, num_workers=0, tokenizer_backend="hf") as loader,
+            pytest.raises(CacheError, match="lies within the dataset"),
+        ):
+            iter(loader)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_another_process_evicted_is_let_go_of(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloudload.cache, "_TOUCH_EVERY_S", 0.0)
+    corpus = write(s3_url)
+    cache = ShardCache(corpus, tmp_path, QUICK, limit_bytes=1 << 20, threads=1, verify="once")
+    for number in range(4):
+        cache.shard(number)
+    next(tmp_path.rglob("shard.00001.mds")).unlink()
+    cache.shard(5)
+    maps = Path("/proc/self/maps").read_text()
+    assert "shard.00002.mds" in maps
+    assert "shard.00001.mds (deleted)" not in maps
+    cache.close()
 
 
 def test_a_missing_shard_reaches_the_training_loop_with_its_url(s3_url: str, tmp_path: Path) -> None:
