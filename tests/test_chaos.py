@@ -1,4 +1,4 @@
-"""The short form of `scripts/chaos.py`: real ranks on a failing store, killed again and again, read what an undisturbed run reads."""
+"""`scripts/chaos.py` in short: real ranks, killed again and again, on a failing store, read what an undisturbed run reads."""
 
 from __future__ import annotations
 
