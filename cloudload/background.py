@@ -66,8 +66,8 @@ def start(function: str, argument: bytes, lock: Path) -> bool:
     finally:
         if trainer is not None:
             os.close(trainer)
-    os.close(descriptor)
     forget(lock)
+    os.close(descriptor)
     # an interpreter on its way out starts no threads, and leaves its processes to init
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
@@ -77,7 +77,7 @@ def start(function: str, argument: bytes, lock: Path) -> bool:
 def answer(function: str, lock: str, descriptor: str, trainer: str | None = None) -> None:
     """What the new process does."""
     os.nice(_NICENESS)
-    note(Path(lock))
+    note(Path(lock), int(descriptor))
     if trainer is not None:
         tie_to_trainer(int(trainer))
     module, name = function.split(":")

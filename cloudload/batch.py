@@ -77,9 +77,9 @@ def join_progress(blocks: Sequence[Block], number: int, places: Sequence[slice |
     first_dry = first_dry if first_dry < stop else NOT_DRY
     if len(blocks) == 1:
         [block] = blocks
-        rows = block.rows_of[number]
+        rows = block.rows_of(number)
         return Progress(block.cursors[rows], block.residues[rows], block.counts[number], first_dry)
-    parts = [(block.cursors[block.rows_of[number]], block.residues[block.rows_of[number]]) for block in blocks]
+    parts = [(block.cursors[block.rows_of(number)], block.residues[block.rows_of(number)]) for block in blocks]
     num_rows = sum(len(cursors) for cursors, _ in parts)
     cursors = np.empty((num_rows, 2), np.int64)
     residues = [b""] * num_rows if any(block.residues for block in blocks) else []
@@ -104,9 +104,9 @@ def join_blocks(
     parts: SpanParts = []
     is_full = True
     for block, own in zip(blocks, places, strict=True):
-        of_batch = block.rows_of[number]
+        of_batch = block.rows_of(number)
         ids[own] = block.tokens[of_batch]
-        parts.append((block.spans[block.spans_of[number]], of_batch.start, own))
+        parts.append((block.spans[block.spans_of(number)], of_batch.start, own))
         is_full = is_full and block.is_full
     targets[:] = ids
     batch = Batch({"input_ids": input_ids, "labels": labels}, parts, rows.start, rows.step)
@@ -131,7 +131,7 @@ def _mask_padding(
 ) -> None:
     lengths = np.empty(len(labels), np.int64)
     for block, own in zip(blocks, places, strict=True):
-        lengths[own] = block.lengths[block.rows_of[number]]
+        lengths[own] = block.lengths[block.rows_of(number)]
     for row, length in enumerate(lengths.tolist()):
         labels[row, length:] = IGNORED_LABEL
 

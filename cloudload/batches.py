@@ -73,12 +73,14 @@ class Batches(Iterator[Batch]):
         except Exception as error:
             # asked again, it must not look like the end of the data
             self._failure = error
+            self.close()
             raise
         except BaseException as error:
             # nor may it go on from somewhere between two batches
             self._failure = WorkerError(
                 f"this iteration was interrupted ({error!r}). Iterate over the loader anew, after the last batch handed out"
             )
+            self.close()
             raise
         self._record(self._position)
         return batch

@@ -33,7 +33,7 @@ from cloudload.config import ALWAYS, OFF
 from cloudload.daemons import Daemons
 from cloudload.dataset import Corpus, Dataset, is_in_place
 from cloudload.errors import CacheError, DatasetError
-from cloudload.left_overs import LOCK_SUFFIX, PART_SUFFIX, file_of, lock_of, part_of
+from cloudload.left_overs import LOCK_SUFFIX, PART_SUFFIX, TAG, file_of, is_left_over, lock_of, make_folder, part_of
 from cloudload.locations import hide_secrets, is_local, join_url, local_path
 from cloudload.locks import locked, locked_if_free
 from cloudload.mds import Shard, ShardInfo, fastest_hash
@@ -48,8 +48,6 @@ _MOST_OPEN_SHARDS = 2_048
 _TOUCH_EVERY_S = 10.0
 _ATTEMPTS = 3
 _CLOSE_S = 2.0
-TOKENIZERS_FOLDER = "tokenizers"
-_DATASET_FOLDER = re.compile(r"[A-Za-z0-9-]*-[0-9a-f]{16}")
 
 
 def default_cache() -> Path:
@@ -99,10 +97,10 @@ class ShardCache:
                 shard = Shard(path, info)
             except FileNotFoundError:
                 continue  # evicted between the fetch and the map
-            except DatasetError as error:
+            except DatasetError:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                self._discard(path, str(error))
+                self._discard(path, info)
                 continue
             self._keep(number, shard)
             return shard
@@ -176,6 +174,7 @@ class ShardCache:
         if self._is_sound(path, info):
             return path
         try:
+            make_folder(folder)
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise CacheError(f"{path} leads out of the cache by a link. Remove {folder}")
@@ -230,10 +229,12 @@ class ShardCache:
                     logger.warning("%s %s; it is fetched again", hide_secrets(url), fault)
         raise DatasetError(f"{hide_secrets(url)} {fault}, twice. Upload the shard again")
 
-    def _discard(self, path: Path, fault: str) -> None:
-        logger.warning("%s; it is fetched again", fault)
-        with locked(lock_of(path)):
-            path.unlink(missing_ok=True)
+    def _discard(self, path: Path, info: ShardInfo) -> None:
+        """Remove a bad shard, unless another process has fetched it again meanwhile."""
+        with contextlib.suppress(FileNotFoundError), locked(lock_of(path)):
+            if fault := fault_of_head(path, info):
+                logger.warning("%s %s; it is fetched again", path, fault)
+                path.unlink()
 
     def _explain(self, error: OSError, info: ShardInfo) -> str:
         what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"
@@ -255,9 +256,9 @@ class ShardCache:
                 yield part, file
 
     def _make_room(self, size: int, limit: int) -> None:
-        files = [(path, found) for path in _own_files(self._root) if (found := _stat(path)) and path.suffix != LOCK_SUFFIX]
-        parts = [(path, found) for path, found in files if path.suffix == PART_SUFFIX and not _is_left_over(path)]
-        shards = [(path, found) for path, found in files if path.suffix != PART_SUFFIX]
+        files = [(path, found) for path in _own_files(self._root, [""]) if (found := _stat(path))]
+        parts = [(path, found) for path, found in files if path.suffix == PART_SUFFIX and not _sweep_up(path)]
+        shards = [(path, found) for path, found in files if not is_left_over(path)]
         used = sum(found.st_size for _, found in parts + shards)
         for path, found in sorted(shards, key=lambda item: item[1].st_atime_ns):
             if used + size <= limit:
@@ -290,14 +291,14 @@ def open_cache_folder(root: Path, corpus: Corpus) -> None:
 
 def sweep(root: Path) -> None:
     """Remove what killed processes have left in a cache: parts and locks that nobody holds."""
-    for path in _own_files(root, ORDERS_FOLDER, TOKENIZERS_FOLDER):
-        if path.suffix in (LOCK_SUFFIX, PART_SUFFIX):
-            _is_left_over(path)
-    _is_left_over(root / f"space{LOCK_SUFFIX}")
+    for path in _own_files(root, ["", ORDERS_FOLDER]):
+        if is_left_over(path):
+            _sweep_up(path)
+    _sweep_up(root / f"space{LOCK_SUFFIX}")
 
 
-def _is_left_over(path: Path) -> bool:
-    """Whether a part, or lock, is nobody's; then it is removed."""
+def _sweep_up(path: Path) -> bool:
+    """Remove a part or a lock if it is nobody's; whether it was."""
     with contextlib.suppress(OSError), locked_if_free(lock_of(file_of(path))) as is_free:
         if is_free and path.suffix == PART_SUFFIX:
             path.unlink(missing_ok=True)
@@ -305,10 +306,14 @@ def _is_left_over(path: Path) -> bool:
     return False  # in a folder of another user
 
 
-def _own_files(root: Path, *more: str) -> Iterator[Path]:
-    """The files in the folders of datasets, and in `more` folders; what is not ours is not looked at."""
-    folders = [folder for folder in root.iterdir() if _DATASET_FOLDER.fullmatch(folder.name) or folder.name in more]
-    return (Path(parent, name) for folder in folders for parent, _, names in os.walk(folder) for name in names)
+def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
+    """The files in the folders that cloudload has made in some places of a cache; nothing else is looked at."""
+    for place in places:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for folder in (root / place).iterdir():
+                if (folder / TAG).is_file():
+                    for parent, _, names in os.walk(folder):
+                        yield from (Path(parent, name) for name in names if name != TAG)
 
 
 def _stat(path: Path) -> os.stat_result | None:

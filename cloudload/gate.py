@@ -25,7 +25,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cloudload.cache import TOKENIZERS_FOLDER
 from cloudload.config import FASTOKENS, HF
 from cloudload.encoders import encode_flat, is_failure, keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.errors import TokenizerError
@@ -37,6 +36,7 @@ MEASURED_VERSIONS = ("0.3.5",)
 """The versions of fastokens that were found to give tokenizers' ids."""
 
 # part of the name of a kept result: one more whenever the sweep is another
+_FOLDER = "tokenizers"
 _SWEEP = 1
 # the last line of a finding: one that is cut short is none
 _SWEPT = "swept"
@@ -405,7 +405,7 @@ def _around(point: int) -> str:
 def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
     """What is wrong with the assigned code points, or None; looked up where it was found before."""
     names = (f"sweep-{_SWEEP}", *(f"{name}-{version(name)}" for name in ("fastokens", "tokenizers")), unicodedata.unidata_version)
-    path = cache_root / TOKENIZERS_FOLDER / "-".join([digest, *names])
+    path = cache_root / _FOLDER / "-".join([digest, *names])
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found_before, _, mark = path.read_text("utf-8").partition("\n")
         if mark == _SWEPT:

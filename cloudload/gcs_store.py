@@ -60,7 +60,7 @@ class GCSStore:
         if (status := status_of(error)) is not None:
             return self._trouble_of_answer(error, status)
         if isinstance(error, TransportError) or (isinstance(error, GoogleAuthError) and getattr(error, "retryable", False)):
-            return Trouble.UNREACHABLE
+            return Trouble.UNTRUSTED if trouble_of_connection(error) is Trouble.UNTRUSTED else Trouble.UNREACHABLE
         if isinstance(error, GoogleAuthError):  # of nobody, too: a 401 has the client ask for another token
             return Trouble.NO_CREDENTIALS if self._is_anonymous() else _trouble_of_token(str(error))
         return trouble_of_connection(error)

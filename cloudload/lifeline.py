@@ -16,9 +16,11 @@ import threading
 from multiprocessing.connection import wait
 from typing import Any
 
-from cloudload.left_overs import remove_left_overs
+from cloudload.left_overs import leave
 
 _LOOK_EVERY_S = 1.0
+TOLD_TO_END = 128 + signal.SIGTERM
+"""The status of a process that ended on SIGTERM, as shells have it."""
 
 
 def tie_to_parent() -> None:
@@ -58,7 +60,7 @@ def _await(descriptor: int) -> None:
     _leave()
 
 
-def _leave(*_: Any) -> None:
-    remove_left_overs()
+def _leave(number: int = 0, _: Any = None) -> None:
+    leave()
     # without the interpreter's own end, which waits for threads that wait for the store
-    os._exit(0)
+    os._exit(TOLD_TO_END if number else 0)

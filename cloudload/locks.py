@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -39,23 +40,31 @@ def acquire(path: Path, *, wait: bool) -> int | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            # the last holder may have deleted the file between our open and our lock
+            if _names(path, descriptor):
+                note(path, descriptor)
+                return descriptor
         except BlockingIOError:
             os.close(descriptor)
             return None
         except BaseException:
             os.close(descriptor)
             raise
-        # the last holder may have deleted the file between our open and our lock
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
-                note(path)
-                return descriptor
         os.close(descriptor)
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    try:
+        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):  # the latter of NFS
+            raise
+        return False
 
 
 def release(path: Path, descriptor: int) -> None:
     """Let go of a lock."""
+    forget(path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    forget(path)
     os.close(descriptor)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -99,14 +101,20 @@ def status_of(error: BaseException) -> int | None:
 
 def trouble_of_status(status: int) -> Trouble:
     """What a status means where nothing else is known."""
-    if status >= 500 or status in (408, 429):
+    if (status >= 500 and status != 501) or status in (408, 429):
         return Trouble.BUSY
     return {401: Trouble.DENIED, 403: Trouble.DENIED, 404: Trouble.MISSING_OBJECT}.get(status, Trouble.OTHER)
 
 
 def trouble_of_connection(error: BaseException) -> Trouble:
     """Resets, timeouts, refused connections, unknown hosts and short bodies pass, from whichever client."""
-    if isinstance(error, TimeoutError | ConnectionError | ShortReadError | socket.gaierror):
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Trouble.UNTRUSTED
+    if "407 Proxy" in str(error):
+        return Trouble.DENIED
+    if isinstance(error, TimeoutError | ConnectionError | ShortReadError | socket.gaierror | ssl.SSLError | EOFError):
+        return Trouble.UNREACHABLE
+    if isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN):
         return Trouble.UNREACHABLE
     # a ValueError is about a URL that is none
     is_clients = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(error, ValueError)

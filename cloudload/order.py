@@ -31,7 +31,7 @@ import numpy as np
 from cloudload.background import start
 from cloudload.config import SEEKABLE
 from cloudload.errors import CacheError
-from cloudload.left_overs import lock_of, part_of
+from cloudload.left_overs import lock_of, make_folder, part_of
 from cloudload.locks import locked, locked_if_free
 from cloudload.seals import is_sealed, seal
 from cloudload.seekable import SeekableOrder, Shuffle
@@ -262,7 +262,7 @@ class EpochOrders:
         if self.is_ready(epoch):
             return False
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             return start("cloudload.order:build_as_asked", self._request(epoch), lock_of(self._path(epoch)))
         except OSError as error:
             logger.info("the order of epoch %d is not built ahead: %s", epoch, error)
@@ -298,7 +298,7 @@ class EpochOrders:
             if is_whole(path):
                 return _load(path)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             # files are removed under their lock alone, so that this one is still there when it is mapped
             with locked(lock_of(path)):
                 self.build(epoch)

@@ -6,7 +6,6 @@ Block    a worker's rows of some batches, with their spans and the cursors after
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,15 +117,24 @@ class Block:
     first_dry: int
     """The first row of the run that its lane could not fill, from which on all is void; `NOT_DRY` where there is none."""
 
+    def rows_of(self, batch: int) -> slice:
+        """The rows of a batch."""
+        return slice(*self._row_bounds[batch : batch + 2])
+
+    def spans_of(self, batch: int) -> slice:
+        """The spans of a batch."""
+        return slice(*self._span_bounds[batch : batch + 2])
+
+    # lists of integers, which the garbage collector has no look at
     @cached_property
-    def rows_of(self) -> list[slice]:
-        """The rows of each batch."""
-        return [slice(*bounds) for bounds in itertools.pairwise(self.bounds.tolist())]
+    def _row_bounds(self) -> list[int]:
+        bounds: list[int] = self.bounds.tolist()
+        return bounds
 
     @cached_property
-    def spans_of(self) -> list[slice]:
-        """The spans of each batch."""
-        return [slice(*bounds) for bounds in itertools.pairwise(np.searchsorted(self.spans[:, 0], self.bounds).tolist())]
+    def _span_bounds(self) -> list[int]:
+        bounds: list[int] = np.searchsorted(self.spans[:, 0], self.bounds).tolist()
+        return bounds
 
     @cached_property
     def is_full(self) -> bool:

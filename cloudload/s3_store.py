@@ -29,7 +29,16 @@ _TROUBLES = {
         "AuthorizationHeaderMalformed",
         "IllegalLocationConstraintException",
     ),
-    Trouble.BUSY: ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout", "InternalError"),
+    Trouble.BUSY: (
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "RequestThrottled",
+        "RequestLimitExceeded",
+        "OperationAborted",
+        "RequestTimeout",
+        "InternalError",
+    ),
     Trouble.DENIED: ("AccessDenied", "AllAccessDisabled"),
     Trouble.OTHER: ("InvalidObjectState",),  # a 403 of an archived object, and its text says so
 }
@@ -99,7 +108,7 @@ class S3Store:
         if isinstance(error, exceptions.BotoCoreError):  # most of them are about arguments, profiles and credentials
             passing = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
             if isinstance(error, (*passing, exceptions.FlexibleChecksumError, exceptions.CredentialRetrievalError)):
-                return Trouble.UNREACHABLE
+                return trouble_of_connection(error)
             named = any(word in type(error).__name__ for word in ("Credential", "Profile", "Token", "SSO"))
             return Trouble.BAD_CREDENTIALS if named else Trouble.OTHER
         return trouble_of_connection(error)

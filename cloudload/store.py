@@ -36,6 +36,7 @@ _ADVICE = {
     Trouble.EXPIRED_CREDENTIALS: "Check the credentials: they have expired. Get new ones, and run again",
     Trouble.WRONG_CLOCK: "Check the clock of this machine: it differs too much from the store's",
     Trouble.WRONG_REGION: "Check the region: the bucket is in another one. Set AWS_REGION to the bucket's",
+    Trouble.UNTRUSTED: "Check the certificate: this machine does not trust the store's. Set AWS_CA_BUNDLE or REQUESTS_CA_BUNDLE",
     Trouble.BUSY: "The store failed or was busy all the time; run again, with fewer requests at a time if it goes on",
     Trouble.UNREACHABLE: "The store did not answer in time; check that it can be reached, and run again",
     Trouble.OTHER: "Check the location",

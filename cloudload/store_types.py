@@ -52,6 +52,7 @@ class Trouble(Enum):
     EXPIRED_CREDENTIALS = auto()
     WRONG_CLOCK = auto()
     WRONG_REGION = auto()
+    UNTRUSTED = auto()
     BUSY = auto()
     UNREACHABLE = auto()
     OTHER = auto()

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.lifeline import tie_to_parent
+from cloudload.lifeline import TOLD_TO_END, tie_to_parent
 from cloudload.plan import Plan
 from cloudload.pool import allow_descriptors
 from cloudload.ring import Ring
@@ -47,8 +47,13 @@ class WorkerProcess:
     def __init__(self, plan: Plan, number: int, ring: Ring, slots_each: int) -> None:
         self._arguments = (plan, number, ring, slots_each)
         self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
-        self._has_block = False
+        self._has_block, self._owner = False, os.getpid()
         self._begin()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process started it."""
+        return os.getpid() == self._owner
 
     def _begin(self) -> None:
         self._connection, theirs = self._context.Pipe()
@@ -103,7 +108,10 @@ class WorkerProcess:
         code = self._process.exitcode
         what = f"has ended with status {code}"
         if code is not None and code < 0:
-            what = f"was ended by {signal.Signals(-code).name}"
+            named = {int(each): each.name for each in signal.Signals}
+            what = f"was ended by {named.get(-code, f'signal {-code}')}"
+        if code == TOLD_TO_END:
+            what = "was told to end by SIGTERM"
         if code == -signal.SIGKILL:
             what += " (if nobody killed it, the machine ran out of memory: see its kernel log, and use fewer workers)"
         raise WorkerError(f"a worker process failed: process {self._process.pid} {what}. Resume from the last state") from None
@@ -122,7 +130,8 @@ class WorkerProcess:
 
 
 def end_workers(workers: Sequence[WorkerProcess]) -> None:
-    """End workers, all at once, whatever they wait for."""
+    """End workers, all at once, whatever they wait for; those of another process, which forked this one, are left alone."""
+    workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
         worker.ask_to_end()
     deadline = time.monotonic() + _END_S
