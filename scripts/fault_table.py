@@ -1,16 +1,21 @@
-"""What a user sees, and when, of each way in which a store fails: a Markdown table, with the default `Retry()`.
+"""What a user sees, and when, of each fault: Markdown tables, by section.
 
-    PYTHONPATH=. python scripts/fault_table.py [NAME ...]      # about 3 minutes, on loopback servers; all faults, or those named
+    PYTHONPATH=. python scripts/fault_table.py [--only store|cache|processes|data|state ...] [NAME ...]
 
-Each read runs in a process of its own, from an environment with that fault. Those that are tried again until the deadline run
-side by side, after the others.
+store        each way in which a store fails, with the default `Retry()`: here. About 3 minutes: what may pass is tried for 120 s
+cache        damaged caches and shards, full disks: `fault_table_files.py`, as are `data` and `state`
+processes    every end of a job of real processes, and what it leaves: `fault_table_jobs.py`. About 5 minutes
+
+All faults, or those named; on loopback servers; as root, who may mount small file systems. A read of the section `store` runs
+in a process of its own, from an environment with that fault; those that are tried again until the deadline run side by side,
+after the others.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,14 +25,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fault_proxy import Fault, FaultProxy, start_fault_proxy
+from fault_rows import shorten, table
 from servers import GCSServer, S3Server, free_ports, service_account, start_gcs, start_s3, start_token_endpoint
 
 NOWHERE = "http://no-such-host.invalid:9"
 FOR_EVER_S = 600.0
+SECTIONS = ("store", "cache", "processes", "data", "state")
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Case:
     is_passing: bool = False
 
 
-def cases(s3: Mapping[str, str], gcs: Mapping[str, str], folder: Path) -> Iterator[Case]:
+def cases(s3: dict[str, str], gcs: dict[str, str], folder: Path) -> Iterator[Case]:
     """Every fault; the variables given lead to S3 and GCS through a proxy each."""
     yield from _passing("S3", "s3", s3, ("AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"), is_json=False)
     yield from _passing("GCS", "gs", gcs, ("API_ENDPOINT_OVERRIDE",), is_json=True)
@@ -52,10 +60,8 @@ def cases(s3: Mapping[str, str], gcs: Mapping[str, str], folder: Path) -> Iterat
     yield Case("FIFO", "file", str(folder / "pipe"))
 
 
-def _passing(
-    store: str, scheme: str, variables: Mapping[str, str], endpoints: tuple[str, ...], *, is_json: bool
-) -> Iterator[Case]:
-    busy = {"status": 429, "code": "rateLimitExceeded"} if is_json else {"status": 503, "code": "SlowDown"}
+def _passing(store: str, scheme: str, variables: dict[str, str], endpoints: tuple[str, ...], *, is_json: bool) -> Iterator[Case]:
+    busy: dict[str, Any] = {"status": 429, "code": "rateLimitExceeded"} if is_json else {"status": 503, "code": "SlowDown"}
     faults = {
         "503 for ever": Fault("/503", "status", code="backendError" if is_json else "ServiceUnavailable", as_json=is_json),
         "SlowDown": Fault("/slow", "status", message="Please reduce your request rate.", as_json=is_json, **busy),
@@ -70,7 +76,7 @@ def _passing(
         yield Case(name, store, f"{scheme}://cloudload/key", elsewhere, is_passing=True)
 
 
-def _s3_refusals(variables: Mapping[str, str]) -> Iterator[Case]:
+def _s3_refusals(variables: dict[str, str]) -> Iterator[Case]:
     nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": ""}
     refusals = {
         "403": Fault("/denied", "status", status=403, code="AccessDenied", message="Access Denied"),
@@ -87,7 +93,7 @@ def _s3_refusals(variables: Mapping[str, str]) -> Iterator[Case]:
     yield Case("no credentials", "S3", "s3://cloudload/key", variables | nobody)
 
 
-def _gcs_refusals(variables: Mapping[str, str], folder: Path) -> Iterator[Case]:
+def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
     denied = "reader does not have storage.objects.get access to the Google Cloud Storage object."
     anonymous = "Anonymous caller does not have storage.objects.get access."
     bucket = "The specified bucket does not exist."  # the server of the tests says no more than 404
@@ -106,8 +112,35 @@ def _gcs_refusals(variables: Mapping[str, str], folder: Path) -> Iterator[Case]:
     yield Case("no credentials", "GCS", "gs://cloudload/private", variables | nobody, fault)
 
 
-def main(names: list[str]) -> None:
-    """Print the table of the faults with these names, or of all."""
+def main(arguments: list[str]) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of faults; all of the sections by default")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; all by default")
+    asked = parser.parse_args(arguments)
+    sections = asked.only or SECTIONS
+    if len(sections) == 1:
+        print(_measure(sections[0], asked.names), flush=True)
+        return
+    for section in sections:  # each in a process of its own, whose clients know no server of another
+        subprocess.run([sys.executable, __file__, "--only", section, *asked.names], check=True)
+
+
+def _measure(section: str, names: list[str]) -> str:
+    if section == "store":
+        return measure_store(names)
+    if section == "processes":
+        import fault_table_jobs
+
+        return fault_table_jobs.measure(names)
+    import fault_table_files
+
+    with tempfile.TemporaryDirectory(prefix="cloudload-faults-") as folder:
+        return fault_table_files.measure(section, names, Path(folder))
+
+
+def measure_store(names: list[str]) -> str:
+    """The table of the faults of stores with these names, or of all."""
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-faults-")))
         s3, gcs = running.enter_context(start_s3()), running.enter_context(start_gcs())
@@ -124,10 +157,9 @@ def main(names: list[str]) -> None:
         for server, store in ((s3, "S3"), (gcs, "GCS")):
             proxies[server].set_faults([case.fault for case in found if case.fault and case.store == store])
         rows = [_read(case) for case in found if not case.is_passing]
-        with ThreadPoolExecutor(len(found)) as threads:
+        with ThreadPoolExecutor(len(found) or 1) as threads:
             rows = [*threads.map(_read, [case for case in found if case.is_passing]), *rows]
-    print("| fault | store | seconds | message |\n|---|---|---:|---|")
-    print("\n".join(rows))
+    return table("Store", ("fault", "store", "seconds:", "message"), rows)
 
 
 def _signed_in(server: GCSServer, proxy: FaultProxy) -> dict[str, str]:
@@ -145,13 +177,13 @@ def _store_objects(s3: S3Server, gcs: GCSServer, found: list[Case]) -> None:
         write_object(case.url, os.urandom(100_000))
 
 
-def _read(case: Case) -> str:
+def _read(case: Case) -> tuple[str, ...]:
     """A row of the table."""
     variables = {name: value for name, value in (os.environ | dict(case.variables)).items() if value}
     command = [sys.executable, str(Path(__file__).resolve()), "--read", case.url]
     printed = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
     seconds, message = json.loads(printed)
-    return f"| {case.name} | {case.store} | {seconds:.1f} | {message} |"
+    return (case.name, case.store, f"{seconds:.1f}", shorten(message))
 
 
 def _print_failure(url: str) -> None:
@@ -162,7 +194,7 @@ def _print_failure(url: str) -> None:
     try:
         message = f"read {len(read_object(url))} bytes"
     except StoreError as error:
-        message = re.sub(r"[|\n]", " ", str(error))
+        message = f"{type(error).__name__}: {error}"
     print(json.dumps([time.monotonic() - start, message]))
 
 

@@ -8,25 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from corpora import write_mds
+from corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload import Stream
 from cloudload.testing import Leg
 
-EOS = "<eos>"
-EOS_ID = 256
-
-
-@functools.cache
-def byte_tokenizer() -> Tokenizer:
-    """One token a byte, and `<eos>`: what a document gives can be said by hand."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.add_special_tokens([EOS])
-    return tokenizer
+__all__ = ["EOS", "EOS_ID", "Case", "byte_tokenizer", "cases", "tokenize", "write_case"]
 
 
 @functools.cache

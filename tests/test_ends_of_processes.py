@@ -6,17 +6,13 @@ waits for a store that has fallen silent.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,77 +20,28 @@ import pytest
 from awkward import EOS, byte_tokenizer
 from corpora import random_documents, write_mds
 from fault_proxy import Fault, FaultProxy
+from fault_rows import left_overs, shared_memory, soon
+from jobs import Job, command_of, start_job
 
 from cloudload import CloudLoader
 from cloudload.cache import sweep
 from cloudload.testing import Leg, run_leg
 
-ROOT = Path(__file__).resolve().parents[1]
-TRAINER = Path(__file__).with_name("lone_trainer.py")
 SOON_S = 25.0
 """Far more than any end takes, far less than any deadline."""
 
 
-def _shared_memory() -> set[str]:
-    """What Python and torch have named in /dev/shm."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "mp-"))}
+def end(job: Job) -> str:
+    """Wait for a job's end, and for that of all its processes; returns what it wrote to stderr."""
+    _, errors = job.process.communicate(timeout=SOON_S)
+    assert soon(lambda: not job.family()), f"left: {[command_of(pid) for pid in job.family()]}\n{errors}"
+    assert shared_memory() <= job.shared_memory
+    return errors
 
 
-@dataclass
-class Job:
-    """A job that runs, and what it leaves."""
-
-    data: str
-    process: subprocess.Popen[str]
-    cache: Path
-    out: Path
-    shared_memory: set[str] = field(default_factory=_shared_memory)
-
-    def wait_for(self, step: int) -> None:
-        """Until the job has taken that many steps."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line == f"step {step}\n":
-                return
-        raise AssertionError(f"the job ended early: {self.process.communicate()[1]}")
-
-    def family(self) -> set[int]:
-        """The live processes of its session."""
-        members = set()
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                state, _, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
-                if int(session) == self.process.pid and state != "Z":
-                    members.add(int(path.parent.name))
-        return members
-
-    def workers(self) -> set[int]:
-        """Its worker processes."""
-        return {pid for pid in self.family() - {self.process.pid} if b"resource_tracker" not in _command(pid)}
-
-    def end(self) -> str:
-        """Wait for its end, and for that of all its processes; returns what it wrote to stderr."""
-        _, errors = self.process.communicate(timeout=SOON_S)
-        assert _soon(lambda: not self.family()), f"left: {[_command(pid) for pid in self.family()]}\n{errors}"
-        assert _shared_memory() <= self.shared_memory
-        return errors
-
-    def left_overs(self) -> list[str]:
-        """Files of its cache that are neither shards nor orders."""
-        return [str(path) for path in self.cache.rglob("*") if path.suffix in (".lock", ".part", ".tmp")]
-
-
-def _command(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def _soon(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + SOON_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
+def has_part(cache: Path) -> bool:
+    """Whether a fetch is under way."""
+    return any(path.suffix == ".part" for path in left_overs(cache))
 
 
 @pytest.fixture
@@ -113,25 +60,12 @@ def start(data: str, tmp_path: Path) -> Iterator[Start]:
     jobs: list[Job] = []
 
     def start(**options: Any) -> Job:
-        cache, out = tmp_path / "cache", tmp_path / "out"
-        out.mkdir(exist_ok=True)
-        defaults = {"data": data, "cache": str(cache), "out": str(out), "workers": 2, "batches": 10_000, "pause_s": 0.05}
-        process = subprocess.Popen(
-            [sys.executable, str(TRAINER), json.dumps(defaults | options)],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        jobs.append(Job(data, process, cache, out))
+        jobs.append(start_job(data, tmp_path, **options))
         return jobs[-1]
 
     yield start
     for job in jobs:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.process.pid, signal.SIGKILL)
-        job.process.communicate()
+        job.kill()
 
 
 def rows_in(out: Path) -> dict[int, list[int]]:
@@ -178,15 +112,15 @@ def test_a_job_that_is_ended_leaves_nothing_and_goes_on_exactly(
     job.wait_for(5)
     if is_silent:
         silence(s3_proxy)
-        assert _soon(lambda: any(name.endswith(".part") for name in job.left_overs()))
+        assert soon(lambda: has_part(job.cache))
     (os.killpg if goes_to_all else os.kill)(job.process.pid, number)
-    errors = job.end()
+    errors = end(job)
     assert job.process.returncode == -number, errors
-    assert job.left_overs() == []
+    assert left_overs(job.cache) == []
     assert errors.count("Traceback") == (1 if number == signal.SIGINT else 0), errors
     s3_proxy.set_faults([])
     again = start(batches=5)
-    assert again.end() == ""
+    assert end(again) == ""
     check_rows(again, tmp_path / "other-cache")
 
 
@@ -195,21 +129,21 @@ def test_workers_that_were_not_forked_end_with_the_training_process_too(start: S
     job = start(settings={"start_method": start_method})
     job.wait_for(3)
     os.kill(job.process.pid, signal.SIGKILL)
-    job.end()
-    assert job.left_overs() == []
+    end(job)
+    assert left_overs(job.cache) == []
 
 
 def test_a_group_that_is_killed_leaves_what_the_next_start_sweeps(start: Start, s3_proxy: FaultProxy, tmp_path: Path) -> None:
     job = start()
     job.wait_for(5)
     silence(s3_proxy)
-    assert _soon(lambda: any(name.endswith(".part") for name in job.left_overs()))
+    assert soon(lambda: has_part(job.cache))
     os.killpg(job.process.pid, signal.SIGKILL)
-    job.end()
+    end(job)
     s3_proxy.set_faults([])
     again = start(batches=5)
-    assert again.end() == ""
-    assert again.left_overs() == []
+    assert end(again) == ""
+    assert left_overs(again.cache) == []
     check_rows(again, tmp_path / "other-cache")
 
 
@@ -219,7 +153,7 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(start: Start, tmp_path: 
     job.wait_for(5)
     worker = job.workers().pop()
     os.kill(worker, number)
-    errors = job.end()
+    errors = end(job)
     if number == signal.SIGTERM:  # which it heeds
         assert "has ended with status 0" in errors
     else:
@@ -227,8 +161,8 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(start: Start, tmp_path: 
     assert "Resume from the last state" in errors
     assert ("ran out of memory" in errors) == (number == signal.SIGKILL)
     again = start(batches=5)
-    assert again.end() == ""
-    assert again.left_overs() == []
+    assert end(again) == ""
+    assert left_overs(again.cache) == []
     check_rows(again, tmp_path / "other-cache")
 
 
@@ -243,24 +177,24 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(start: Start, tmp_path: 
 )
 def test_a_transform_that_fails_shows_its_cause_and_the_document(start: Start, transform: str, cause: str, workers: int) -> None:
     job = start(settings={"transform": transform}, workers=workers, pause_s=0.0)
-    errors = job.end()
+    errors = end(job)
     assert "the transform failed on sample" in errors
     assert cause in errors
     assert f", in {transform}" in errors, "the traceback of the transform"
-    assert job.left_overs() == []
+    assert left_overs(job.cache) == []
 
 
 def test_a_transform_that_crashes_is_a_worker_that_died(start: Start) -> None:
-    errors = start(settings={"transform": "crash"}, pause_s=0.0).end()
+    errors = end(start(settings={"transform": "crash"}, pause_s=0.0))
     assert re.search(r"WorkerError: a worker process failed: .*was ended by SIGSEGV", errors)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_job_that_ends_without_close_leaves_nothing(start: Start, workers: int) -> None:
     job = start(batches=5, closes=False, workers=workers)
-    assert job.end() == ""
+    assert end(job) == ""
     assert job.process.returncode == 0
-    assert job.left_overs() == []
+    assert left_overs(job.cache) == []
 
 
 @pytest.mark.parametrize("way", ["close", "break", "a new iterator", "with"])
@@ -284,7 +218,7 @@ def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
     batches = iter(loader)
     next(batches)
     silence(s3_proxy)
-    assert _soon(lambda: bool(list((tmp_path / "cache").rglob("*.part"))))
+    assert soon(lambda: bool(list((tmp_path / "cache").rglob("*.part"))))
     began = time.monotonic()
     if way == "close":
         loader.close()
@@ -296,7 +230,7 @@ def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
     else:
         batches = iter(loader)
         loader.close()
-    assert _soon(lambda: _children() <= before)
+    assert soon(lambda: _children() <= before)
     assert time.monotonic() - began < SOON_S
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".lock", ".part")]
 

@@ -379,7 +379,11 @@ def launch(corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any)
         **settings,
     }
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={run.ranks // run.nodes}"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "scripts", ROOT / "tests"])),
+        "OMP_NUM_THREADS": "1",
+    }
     if run.nodes == 1:
         agents = [start([*command, "--standalone"], options, environment)]
     else:

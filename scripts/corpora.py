@@ -1,4 +1,4 @@
-"""Tiny corpora: random documents, and MDS datasets of them, written in milliseconds anywhere.
+"""Tiny corpora: random documents, MDS datasets of them, written in milliseconds anywhere, and a tokenizer of bytes.
 
 write_mds(store_url, ["aaa", "bb"])                                    # one shard with a column `text`
 write_mds(path, random_documents(0, 100), shard_bytes=1_000)           # several shards
@@ -7,11 +7,14 @@ write_mds(path, ["aaa"], extra={"source": ("str", ["a book"])})        # more co
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.locations import join_url
 from cloudload.mds import (
@@ -27,6 +30,19 @@ from cloudload.mds import (
 from cloudload.store import write_object
 
 _WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "one", "two", "three", "Grüße", "Füchse", "狐", "🦊"]
+
+EOS = "<eos>"
+EOS_ID = 256
+
+
+@functools.cache
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, and `<eos>`: what a document gives can be said by hand."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.add_special_tokens([EOS])
+    return tokenizer
 
 
 def random_documents(seed: int, count: int, *, max_words: int = 30) -> list[str]:

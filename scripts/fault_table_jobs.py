@@ -1,0 +1,270 @@
+"""What is seen of each end of a training job, how soon, and what it leaves: the section `processes` of `fault_table.py`.
+
+Each job is `lone_trainer.py` with 2 workers, in a session of its own, and reads a hundred zstd shards from S3 through a proxy of
+its own. "Answers": the store works. "Silent": bodies of shards stop in their middle, and fetches hang there as the fault comes.
+
+seconds     from the signal, or the call, to the end of the last process of the job, or of the call. From a fault in a transform,
+            which happens while workers run ahead, the loop's steps up to it are in the time
+left        processes / names in /dev/shm (torch_, psm_, sem., mp-) / lock and part files in the cache; after calls, the first
+            are worker processes, for the training process lives on
+message     the last error on stderr, its class and text; of calls: what the iterator that was in use then does
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corpora import random_documents, write_mds
+from fault_proxy import Fault, FaultProxy, start_fault_proxy
+from fault_rows import left_overs, orphans, shorten, soon, table
+from jobs import Job, start_job
+from servers import S3Server, start_s3
+
+HEADS = ("fault", "store", "seconds:", "end", "left", "message")
+SILENCE_S = 600.0
+MOST_S = 200.0
+"""Before a job is taken to hang: longer than a store is tried."""
+_CGROUP_BYTES = 64 << 20
+_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?((?:\w*Error|KeyboardInterrupt|SystemExit)\b.*)", re.MULTILINE | re.DOTALL)
+
+SIGNALS = {
+    "SIGKILL of a worker": (signal.SIGKILL, "worker"),
+    "SIGTERM of a worker": (signal.SIGTERM, "worker"),
+    "SIGKILL of the training process": (signal.SIGKILL, "trainer"),
+    "SIGKILL of the whole group": (signal.SIGKILL, "group"),
+    "SIGTERM of the training process": (signal.SIGTERM, "trainer"),
+    "SIGTERM of the whole group": (signal.SIGTERM, "group"),
+    "Ctrl-C": (signal.SIGINT, "group"),
+}
+TRANSFORMS = {
+    "exception in a transform": "explode",
+    "sys.exit in a transform": "leave",
+    "MemoryError in a transform": "swell",
+    "SIGSEGV in a transform": "crash",
+    "kernel OOM kill of a worker": "hoard",
+}
+WAYS = {
+    "close()": "close",
+    "abandoned iterator": "abandon",
+    "second iterator of one loader": "two iterators",
+    "end without close()": "end",
+    "exception in the training loop": "fail",
+}
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all jobs share, and one has for itself: a proxy and a folder."""
+
+    data: str
+    server: S3Server
+    proxy: FaultProxy
+    folder: Path
+    is_silent: bool
+
+    def start(self, variables: Mapping[str, str] | None = None, **options: Any) -> Job:
+        """A job on this ground."""
+        return start_job(self.data, self.folder, {**self.server.environment(self.proxy.endpoint), **(variables or {})}, **options)
+
+    def silence(self, job: Job) -> None:
+        """If the store is to be silent, let a fetch hang."""
+        if self.is_silent:
+            self.proxy.set_faults([Fault("GET .*shard", "stall", at=200, seconds=SILENCE_S)])
+            if not soon(lambda: any(path.suffix == ".part" for path in left_overs(job.cache))):
+                raise RuntimeError("no fetch hangs")
+
+
+Row = tuple[str, ...]
+Case = Callable[[Ground, str], Row]
+
+
+def cases() -> Iterator[tuple[str, Case, bool]]:
+    """Every fault, and whether the store is silent."""
+    for is_silent in (False, True):
+        yield from ((name, end_by_signal, is_silent) for name in SIGNALS)
+        yield from ((name, end_by_call, is_silent) for name in WAYS)
+        yield "SIGKILL of one of two ranks, as the other sees it", end_a_rank, is_silent
+    yield from ((name, end_by_transform, False) for name in TRANSFORMS)
+
+
+def measure(names: list[str], threads: int = 2) -> str:
+    """The table of the faults with these names, or of all."""
+    with ExitStack() as running:
+        server = running.enter_context(start_s3())
+        os.environ.update(server.environment())
+        data = write_mds("s3://cloudload/jobs", random_documents(3, 400), shard_bytes=800, compression="zstd")
+        found = [case for case in cases() if not names or case[0] in names]
+
+        def run(case: tuple[str, Case, bool]) -> Row:
+            name, act, is_silent = case
+            with start_fault_proxy(server.endpoint) as proxy, _scratch() as folder:
+                return act(Ground(data, server, proxy, folder, is_silent), name)
+
+        with ThreadPoolExecutor(threads) as pool:
+            return table("Processes", HEADS, pool.map(run, found))
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="cloudload-faults-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- ends
+
+
+def end_by_signal(ground: Ground, name: str) -> Row:
+    """A signal to a worker, to the training process, or to all."""
+    number, whom = SIGNALS[name]
+    job = ground.start()
+    job.wait_for(5)
+    ground.silence(job)
+    began = time.monotonic()
+    if whom == "group":
+        os.killpg(job.process.pid, number)
+    else:
+        os.kill(min(job.workers()) if whom == "worker" else job.process.pid, number)
+    return _see_end(ground, name, job, lambda: began)
+
+
+def end_by_transform(ground: Ground, name: str) -> Row:
+    """A transform that fails on one document."""
+    when = ground.folder / "when"
+    with _control_group() if TRANSFORMS[name] == "hoard" else contextlib.nullcontext("") as group:
+        if group is None:
+            return (name, "answers", "", "", "", "not measured: no memory control group can be made here")
+        job = ground.start(
+            {"FAULT_TIME": str(when), "FAULT_CGROUP": group}, settings={"transform": TRANSFORMS[name]}, pause_s=0.0
+        )
+        row = _see_end(ground, name, job, lambda: float(when.read_text()))
+        return row if not group or _has_killed(group) else (*row[:-1], f"NOT BY THE KERNEL: {row[-1]}")
+
+
+def end_by_call(ground: Ground, name: str) -> Row:
+    """What the training process does itself, between two batches."""
+    job = ground.start(way=WAYS[name])
+    job.wait_for_line("ready")
+    ground.silence(job)
+    began = time.monotonic()
+    _write_line(job)
+    if WAYS[name] in ("end", "fail"):
+        return _see_end(ground, name, job, lambda: began)
+    assert job.process.stdout is not None
+    seconds, message = json.loads(job.process.stdout.readline())
+    soon(lambda: not job.workers(), 5.0)
+    left = f"{len(job.workers())} / {_other_left(job)}"
+    _write_line(job)
+    ended = _see_end(ground, name, job, time.monotonic)
+    if ended[4] != left:
+        left += f"; {ended[4]} at its end"
+    message = f"next() of the old iterator: {message}" if message else "nothing"
+    return (name, _store(ground), f"{seconds:.1f}", "goes on", left, shorten(message))
+
+
+def end_a_rank(ground: Ground, name: str) -> Row:
+    """SIGKILL of the training process of rank 1, as rank 0 sees it."""
+    options = {"ranks": 2, "rendezvous": str(ground.folder / "rendezvous")}
+    folders = [ground.folder / f"rank-{rank}" for rank in range(2)]
+    variables = ground.server.environment(ground.proxy.endpoint)
+    one, other = (start_job(ground.data, folders[rank], variables, rank=rank, **options) for rank in range(2))
+    try:
+        one.wait_for(5)
+        ground.silence(one)
+        began = time.monotonic()
+        os.kill(other.process.pid, signal.SIGKILL)
+        return _see_end(ground, name, one, lambda: began)
+    finally:
+        other.kill()
+
+
+def _write_line(job: Job) -> None:
+    assert job.process.stdin is not None
+    job.process.stdin.write("\n")
+    job.process.stdin.flush()
+
+
+# ---------------------------------------------------------------- what is seen
+
+
+def _see_end(ground: Ground, name: str, job: Job, began: Callable[[], float]) -> Row:
+    try:
+        _, errors = job.process.communicate(timeout=MOST_S)
+        soon(lambda: not job.family())
+        seconds = f"{time.monotonic() - began():.1f}"
+    except subprocess.TimeoutExpired:
+        seconds, errors = f"more than {MOST_S:.0f}", "HangError: it hangs"
+    left = f"{len(job.family())} / {_other_left(job)}"
+    if left_overs(job.cache):
+        left += f" ({_after_sweep(job.cache)} after the next start)"
+    job.kill()
+    return (name, _store(ground), seconds, _status(job.process.returncode), left, _message(errors))
+
+
+def _store(ground: Ground) -> str:
+    return "silent" if ground.is_silent else "answers"
+
+
+def _other_left(job: Job) -> str:
+    soon(lambda: not orphans(job.shared_memory), 2.0)
+    return f"{len(orphans(job.shared_memory))} / {len(left_overs(job.cache))}"
+
+
+def _after_sweep(cache: Path) -> int:
+    """What a loader that starts there next does not sweep."""
+    from cloudload.cache import sweep
+
+    sweep(cache)
+    return len(left_overs(cache))
+
+
+def _status(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"status {code}"
+
+
+def _message(errors: str) -> str:
+    """The error that ended the process: its class and message, of a chain the last."""
+    errors = re.sub(r"^\[rank\d+\]:? ?", "", errors, flags=re.MULTILINE)  # as torch has it
+    last = re.split(r"\n\n(?:The above exception|During handling)[^\n]*\n\n", errors)[-1]
+    if found := _ERROR.search(last):
+        return shorten(found[1])
+    return shorten(errors) or "nothing"
+
+
+def _has_killed(group: str) -> bool:
+    """Whether the kernel ended a process there for want of memory."""
+    return bool(re.search(r"^oom_kill [1-9]", Path(group, "memory.oom_control").read_text(), re.MULTILINE))
+
+
+@contextlib.contextmanager
+def _control_group() -> Iterator[str | None]:
+    """A memory control group below this process's own, of 64 MiB; None where none can be made (cgroup v1, as root)."""
+    own = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    group = Path(f"/sys/fs/cgroup/memory{own[1] if own else ''}", f"cloudload-faults-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(_CGROUP_BYTES))
+    except OSError:
+        yield None
+        return
+    try:
+        yield str(group)
+    finally:
+        soon(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()

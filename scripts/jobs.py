@@ -1,0 +1,86 @@
+"""A training job of `lone_trainer.py` in a session of its own, and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fault_rows import shared_memory
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAINER = ROOT / "scripts" / "lone_trainer.py"
+
+
+@dataclass
+class Job:
+    """A job that runs, and what it leaves."""
+
+    data: str
+    process: subprocess.Popen[str]
+    cache: Path
+    out: Path
+    shared_memory: set[str] = field(default_factory=shared_memory)
+
+    def wait_for(self, step: int) -> None:
+        """Until the job has taken that many steps."""
+        self.wait_for_line(f"step {step}")
+
+    def wait_for_line(self, expected: str) -> None:
+        """Until the job has printed that."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line == f"{expected}\n":
+                return
+        raise AssertionError(f"the job ended early: {self.process.communicate()[1]}")
+
+    def family(self) -> set[int]:
+        """The live processes of its session."""
+        members = set()
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
+                if int(session) == self.process.pid and state != "Z":
+                    members.add(int(path.parent.name))
+        return members
+
+    def workers(self) -> set[int]:
+        """Its worker processes."""
+        return {pid for pid in self.family() - {self.process.pid} if b"resource_tracker" not in command_of(pid)}
+
+    def kill(self) -> None:
+        """End whatever is left of it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def start_job(data: str, folder: Path, variables: Mapping[str, str] | None = None, **options: Any) -> Job:
+    """Start a job with its cache and notes in a folder."""
+    cache, out = folder / "cache", folder / "out"
+    out.mkdir(exist_ok=True, parents=True)
+    defaults = {"data": data, "cache": str(cache), "out": str(out), "workers": 2, "batches": 10_000, "pause_s": 0.05}
+    process = subprocess.Popen(
+        [sys.executable, str(TRAINER), json.dumps(defaults | options)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}", **(variables or {})},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    return Job(data, process, cache, out)
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process, if it lives."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
