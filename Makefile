@@ -5,7 +5,7 @@ PYTHON ?= python3
 BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-cold test test-long test-wheel clean
+.PHONY: help demo bench bench-cold test test-long test-wheel chaos fuzz clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -28,6 +28,12 @@ test-long: .venv/.installed-dev  ## the tests that take minutes, too
 
 test-wheel: .venv/.installed-dev  ## build the wheel, install it without extras into a clean environment, and run that
 	scripts/test-wheel
+
+chaos: .venv/.installed-dev  ## kill a job on a failing store again and again, and compare every row; half an hour (ARGS=--restarts 20)
+	.venv/bin/python scripts/chaos.py $(ARGS)
+
+fuzz: .venv/.installed-dev  ## hostile indexes, shards, states and texts; a minute each (ARGS="state --seconds 600")
+	.venv/bin/python scripts/fuzz.py $(ARGS)
 
 clean:  ## remove the environment and everything built
 	rm -rf .venv .bench dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

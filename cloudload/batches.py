@@ -166,8 +166,13 @@ class Batches(Iterator[Batch]):
         self._handed_out += 1
         return arrived.batch
 
-    def close(self) -> None:
-        """End the workers; whatever they had read ahead is read again by the next iteration."""
+    def close(self, reason: str = "") -> None:
+        """End the workers; whatever they had read ahead is read again by the next iteration.
+
+        With a `reason`, who goes on to ask for batches is told: it must not look like the end of the data.
+        """
+        if reason and not self.is_over:
+            self._failure = self._failure or WorkerError(f"this iteration has ended: {reason}. Iterate over the loader anew")
         self.is_over = True
         self._arrived.clear()
         self._close_blocks()

@@ -194,6 +194,7 @@ class ShardCache:
         except (FileNotFoundError, NotADirectoryError):
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_size != info.raw.bytes:
+            logger.warning("%s is not the file of %d bytes that it should be; it is fetched again", path, info.raw.bytes)
             return False
         has_hash = fastest_hash(info.raw.hashes) is not None
         if self._verify == OFF or (is_sealed(found) and not (self._verify == ALWAYS and has_hash)):
@@ -227,7 +228,10 @@ class ShardCache:
                     return
                 if attempt == 1:
                     logger.warning("%s %s; it is fetched again", hide_secrets(url), fault)
-        raise DatasetError(f"{hide_secrets(url)} {fault}, twice. Upload the shard again")
+        raise DatasetError(
+            f"{hide_secrets(url)} {fault}, twice. "
+            "If the dataset was published anew meanwhile, start again; else upload the shard again"
+        )
 
     def _discard(self, path: Path, info: ShardInfo) -> None:
         """Remove a bad shard, unless another process has fetched it again meanwhile."""

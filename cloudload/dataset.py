@@ -107,7 +107,11 @@ def check_text_column(corpus: Corpus, text_key: str) -> None:
                 names = ", ".join(name for name, encoding in encodings.items() if encoding in ("str", "bytes"))
                 raise DatasetError(
                     f"{hide_secrets(dataset.url)} has {found} {text_key!r}. "
-                    + (f"Set text_key to one of its text columns: {names}" if names else "It has no text column at all")
+                    + (
+                        f"Set text_key to one of its text columns: {names}"
+                        if names
+                        else "It has no text column at all: convert the corpus again, with one"
+                    )
                 )
 
 

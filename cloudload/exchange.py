@@ -105,7 +105,7 @@ class DistributedExchange:
                 work.wait()
             except RuntimeError as error:
                 raise RanksDisagreeError(
-                    f"the exchange between ranks broke off: another rank has stopped or is out of step ({error}). "
+                    "the exchange between ranks broke off: another rank has stopped or is out of step. "
                     "Look at the first rank that failed, and resume from the last state"
                 ) from error
             return [tensor.numpy() for tensor in gathered]

@@ -104,8 +104,18 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
         _check_names(shards)
         return tuple(shards)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        reason = _explain(error)
         raise DatasetError(f"{dataset}/{INDEX_NAME} is not an MDS index: {reason[:500]}. Convert the corpus again") from error
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"no field {error}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        return f"it is not JSON ({error})"
+    return f"its fields are not of the right types ({error})" if isinstance(error, TypeError | AttributeError) else str(error)
 
 
 def _check_extent(data: bytes) -> None:

@@ -49,7 +49,8 @@ class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text; exact to the token across restarts and world sizes.
 
     Iterating goes on from where the loader stands: after the last batch handed out, or where `load_state_dict` put it. A loader
-    has one live iterator: a new one ends the old, and one that nobody holds has ended, with its workers. After the last batch
+    has one live iterator: a new one ends the old, which raises if it is
+    asked on, and one that nobody holds has ended, with its workers. After the last batch
     of `epochs` there is nothing left to iterate.
 
     Args:
@@ -179,7 +180,7 @@ class CloudLoader:
         return self._iterate()
 
     def _iterate(self) -> Batches:
-        self._stop_iteration()
+        self._stop_iteration("another was begun")
         batches = Batches(self.plan(), self._connect(), self._record, self._record_end, self._open_blocks)
         self._iteration = weakref.ref(batches)
         return batches
@@ -306,10 +307,10 @@ class CloudLoader:
     def _record_end(self, dropped: int, uncounted: Ints) -> None:
         self._dropped, self._uncounted = dropped, uncounted
 
-    def _stop_iteration(self) -> None:
+    def _stop_iteration(self, reason: str) -> None:
         batches = self._iteration()
         if batches is not None:
-            batches.close()
+            batches.close(reason)
         self._iteration = _nothing
 
     # ------------------------------------------------------------ saving and resuming
@@ -355,7 +356,7 @@ class CloudLoader:
         self._recipe = replace(recipe, mixture=recipe.mixture.resume(replace(saved.mixture, names=names), position.rows))
         if state["tokenizer_backend"] != self._backend.versions:
             logger.info("saved with %s, goes on with %s: the same ids", state["tokenizer_backend"], self._backend.versions)
-        self._stop_iteration()
+        self._stop_iteration("a state was loaded")
         self._start_at(position)
         self._knows_all_lanes = True
 
@@ -367,7 +368,7 @@ class CloudLoader:
         position = self._history[-1]
         if rows < position.rows:
             raise ValueError(f"rows is {rows:,}, but the loader stands at row {position.rows:,} already. Load an earlier state")
-        self._stop_iteration()
+        self._stop_iteration("the loader was moved by seek")
         tail = position.tail and next_stages(position.tail, self._asked.seq_len, position.table_rows, rows)
         self._dropped, self._uncounted = 0, np.zeros_like(position.counts)
         self._history = deque([replace(position, rows=rows, tail=tail)], maxlen=_HISTORY)
@@ -433,7 +434,7 @@ class CloudLoader:
 
     def close(self) -> None:
         """End the workers and let go of the connections. The state stays readable; iterating starts workers anew."""
-        self._stop_iteration()
+        self._stop_iteration("the loader was closed")
         if self._tracer is not None:
             self._tracer.close()
             self._tracer = None

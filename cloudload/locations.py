@@ -36,7 +36,8 @@ _HTTP_QUERY = re.compile(r"(https?://[^?\s'\"<>]*)\?[^\s'\"<>]*")
 _SECRET_FIELD = re.compile(
     r"""(?ix) (?<![\w/-]) (
         x-(?:amz|goog)-(?:signature|credential|security-token) | sig | signature | googleaccessid | awsaccesskeyid
-        | (?:(?:access|refresh|id|session|sas|security|auth|hf|api)_?)?token | (?:aws_)?(?:account|shared_?access|secret|secret_?access|private|api)_?key
+        | (?:(?:access|refresh|id|session|sas|security|auth|hf|api)_?)?token
+        | (?:aws_)?(?:account|shared_?access|secret|secret_?access|private|api)_?key
         | sharedaccesssignature | client_?secret | passw(?:or)?d | secret | credential(?==) | authorization
     ) (["']?\s*[=:]\s*) (?: (["']) (?:(?!\3).)* \3 | (?:(?:bearer|basic)\s+)? [^\s&;,"'<>)}]+ )"""
 )

@@ -122,7 +122,7 @@ def _encode(encoding: str, value: Any) -> bytes:
 # ---------------------------------------------------------------- read
 
 ID_KEY = "id"
-_MEND = "If it lies in the cache, delete it to fetch it again; if it is the dataset's own, convert or copy it again"
+MEND = "If it lies in the cache, delete it to fetch it again; if it is the dataset's own, convert or copy it again"
 
 
 class Shard:
@@ -135,7 +135,7 @@ class Shard:
         with _open_regular(path) as file:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
-                raise DatasetError(f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. {_MEND}")
+                raise DatasetError(f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. {MEND}")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self._starts = np.ascontiguousarray(self._read_offsets(), np.uint32).data
         self._check_header()
@@ -155,10 +155,10 @@ class Shard:
         count, end = self.info.samples, len(self._map)
         start = 4 * (count + 2)
         if end < start or struct.unpack_from("<I", self._map)[0] != count:
-            raise DatasetError(f"{self.name} is not a shard of {count:,} samples, as its index says. {_MEND}")
+            raise DatasetError(f"{self.name} is not a shard of {count:,} samples, as its index says. {MEND}")
         offsets = np.frombuffer(self._map, "<u4", count + 1, 4)
         if offsets[0] < start or offsets[-1] != end or (np.diff(offsets.astype(np.int64)) < 0).any():
-            raise DatasetError(f"{self.name} has sample offsets outside the shard. {_MEND}")
+            raise DatasetError(f"{self.name} has sample offsets outside the shard. {MEND}")
         return offsets
 
     def _check_header(self) -> None:
@@ -172,11 +172,11 @@ class Shard:
             header = json.loads(self._map[start:stop])
             found = [header[f"column_{field}"] for field in ("names", "encodings", "sizes")]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise DatasetError(f"{self.name} has a header that tells no columns ({error!r:.200}). {_MEND}") from error
+            raise DatasetError(f"{self.name} has a header that tells no columns ({error!r:.200}). {MEND}") from error
         columns = self.info.columns
         expected = [[column.name for column in columns], [c.encoding for c in columns], [c.bytes for c in columns]]
         if found != expected:
-            raise DatasetError(f"{self.name} says its columns are {str(found)[:300]}, its index {str(expected)[:300]}. {_MEND}")
+            raise DatasetError(f"{self.name} says its columns are {str(found)[:300]}, its index {str(expected)[:300]}. {MEND}")
 
     def column_index(self, name: str) -> int:
         """Where a column stands in a sample. Raises `DatasetError` where there is none of that name."""
@@ -248,7 +248,7 @@ class Shard:
         return f"sample {sample} of {self.name}{known}"
 
     def _broken(self, sample: int) -> DatasetError:
-        return DatasetError(f"sample {sample} of {self.name} has columns that do not fill it. {_MEND}")
+        return DatasetError(f"sample {sample} of {self.name} has columns that do not fill it. {MEND}")
 
 
 def _open_regular(path: Path) -> BinaryIO:

@@ -306,7 +306,7 @@ class EpochOrders:
         except (OSError, MemoryError) as error:
             raise CacheError(
                 f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to {self._folder}: {error!r}. "
-                "Free some room, choose another `local`, or take shuffle_algo='seekable', which needs none"
+                "Free some room if there is none, choose another `local`, or take shuffle_algo='seekable', which needs none"
             ) from error
 
     def _path(self, epoch: int) -> Path:

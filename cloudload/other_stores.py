@@ -27,7 +27,7 @@ class LocalStore:
         path = local_path(url)
         # opening a pipe waits for its other end, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise OSError(f"not a regular file: {path}")
+            raise OSError(f"{path} is a pipe or a device, and not a regular file. Put the file itself there")
         return path.open("rb")
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:

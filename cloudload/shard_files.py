@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from cloudload.backends import Retry
 from cloudload.errors import DatasetError
-from cloudload.mds import FileInfo, Hasher, Shard, ShardInfo, decompress, fastest_hash
+from cloudload.mds import MEND, FileInfo, Hasher, Shard, ShardInfo, decompress, fastest_hash
 from cloudload.store import download_object
 
 
@@ -35,7 +35,8 @@ def download_shard(url: str, info: ShardInfo, file: BinaryIO, retry: Retry, *, c
     file.seek(0)
     file.write(raw)
     file.truncate()
-    return _fault_of(file, info.raw, checks_hash and fastest_hash(info.zipped.hashes) is None)
+    fault = _fault_of(file, info.raw, checks_hash and fastest_hash(info.zipped.hashes) is None)
+    return fault and f"{fault}, decompressed"
 
 
 def fault_of_head(path: Path, info: ShardInfo) -> str | None:
@@ -43,7 +44,8 @@ def fault_of_head(path: Path, info: ShardInfo) -> str | None:
     try:
         Shard(path, info)
     except DatasetError as error:
-        return f"is not what its index says ({error})"
+        # the file may have a name for the moment only
+        return str(error).removeprefix(f"{path} ").removesuffix(f". {MEND}")
     return None
 
 
@@ -56,7 +58,7 @@ def fault_of_hash(path: Path, info: ShardInfo) -> str | None:
 def _fault_of(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | None:
     size = file.seek(0, os.SEEK_END)
     if size != expected.bytes:
-        return f"has {'more' if size > expected.bytes else f'{size:,}'} bytes where the index has {expected.bytes:,}"
+        return f"has {'more than ' if size > expected.bytes else f'{size:,} of '}the {expected.bytes:,} bytes that the index has"
     algorithm = fastest_hash(expected.hashes) if checks_hash else None
     if algorithm is None:
         return None

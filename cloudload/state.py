@@ -294,7 +294,7 @@ def show(value: object) -> str:
 
 
 def _damaged(name: str, what: str) -> StreamChangedError:
-    return StreamChangedError(f"{name}: {what}. The state is damaged")
+    return StreamChangedError(f"{name}: {what}. The state is damaged: load an earlier one")
 
 
 def _encode_cursors(cursors: Ints) -> str:

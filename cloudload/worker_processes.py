@@ -110,6 +110,10 @@ class WorkerProcess:
         if code is not None and code < 0:
             named = {int(each): each.name for each in signal.Signals}
             what = f"was ended by {named.get(-code, f'signal {-code}')}"
+        if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE):
+            what += (
+                " (native code failed, of a transform or the tokenizer: tokenizer_backend='hf' and num_workers=0 may tell which)"
+            )
         if code == TOLD_TO_END:
             what = "was told to end by SIGTERM"
         if code == -signal.SIGKILL:

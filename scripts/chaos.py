@@ -332,7 +332,7 @@ class Chaos:
         elif kind == 3:
             path.write_bytes(data + b"more")
         elif kind == 4:
-            path.with_name(f"{path.name}.abc.part").write_bytes(data[:at])
+            path.with_name(f"{path.name}.0123456789ab.part").write_bytes(data[:at])
         else:
             path.with_name(f"{path.name}.lock").touch()
 
@@ -357,7 +357,7 @@ def _convert(folder: Path, url: str, num_documents: int, seed: float) -> None:
                 words.choice(["the", "fox", "jumps", "über", "狐", "🦊", "lazy", "import", "self"]) for _ in range(size)
             )
             file.write(json.dumps({"id": number, "text": f"{number} {text}" if size else ""}, ensure_ascii=False) + "\n")
-    convert_to_mds([str(source)], url, shard_bytes=5_000, processes=1, progress=False)
+    convert_to_mds([str(source)], url, shard_bytes=1_500, processes=1, progress=False)
 
 
 def _rows_of(campaign: Campaign, job: Job) -> dict[int, str]:

@@ -25,6 +25,8 @@ from jobs import Job, command_of, start_job
 
 from cloudload import CloudLoader
 from cloudload.cache import sweep
+from cloudload.left_overs import TAG, lock_of, make_folder
+from cloudload.locks import locked
 from cloudload.testing import Leg, run_leg
 
 SOON_S = 25.0
@@ -155,7 +157,7 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(start: Start, tmp_path: 
     os.kill(worker, number)
     errors = end(job)
     if number == signal.SIGTERM:  # which it heeds
-        assert "has ended with status 0" in errors
+        assert f"process {worker} was told to end by SIGTERM" in errors
     else:
         assert re.search(rf"WorkerError: a worker process failed: .*process {worker} was ended by {number.name}", errors)
     assert "Resume from the last state" in errors
@@ -242,20 +244,25 @@ def _children() -> set[int]:
 
 
 def test_a_sweep_leaves_what_is_in_use_and_what_is_not_ours(tmp_path: Path) -> None:
-    from cloudload.left_overs import lock_of
-    from cloudload.locks import locked
-
     folder = tmp_path / "corpus-0123456789abcdef"
-    (tmp_path / "notes").mkdir()
-    folder.mkdir()
-    for name in ("a.mds", "a.mds.1.part", "a.mds.lock", "b.mds.2.part"):
+    make_folder(folder)
+    part = "3f2a3f2a3f2a.part"
+    for name in ("a.mds", f"a.mds.{part}", "a.mds.lock", f"b.mds.{part}"):
         (folder / name).touch()
-    mine = [tmp_path / "notes" / "chapter.part", tmp_path / "notes.lock"]
+    names = (
+        "orders/2024/customers.csv.part",
+        "orders/x.lock",
+        f"run-2024010112000000/a.{part}",
+        ".x.part",
+        "tokenizers/poetry.lock",
+    )
+    mine = [tmp_path / name for name in names]
     for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     with locked(lock_of(folder / "b.mds")):
         sweep(tmp_path)
-        assert sorted(path.name for path in folder.iterdir()) == ["a.mds", "b.mds.2.part", "b.mds.lock"]
+        assert sorted(path.name for path in folder.iterdir()) == [TAG, "a.mds", f"b.mds.{part}", "b.mds.lock"]
     sweep(tmp_path)
-    assert sorted(path.name for path in folder.iterdir()) == ["a.mds"]
+    assert sorted(path.name for path in folder.iterdir()) == [TAG, "a.mds"]
     assert all(path.exists() for path in mine)

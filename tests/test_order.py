@@ -173,7 +173,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_order(small_disk: Path) -> None:
     orders = EpochOrders(small_disk, np.array([50_000]), OrderConfig(True, "py1e", 20, 4, 1))
     with pytest.raises(CacheError, match=r"cannot write the order of epoch 0 \(50,000 documents\).*No space left"):
         orders(0)
-    assert not [path for path in small_disk.rglob("*") if path.is_file()]
+    assert orders_in(small_disk) == []
 
 
 # ---------------------------------------------------------------- in the background

@@ -197,9 +197,11 @@ def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> 
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(StopIteration):
+    with pytest.raises(WorkerError, match="this iteration has ended: another was begun"):
         next(first)
     loader.close()
+    with pytest.raises(WorkerError, match="the loader was closed"):
+        next(second)
     deadline = time.monotonic() + 10
     while children_of(os.getpid()) - before and time.monotonic() < deadline:
         time.sleep(0.05)
