@@ -41,6 +41,7 @@ from fault_proxy import Fault, FaultProxy, start_fault_proxy  # noqa: E402
 from servers import S3Server, start_s3  # noqa: E402
 
 BUCKET = "cloudload"
+TAG = "CACHEDIR.TAG"
 MARK = "CLOUDLOAD_CHAOS"
 NUM_LANES = 24
 END_S = PATIENCE_S + 30.0
@@ -316,7 +317,8 @@ class Chaos:
             if hurt < 0.2:
                 shutil.rmtree(cache)
             elif hurt < 0.7:
-                files = sorted(path for path in cache.rglob("*") if path.is_file())
+                own = sorted(tag.parent for tag in cache.rglob(TAG))
+                files = sorted(path for folder in own for path in folder.rglob("*") if path.is_file() and path.name != TAG)
                 for path in self._random.sample(files, len(files) // 5):
                     self._hurt(path)
 
