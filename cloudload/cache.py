@@ -65,7 +65,7 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
 
 
 class ShardCache:
-    """The shards of a corpus, by number. One per process; threads may share it."""
+    """The shards of a corpus, by number. One per process, for one of its threads; threads of its own fetch ahead."""
 
     def __init__(
         self, corpus: Corpus, root: Path, retry: Retry, *, limit_bytes: int | None = None, threads: int = 4, verify: str
