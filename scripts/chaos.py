@@ -314,9 +314,9 @@ class Chaos:
     def _hurt_caches(self, campaign: Campaign) -> None:
         for cache in campaign.folder.glob("cache-*"):
             hurt = self._random.random()
-            if hurt < 0.2:
+            if hurt < 0.5:
                 shutil.rmtree(cache)
-            elif hurt < 0.7:
+            elif hurt < 0.8:
                 own = sorted(tag.parent for tag in cache.rglob(TAG))
                 files = sorted(path for folder in own for path in folder.rglob("*") if path.is_file() and path.name != TAG)
                 for path in self._random.sample(files, len(files) // 5):
