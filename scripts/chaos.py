@@ -62,6 +62,8 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10_000, help="injected faults, at least")
     parser.add_argument("--share", type=float, default=0.2, help="of all requests that fail")
     parser.add_argument("--documents", type=int, default=6_000, help="of each campaign")
+    parser.add_argument("--wipe", type=float, default=0.4, help="share of the caches that are wiped before a job")
+    parser.add_argument("--pause", type=float, default=2.0, help="seconds of a job's work before its end, at most")
     parser.add_argument("--jobs", type=int, default=25, help="of each campaign, at most")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -264,7 +266,7 @@ class Chaos:
                 return False
             if rows.exists() and rows.stat().st_size:
                 if action != "none":
-                    time.sleep(self._random.uniform(0.0, 2.0))
+                    time.sleep(self._random.uniform(0.0, self._args.pause))
                 return True
             time.sleep(0.02)
         return False
@@ -314,9 +316,9 @@ class Chaos:
     def _hurt_caches(self, campaign: Campaign) -> None:
         for cache in campaign.folder.glob("cache-*"):
             hurt = self._random.random()
-            if hurt < 0.5:
+            if hurt < self._args.wipe:
                 shutil.rmtree(cache)
-            elif hurt < 0.8:
+            elif hurt < self._args.wipe + 0.4:
                 own = sorted(tag.parent for tag in cache.rglob(TAG))
                 files = sorted(path for folder in own for path in folder.rglob("*") if path.is_file() and path.name != TAG)
                 for path in self._random.sample(files, len(files) // 5):

@@ -158,4 +158,6 @@ def _error_of(batches: Iterator[Any]) -> str:
 
 
 if __name__ == "__main__":
+    # which a shell's background job, and so what it starts, ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     train(json.loads(sys.argv[1]))
