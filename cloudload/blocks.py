@@ -47,8 +47,10 @@ def process_blocks(plan: Plan) -> Iterator[BatchParts]:
         for worker in workers:
             worker.await_start()
         while True:
-            packed = [worker.receive() for worker in workers]
-            yield from _by_batch([unpack_block(each, ring) for each in packed if each is not None])
+            packed = [block for worker in workers if (block := worker.receive()) is not None]
+            if len(packed) < len(workers):
+                return
+            yield from _by_batch([unpack_block(block, ring) for block in packed])
     finally:
         # not left to the collector: the next iteration must not fork beside these
         end_workers(workers)
