@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 MEASURED_VERSIONS = ("0.3.5",)
 """The versions of fastokens that were found to give tokenizers' ids."""
 
-# part of the name of a kept result: one more whenever the sweep is another
 _FOLDER = "tokenizers"
+# part of the name of a kept result: one more whenever the sweep is another
 _SWEEP = 1
 # the last line of a finding: one that is cut short is none
 _SWEPT = "swept"

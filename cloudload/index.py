@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from cloudload.errors import DatasetError
+from cloudload.left_overs import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
 # of a corpus of 10^6 shards, an index has some 500 bytes and 30 values for each
@@ -44,7 +45,7 @@ _FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.item
 _MOST_SHARD_BYTES = (1 << 32) - 1
 # the cache adds up to 18 bytes, and a name of a file system has up to 255
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
-_CACHE_SUFFIXES = (".part", ".lock")
+_CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
 # names as writers make them, of which a million need no longer look
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)")
 

@@ -38,10 +38,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from chaos_rank import PATIENCE_S, Campaign, Job, describe, hash_rows, run_rank  # noqa: E402 - needs the path set above
 from fault_proxy import Fault, FaultProxy, start_fault_proxy  # noqa: E402
+from fault_rows import shared_memory, soon  # noqa: E402
+from jobs import command_of  # noqa: E402
 from servers import S3Server, start_s3  # noqa: E402
 
+from cloudload.left_overs import TAG  # noqa: E402
+
 BUCKET = "cloudload"
-TAG = "CACHEDIR.TAG"
 MARK = "CLOUDLOAD_CHAOS"
 NUM_LANES = 24
 END_S = PATIENCE_S + 30.0
@@ -223,7 +226,7 @@ class Chaos:
 
     def _run_job(self, campaign: Campaign, job: Job, littered: set[tuple[str, int]]) -> str:
         self._proxy.set_faults(self._make_faults())
-        shared_memory, launched = _shared_memory(), time.monotonic()
+        named, launched = shared_memory(), time.monotonic()
         ranks = [self._context.Process(target=run_rank, args=(campaign, job, rank)) for rank in range(job.ranks)]
         for rank in ranks:
             rank.start()
@@ -249,14 +252,14 @@ class Chaos:
                 self._errors["waits for gloo to connect"] += 1
             else:
                 self._fail(f"job {job.number} hung after {action}: {describe(job)}\n{_last_words(campaign, job)}")
-        elif not _soon(lambda: self._family() <= self._servants):
-            left = [_command(pid) for pid in self._family() - self._servants]
+        elif not soon(lambda: self._family() <= self._servants):
+            left = [command_of(pid) for pid in self._family() - self._servants]
             self._fail(f"job {job.number} left processes after {action}: {left}")
         if action != "none":
             self._slowest_end_s = max(self._slowest_end_s, time.monotonic() - acted)
         for pid in self._family() - self._servants:
             _kill(pid)
-        if more := _shared_memory() - shared_memory:
+        if more := shared_memory() - named:
             self._fail(f"job {job.number} left {more} in /dev/shm after {action}")
         self._done[action] += 1
         self._faults.update(request.action for request in self._proxy.requests() if request.action)
@@ -393,26 +396,8 @@ def _left_overs(campaign: Campaign, nodes: int) -> set[tuple[str, int]]:
     return found
 
 
-def _shared_memory() -> set[str]:
-    """What Python and torch have named there."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "mp-"))}
-
-
 def _last_words(campaign: Campaign, job: Job) -> str:
     return "\n".join(job.log_file(campaign, rank).read_text(errors="replace")[-2000:] for rank in range(job.ranks))
-
-
-def _soon(condition: Any) -> bool:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(condition())
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return str(pid)
 
 
 def _kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
