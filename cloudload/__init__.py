@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cloudload.convert import convert_to_mds as convert_to_mds
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.loader import CloudLoader as CloudLoader
+    from cloudload.passes import FromStart as FromStart
     from cloudload.state import merge_state_dicts as merge_state_dicts
 
 # imported when first used, so that `cloudload --help` and the converter never wait for torch
@@ -25,12 +26,13 @@ _HOMES = {
     "Batch": "batch",
     "CloudLoader": "loader",
     "CloudloadError": "errors",
+    "FromStart": "passes",
     "Retry": "backends",
     "Stream": "config",
     "convert_to_mds": "convert",
     "merge_state_dicts": "state",
 }
-__all__ = ["Batch", "CloudLoader", "CloudloadError", "Retry", "Stream", "convert_to_mds", "merge_state_dicts"]
+__all__ = ["Batch", "CloudLoader", "CloudloadError", "FromStart", "Retry", "Stream", "convert_to_mds", "merge_state_dicts"]
 
 
 def __getattr__(name: str) -> Any:

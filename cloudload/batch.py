@@ -37,6 +37,11 @@ class Batch(dict[str, torch.Tensor]):
             self._spans = _join_spans(self._spans)
         return self._spans
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of documents in its rows, without padding."""
+        return int((self.spans[:, 5] - self.spans[:, 4]).sum())
+
 
 SpanParts = list[tuple[Ints, int, slice | Ints]]
 """Spans of some rows of a block, the first of these rows, and where they stand in the batch."""

@@ -26,6 +26,7 @@ FIELDS = ("position_ids", "segment_ids", "cu_seqlens")
 START_METHODS = (None, "fork", "spawn", "forkserver")
 ONCE, ALWAYS, OFF = "once", "always", "off"
 VERIFICATIONS = (ONCE, ALWAYS, OFF)
+EPOCH = "epoch"
 AUTO = "auto"
 HF = "hf"
 FASTOKENS = "fastokens"
@@ -227,8 +228,11 @@ class DeliveryConfig:
     `always`, also whenever a process first opens it; or `off`. Sizes and heads are always checked."""
     retry: Retry = field(default_factory=Retry)
     """How long the store is tried."""
+    stop_every: int | str | None = None
+    """When a pass over the loader ends: after so many batches of the run, at each `epoch` of the data, or, None, with the run."""
     exchange_every: int = 1
-    """Batches between exchanges of cursors among the ranks; a resume replays at most one less. Always 1 with `epochs`."""
+    """Batches between exchanges of cursors among the ranks; a resume replays at most one less. Always 1 with `epochs`, and with
+    stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
     """Seconds that a rank waits for the others."""
     start_method: str | None = None
@@ -250,6 +254,10 @@ class DeliveryConfig:
             _check_choice("fields", name, FIELDS)
         if self.predownload is not None:
             _check_positive("predownload", self.predownload)
+        if self.stop_every is not None and self.stop_every != EPOCH:
+            if not isinstance(self.stop_every, int):
+                raise ValueError(f"stop_every is {self.stop_every!r}; give a number of batches, or {EPOCH!r}")
+            _check_positive("stop_every", self.stop_every)
         if not isinstance(self.exchange_timeout_s, int | float) or self.exchange_timeout_s <= 0:
             raise ValueError(f"exchange_timeout_s is {self.exchange_timeout_s!r}; it must be a number of seconds above 0")
         _check_choice("tokenizer_backend", self.tokenizer_backend, TOKENIZER_BACKENDS)

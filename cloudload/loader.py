@@ -25,17 +25,18 @@ from cloudload.batch import Batch
 from cloudload.batches import Batches
 from cloudload.blocks import BatchParts, inline_blocks, process_blocks
 from cloudload.cache import default_cache, open_cache_folder
-from cloudload.config import AUTO, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
+from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
 from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.gate import choose_backend
 from cloudload.lanes import Ints, World, check_world, find_world
+from cloudload.passes import Pass
 from cloudload.plan import NOT_DRY, Plan
 from cloudload.position import Position
 from cloudload.recipe import open_recipe
 from cloudload.resume import go_on
 from cloudload.state import State, build_state, mask_lanes, read_state
-from cloudload.stats import COUNTS, Stats, StreamStats
+from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, Stats, StreamStats
 from cloudload.tail import next_stages
 from cloudload.trace import TracedSpan, Tracer
 from cloudload.working_set import check_cache_limit
@@ -48,10 +49,10 @@ _HISTORY = 4
 class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text; exact to the token across restarts and world sizes.
 
-    Iterating goes on from where the loader stands: after the last batch handed out, or where `load_state_dict` put it. A loader
-    has one live iterator: a new one ends the old, which raises if it is
-    asked on, and one that nobody holds has ended, with its workers. After the last batch
-    of `epochs` there is nothing left to iterate.
+    Iterating goes on from where the loader stands: after the last batch handed out, or where `load_state_dict` put it, to the
+    end of the run, or to where `stop_every` has a pass end. A loader has one live iterator: when a new one is first asked for a
+    batch it ends the old, which raises if it is asked on, and one that nobody holds has ended, with its workers. After the last
+    batch of `epochs` there is nothing left to iterate.
 
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of them: read as one corpus, or, where they have
@@ -104,6 +105,7 @@ class CloudLoader:
         cache_limit: int | str | None = None,
         verify: str = ONCE,
         retry: Retry | None = None,
+        stop_every: int | str | None = None,
         exchange_every: int = 1,
         exchange_timeout_s: float = 1800.0,
         start_method: str | None = None,
@@ -148,14 +150,20 @@ class CloudLoader:
             cache_limit=cache_limit,
             verify=verify,
             retry=retry or Retry(),
-            # a finite run must agree on its last batch before it is handed out
-            exchange_every=exchange_every if epochs is None else 1,
+            stop_every=stop_every,
+            # where data ends a pass, the ranks must agree on its last batch before it is handed out
+            exchange_every=exchange_every if epochs is None and stop_every != EPOCH else 1,
             exchange_timeout_s=exchange_timeout_s,
             start_method=start_method,
             pin_memory=pin_memory,
             dp_rank=dp_rank,
             dp_world_size=dp_world_size,
         )
+        if stop_every == EPOCH and self._asked.is_mixed:
+            raise ValueError(
+                f"stop_every is {EPOCH!r}, but streams that are mixed by proportion each have epochs of their own. "
+                "Give a number of batches"
+            )
         if num_lanes is not None:
             check_world(num_lanes, self._find_world().size)
         self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
@@ -166,6 +174,7 @@ class CloudLoader:
         self._knows_all_lanes = True
         # an iteration holds the loader, not the other way round: one that is dropped ends at once
         self._iteration: Callable[[], Batches | None] = _nothing
+        self._kept: Batches | None = None
         self._tracer: Tracer | None = None
         self._start_at(Position.start(self._recipe))
 
@@ -177,7 +186,33 @@ class CloudLoader:
     # ------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._iterate()
+        return Pass(self._begin_pass, lambda: self._num_passes(self._history[-1]), self._keep)
+
+    def _begin_pass(self) -> Batches:
+        kept, self._kept = self._kept, None
+        return kept or self._iterate()
+
+    def _keep(self, batches: Batches) -> None:
+        """Between two passes the workers read on."""
+        if not batches.is_over:
+            self._kept = batches
+
+    def _num_passes(self, position: Position) -> int:
+        """The passes that are complete at a position."""
+        every = self._delivery.stop_every
+        if every is None:
+            return 0
+        if isinstance(every, int):
+            return position.batches // every
+        [component] = self._recipe.components
+        read = int(position.counts[:, [DOCUMENTS, FILTERED, EMPTY]].sum())
+        # the last epoch ends with the run
+        return min(read // component.lanes.num_positions, (self._asked.epochs or 1 << 62) - 1)
+
+    @property
+    def is_at_stop(self) -> bool:
+        """Whether the batch last handed out was the last of a pass that `stop_every` ends."""
+        return len(self._history) > 1 and self._num_passes(self._history[-1]) > self._num_passes(self._history[-2])
 
     def _iterate(self) -> Batches:
         self._stop_iteration("another was begun")
@@ -186,8 +221,8 @@ class CloudLoader:
         return batches
 
     def take(self, number: int) -> Iterator[Batch]:
-        """The next `number` batches, or fewer where the data ends."""
-        return itertools.islice(iter(self), number)
+        """The next `number` batches, or fewer where the data ends; `stop_every` does not end them."""
+        return itertools.islice(Pass(self._begin_pass, lambda: 0, self._keep), number)
 
     def skip(self, number: int) -> None:
         """Pass over the next `number` global batches: call it on every rank alike.
@@ -204,15 +239,22 @@ class CloudLoader:
         return True  # and not what len() says, where it says anything
 
     def __len__(self) -> int:
-        """Batches of the whole run with this batch size and world.
+        """Batches of a pass: `stop_every`, where it is a number; else those of the whole run with this batch size and world.
 
-        Known only where every document is a row of its own; raises `TypeError` everywhere else, for only the tokens can tell.
+        These are known only where every document is a row of its own; raises `TypeError` everywhere else, for only the tokens
+        can tell.
         """
+        if isinstance(self._delivery.stop_every, int):
+            return self._delivery.stop_every
         config = self._asked
         is_known = config.packing == "one_per_row" and config.overflow == "cut" and config.epochs is not None
+        is_known = is_known and self._delivery.stop_every is None
         is_known = is_known and config.transform is None and config.min_tokens <= 1
         if not is_known or not all(bos is not None or eos is not None for bos, eos in self._recipe.tokenizer.frames):
-            raise TypeError("how many batches there are is known only with packing='one_per_row', overflow='cut' and epochs=N")
+            raise TypeError(
+                "how many batches there are is known only with stop_every=N, or with packing='one_per_row', overflow='cut' and "
+                "epochs=N. (A CloudLoader is no dataset: iterate over it, and do not wrap it in a DataLoader)"
+            )
         rows = (config.epochs or 0) * self._recipe.components[0].lanes.num_positions
         global_batch = self._delivery.batch_size * self._find_world().size
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
@@ -263,10 +305,10 @@ class CloudLoader:
         if self._exchange is None:
             self._exchange = DistributedExchange(self._delivery.exchange_timeout_s) if self._can_exchange() else NoExchange()
         is_alone = world.size > 1 and isinstance(self._exchange, NoExchange)
-        if is_alone and self._asked.epochs is not None:
+        if is_alone and (self._asked.epochs is not None or self._delivery.stop_every == EPOCH):
             raise RanksDisagreeError(
-                f"epochs={self._asked.epochs} on {world.size} ranks: to end on the same step they have to communicate. "
-                "Initialise torch.distributed before iterating, or leave epochs out and use take(n)"
+                f"{'epochs' if self._asked.epochs else 'stop_every'} on {world.size} ranks: to end on the same step they have to "
+                "communicate. Initialise torch.distributed before iterating, or leave it out and use take(n)"
             )
         self._knows_all_lanes &= not is_alone
         residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
@@ -278,6 +320,7 @@ class CloudLoader:
                 "batch_size": self._delivery.batch_size,
                 "tail": self._delivery.tail,
                 "exchange_every": self._delivery.exchange_every,
+                "stop_every": self._delivery.stop_every,
                 "world_size": world.size,
                 "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks)": world.ranks_per_node,
                 "rows": position.rows,
@@ -311,7 +354,7 @@ class CloudLoader:
         batches = self._iteration()
         if batches is not None:
             batches.close(reason)
-        self._iteration = _nothing
+        self._iteration, self._kept = _nothing, None
 
     # ------------------------------------------------------------ saving and resuming
 
@@ -386,6 +429,16 @@ class CloudLoader:
     def num_lanes(self) -> int:
         """The lanes of the run."""
         return self._recipe.num_lanes
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per rank and step."""
+        return self._delivery.batch_size
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens a row."""
+        return self._asked.seq_len
 
     @property
     def vocab_size(self) -> int:

@@ -72,7 +72,7 @@ def run_leg(make_loader: MakeLoader, leg: Leg, state: State | None = None) -> tu
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
-        iterators: list[Any] = [iter(loader) for loader in loaders]
+        iterators: list[Any] = [loader._begin_pass() for loader in loaders]
         rows: list[Row] = []
         states = [_common_state(loaders)]
         while leg.batches is None or len(states) <= leg.batches:

@@ -244,7 +244,7 @@ def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
             loader_of(str(tmp_path / "mds"), cache, batch_size=2, num_workers=0, tokenizer_backend="hf") as loader,
             pytest.raises(CacheError, match="lies within the dataset"),
         ):
-            iter(loader)
+            next(iter(loader))
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -306,7 +306,7 @@ def test_a_limit_below_the_working_set_is_refused_with_the_number_that_would_do(
         return loader_of(s3_url, tmp_path, batch_size=4, num_workers=1, download_threads=1, cache_limit=limit)
 
     with loader_with(9_000) as loader, pytest.raises(CacheError, match=r"cache_limit 9,000 is below the [\d,]+ bytes") as refusal:
-        iter(loader)
+        next(iter(loader))
     enough = int(str(refusal.value).split("Raise it to ")[1].split(" or more")[0].replace(",", ""))
     with loader_with(enough) as loader:
         assert sum(len(batch["input_ids"]) for batch in loader)

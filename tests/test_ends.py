@@ -342,7 +342,7 @@ def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None
     with pytest.raises(
         RanksDisagreeError, match=r"epochs=1 on 3 ranks.*[Ii]nitialise torch.distributed.*leave epochs out.*take\(n\)"
     ):
-        iter(loader)
+        next(iter(loader))
 
 
 # ---------------------------------------------------------------- resuming about the end

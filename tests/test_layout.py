@@ -76,6 +76,7 @@ ORDER = [
     "worker_processes",
     "blocks",
     "batches",
+    "passes",
     "loader",
     "provenance",
     "testing",

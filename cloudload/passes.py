@@ -1,0 +1,52 @@
+"""What `iter(loader)` gives: a pass over the batches, from where the loader stands to where it stops.
+
+    stop_every=3        first pass: batches 1 2 3 · next: 4 5 6 · resumed after batch 4: 5 6 · next: 7 8 9
+
+The workers that read ahead go on from one pass to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from cloudload.batch import Batch
+from cloudload.batches import Batches
+
+if TYPE_CHECKING:
+    from cloudload.loader import CloudLoader
+
+
+class Pass(Iterator[Batch]):
+    """One pass; nothing is begun before its first batch is asked for."""
+
+    def __init__(self, begin: Callable[[], Batches], num_complete: Callable[[], int], keep: Callable[[Batches], None]) -> None:
+        self._begin, self._num_complete, self._keep = begin, num_complete, keep
+        self._batches: Batches | None = None
+        self._stop, self._is_over = 0, False
+
+    def __next__(self) -> Batch:
+        if self._is_over:
+            raise StopIteration
+        if self._batches is None:
+            self._batches, self._stop = self._begin(), self._num_complete() + 1
+        elif self._num_complete() >= self._stop:
+            self._is_over = True
+            self._keep(self._batches)
+            self._batches = None
+            raise StopIteration
+        return next(self._batches)
+
+
+class FromStart:
+    """A loader of which every pass begins where it stands now: an evaluation reads the same batches each time.
+
+    Give it a loader of its own, with `epochs=1`, or with `stop_every` for a part of the data.
+    """
+
+    def __init__(self, loader: CloudLoader) -> None:
+        self._loader, self._start = loader, loader.state_dict()
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._loader.load_state_dict(self._start)
+        return iter(self._loader)
