@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from cloudload.config import Stream as Stream
     from cloudload.convert import convert_to_mds as convert_to_mds
     from cloudload.errors import CloudloadError as CloudloadError
+    from cloudload.from_start import FromStart as FromStart
     from cloudload.loader import CloudLoader as CloudLoader
-    from cloudload.passes import FromStart as FromStart
     from cloudload.state import merge_state_dicts as merge_state_dicts
 
 # imported when first used, so that `cloudload --help` and the converter never wait for torch
@@ -26,7 +26,7 @@ _HOMES = {
     "Batch": "batch",
     "CloudLoader": "loader",
     "CloudloadError": "errors",
-    "FromStart": "passes",
+    "FromStart": "from_start",
     "Retry": "backends",
     "Stream": "config",
     "convert_to_mds": "convert",

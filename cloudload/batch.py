@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,8 @@ from cloudload.config import DeliveryConfig
 from cloudload.lanes import Ints
 from cloudload.plan import NOT_DRY, Block
 from cloudload.segments import IGNORED_LABEL, cu_seqlens, mask_document_edges, position_ids, segment_ids
+
+UNKNOWN = -1
 
 
 class Batch(dict[str, torch.Tensor]):
@@ -23,16 +25,31 @@ class Batch(dict[str, torch.Tensor]):
 
     `first_row` is the row of the run that the rank's first row is, `row_step` the distance to the next; `spans` says what the
     rows are made of: int64 [spans, 6] with the columns of `cloudload.pack.SPAN_FIELDS` (row of the batch, stream, epoch, sample,
-    start, stop).
+    start, stop). A copy that a framework makes of the tensors alone knows none of these.
     """
 
-    def __init__(self, tensors: dict[str, torch.Tensor], spans: Ints | SpanParts, first_row: int, row_step: int) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        spans: Ints | SpanParts | None = None,
+        first_row: int = UNKNOWN,
+        row_step: int = UNKNOWN,
+    ) -> None:
         super().__init__(tensors)
         self._spans, self.first_row, self.row_step = spans, first_row, row_step
+
+    def to(self, device: Any, non_blocking: bool = False) -> Batch:
+        """The batch with its tensors on another device."""
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()}
+        return Batch(moved, self._spans, self.first_row, self.row_step)
 
     @property
     def spans(self) -> Ints:
         """What the rows are made of; joined when it is first asked for."""
+        if self._spans is None:
+            raise ValueError(
+                "this is a copy of a batch's tensors, which knows no spans; ask the batch that the loader handed out"
+            )
         if isinstance(self._spans, list):
             self._spans = _join_spans(self._spans)
         return self._spans

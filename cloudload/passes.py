@@ -8,13 +8,9 @@ The workers that read ahead go on from one pass to the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from cloudload.batch import Batch
 from cloudload.batches import Batches
-
-if TYPE_CHECKING:
-    from cloudload.loader import CloudLoader
 
 
 class Pass(Iterator[Batch]):
@@ -36,17 +32,3 @@ class Pass(Iterator[Batch]):
             self._batches = None
             raise StopIteration
         return next(self._batches)
-
-
-class FromStart:
-    """A loader of which every pass begins where it stands now: an evaluation reads the same batches each time.
-
-    Give it a loader of its own, with `epochs=1`, or with `stop_every` for a part of the data.
-    """
-
-    def __init__(self, loader: CloudLoader) -> None:
-        self._loader, self._start = loader, loader.state_dict()
-
-    def __iter__(self) -> Iterator[Batch]:
-        self._loader.load_state_dict(self._start)
-        return iter(self._loader)

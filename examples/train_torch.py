@@ -1,151 +1,92 @@
-"""Pretrain a small GPT in plain torch, straight from object storage; stop it whenever you like, resume it on other ranks.
+"""Pretrain in plain torch, with DDP or FSDP2, and torch.distributed.checkpoint; stop whenever you like, resume on other ranks.
 
 torchrun --nproc-per-node 2 examples/train_torch.py s3://bucket/corpus --steps 300
-torchrun --nproc-per-node 4 examples/train_torch.py s3://bucket/corpus --steps 600 --resume
+torchrun --nproc-per-node 4 examples/train_torch.py s3://bucket/corpus --steps 600 --resume      (FSDP=1 for FSDP2)
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
 import os
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+import torch.distributed.checkpoint as dcp
+from tiny_gpt import GPT, parse_arguments
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
 
-from cloudload import Batch, CloudLoader
-
-
-class Block(nn.Module):
-    """Causal attention, then a feed-forward layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (-1, 32)).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1))
-        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.feed_forward(self.norm_2(x))
+from cloudload import CloudLoader
+from cloudload.integrations.dcp import LoaderState
 
 
-class GPT(nn.Module):
-    """The embedding is also the output layer."""
+class TrainState:
+    """Model and optimizer as DCP saves them, sharded or not."""
 
-    def __init__(self, vocab_size: int, seq_len: int, width: int, depth: int) -> None:
-        super().__init__()
-        self.embed, self.position = nn.Embedding(vocab_size, width), nn.Parameter(torch.zeros(seq_len, width))
-        self.blocks, self.norm = nn.Sequential(*(Block(width) for _ in range(depth))), nn.LayerNorm(width)
-        nn.init.normal_(self.embed.weight, std=0.02)
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        x = self.embed(input_ids) + self.position[: input_ids.shape[1]]
-        logits = nn.functional.linear(self.norm(self.blocks(x)), self.embed.weight)
-        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
 
-
-def save_checkpoint(folder: Path, **content: Any) -> None:
-    """Write `step-N.pt` whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(content, folder / "checkpoint.tmp")
-    os.replace(folder / "checkpoint.tmp", folder / f"step-{content['step']:07}.pt")
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
-def load_checkpoint(folder: Path) -> dict[str, Any]:
-    """The last checkpoint of a folder."""
-    if files := sorted(folder.glob("step-*.pt")):
-        return dict(torch.load(files[-1], map_location="cpu", weights_only=True))
-    raise SystemExit(f"no checkpoint in {folder}: start without --resume")
-
-
-def describe_rows(batch: Batch) -> dict[int, str]:
-    """What a rank was handed: each row's number in the run, and a hash of its tokens."""
-    hashes = [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in batch["input_ids"]]
-    return {batch.first_row + place * batch.row_step: row_hash for place, row_hash in enumerate(hashes)}
-
-
-def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Train from the start, or from the last checkpoint, to step `args.steps`."""
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(args.seed)
+def main() -> None:
+    args = parse_arguments(__doc__)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo")
     loader = CloudLoader(
         args.data,
         tokenizer=args.tokenizer,
         seq_len=args.seq_len,
-        batch_size=args.global_batch // num_ranks,
+        batch_size=args.global_batch // args.accumulate // dist.get_world_size(),
         seed=args.seed,
         num_workers=args.workers,
         local=args.cache,
+        stop_every=args.epoch_batches,
         pin_memory=device.type == "cuda",
     )
-    model = GPT(loader.vocab_size, args.seq_len, args.width, args.depth).to(device)
+    model: nn.Module = GPT(loader.vocab_size, args).to(device)
+    if os.environ.get("FSDP"):
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+    states = {"train": TrainState(model, optimizer), "loader": LoaderState(loader)}
     step = 0
     if args.resume:
-        checkpoint = load_checkpoint(args.checkpoints)
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        loader.load_state_dict(checkpoint["loader"])
-        step = checkpoint["step"]
-    parallel = nn.parallel.DistributedDataParallel(model, [device.index] if device.type == "cuda" else None)
+        last = max(args.out.glob("step-*/.metadata")).parent  # DCP writes this file last
+        dcp.load(states, checkpoint_id=last)
+        step = int(last.name.removeprefix("step-"))
     with loader:
-        batches = iter(loader)
+        batches = every_pass(loader)
         while step < args.steps:
-            started = time.perf_counter()
-            batch = next(batches)
-            wait_s = time.perf_counter() - started
-            step += 1
-            optimizer.param_groups[0]["lr"] = args.lr * min(1.0, step / args.warmup)
-            loss = parallel(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})
-            optimizer.zero_grad()
-            loss.backward()
+            if step % args.save_every == 0:
+                dcp.save(states, checkpoint_id=args.out / f"step-{step:07}")
+            for _ in range(args.accumulate):
+                batch = next(batches)
+                loss = model(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})["loss"]
+                (loss / args.accumulate).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            mean_loss = loss.detach() / num_ranks
-            dist.all_reduce(mean_loss)
-            step_s = time.perf_counter() - started
-            if rank == 0:
-                print(f"step {step}  loss {mean_loss:.3f}  {step_s:.3f} s, of which {wait_s:.3f} s for the batch", flush=True)
-            if args.record:
-                line = {"step": step, "loss": mean_loss.item(), "step_s": step_s, "wait_s": wait_s, "rows": describe_rows(batch)}
-                with (args.record / f"rank-{rank}.jsonl").open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-            if rank == 0 and (step % args.save_every == 0 or step == args.steps):
-                states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-                save_checkpoint(args.checkpoints, step=step, **states)
+            optimizer.zero_grad()
+            step += 1
+            if dist.get_rank() == 0:
+                print(f"step {step}  loss {loss:.3f}  {loader.stats().tokens:,} tokens", flush=True)
+    dcp.save(states, checkpoint_id=args.out / f"step-{step:07}")
+    dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="URL or folder of an MDS dataset")
-    parser.add_argument("--tokenizer", default=str(Path(__file__).parent / "tokenizer"), help="name, folder or tokenizer.json")
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="folder, written every --save-every steps")
-    parser.add_argument("--cache", help="folder of the shard cache")
-    parser.add_argument(
-        "--record", type=Path, help="existing folder where each rank writes down, step by step, what it was handed"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    numbers = {"steps": 300, "save-every": 50, "warmup": 20, "global-batch": 16, "seq-len": 256, "seed": 17, "workers": 1}
-    parser.add_argument("--width", type=int, default=128, help="a multiple of 32; default 128")
-    for name, default in {**numbers, "depth": 4}.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
-    args = parser.parse_args()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        if args.global_batch % dist.get_world_size():
-            raise SystemExit(f"{dist.get_world_size()} ranks cannot share {args.global_batch} rows: change --global-batch")
-        train(args, device)
-    finally:
-        dist.destroy_process_group()
+def every_pass(loader: CloudLoader) -> Any:
+    """One pass after another; there are several only with `stop_every`."""
+    while True:
+        yield from loader
 
 
 if __name__ == "__main__":

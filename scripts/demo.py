@@ -227,7 +227,7 @@ def train(run: Run, data: str, length: Length, work: Path, record: Path) -> None
     checkpoints = work / run.checkpoints
     resumed = checkpoints.exists()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(run.ranks), str(ROOT / "examples" / "train_torch.py"), data, *["--resume"] * resumed]
+    command += ["--nproc-per-node", str(run.ranks), str(ROOT / "scripts" / "demo_trainer.py"), data, *["--resume"] * resumed]
     options = {"steps": run.stop, "save-every": length.save_every, "global-batch": GLOBAL_BATCH, "seq-len": SEQ_LEN}
     options |= {"checkpoints": checkpoints, "cache": work / run.cache, "record": record}
     command += [f"--{name}={value}" for name, value in options.items()]

@@ -78,6 +78,7 @@ ORDER = [
     "batches",
     "passes",
     "loader",
+    "from_start",
     "provenance",
     "testing",
     "cli",

@@ -1,0 +1,60 @@
+"""torchdata: a loader as a node, and as the dataset of a StatefulDataLoader.
+
+    torchdata.nodes.Loader(CloudloadNode(loader))
+    StatefulDataLoader(CloudloadDataset(loader), batch_size=None, num_workers=0)
+
+The loader has workers of its own; in torchdata's, every worker would read all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+from torchdata.nodes import BaseNode
+
+from cloudload.batch import Batch
+from cloudload.loader import CloudLoader
+
+
+class CloudloadNode(BaseNode[Batch]):
+    """A source of batches. Reset without a state, it goes on where the loader stands, as a new epoch does."""
+
+    def __init__(self, loader: CloudLoader) -> None:
+        super().__init__()
+        self._loader = loader
+        self._batches: Iterator[Batch] = iter(())
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        if initial_state is not None:
+            self._loader.load_state_dict(initial_state)
+        self._batches = iter(self._loader)
+
+    def next(self) -> Batch:
+        return next(self._batches)
+
+    def get_state(self) -> dict[str, Any]:
+        return self._loader.state_dict()
+
+
+class CloudloadDataset(IterableDataset[Batch]):
+    """Whole batches, for `StatefulDataLoader(..., batch_size=None, num_workers=0)`."""
+
+    def __init__(self, loader: CloudLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        if get_worker_info() is not None:
+            raise ValueError(
+                "a CloudLoader cannot be read in a DataLoader's workers: each would read all of it. "
+                "Give the DataLoader num_workers=0, and the CloudLoader num_workers=N"
+            )
+        return iter(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state)

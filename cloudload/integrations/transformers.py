@@ -1,0 +1,67 @@
+"""The Hugging Face Trainer: batches as they come, the state in `trainer_state.json`, no batch skipped or replayed.
+
+    class MyTrainer(CloudloadTrainer, Trainer): ...
+
+    MyTrainer(model, args, loader=loader).train(resume_from_checkpoint=True)
+
+The Trainer would wrap a dataset in a DataLoader of its own, read ahead, and share it out again; so it is given the loader itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from cloudload.errors import StreamChangedError
+from cloudload.from_start import FromStart
+from cloudload.loader import CloudLoader
+
+
+class CloudloadCallback(TrainerCallback, ExportableState):
+    """Saves the loader's state with each checkpoint, and loads it when training resumes."""
+
+    def __init__(self, loader: CloudLoader) -> None:
+        self.loader = loader
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"loader": self.loader.state_dict()}}
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # the loader stands where it should, there is nothing to skip
+        args.ignore_data_skip = True
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        name = type(self).__name__
+        saved = state.stateful_callbacks.get(name)
+        if state.global_step:
+            if saved is None:
+                raise StreamChangedError(
+                    f"the checkpoint of step {state.global_step} has no state of the loader: it was saved without "
+                    f"{name}. Load one that has it, or start a new run from its weights alone"
+                )
+            self.loader.load_state_dict(saved["attributes"]["loader"])
+        state.stateful_callbacks[name] = self.state()
+
+
+class CloudloadTrainer:
+    """What a Trainer that trains from a loader has more; goes before `Trainer` among the bases of a class."""
+
+    def __init__(self, *args: Any, loader: CloudLoader, eval_loader: CloudLoader | None = None, **kwargs: Any) -> None:
+        self.loader, self.eval_loader = loader, eval_loader
+        super().__init__(*args, callbacks=[*(kwargs.pop("callbacks", None) or ()), CloudloadCallback(loader)], **kwargs)  # type: ignore[call-arg]
+
+    def get_train_dataloader(self) -> Any:
+        return self.loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        if self.eval_loader is None or eval_dataset is not None:
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        return FromStart(self.eval_loader)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """With the numbers of `loader.stats()` as `cloudload/…` wherever a training loss is logged."""
+        if "loss" in logs:
+            logs |= {f"cloudload/{name}": value for name, value in self.loader.stats().as_dict().items()}
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]

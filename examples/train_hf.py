@@ -1,0 +1,52 @@
+"""Pretrain with the Hugging Face Trainer; stop whenever you like, resume on other ranks.
+
+torchrun --nproc-per-node 2 examples/train_hf.py s3://bucket/corpus --steps 300
+torchrun --nproc-per-node 4 examples/train_hf.py s3://bucket/corpus --steps 600 --resume
+"""
+
+from __future__ import annotations
+
+import os
+
+from tiny_gpt import GPT, parse_arguments
+from transformers import Trainer, TrainingArguments
+
+from cloudload import CloudLoader
+from cloudload.integrations.transformers import CloudloadTrainer
+
+
+class GPTTrainer(CloudloadTrainer, Trainer):
+    """A Trainer whose batches come from a loader."""
+
+
+def main() -> None:
+    args = parse_arguments(__doc__)
+    training_args = TrainingArguments(
+        output_dir=str(args.out),
+        max_steps=args.steps,
+        gradient_accumulation_steps=args.accumulate,
+        learning_rate=args.lr,
+        lr_scheduler_type="constant",
+        save_steps=args.save_every,
+        logging_steps=10,
+        report_to=[],
+        use_cpu=not os.environ.get("CUDA_VISIBLE_DEVICES"),
+        ddp_find_unused_parameters=False,
+    )
+    loader = CloudLoader(
+        args.data,
+        tokenizer=args.tokenizer,
+        seq_len=args.seq_len,
+        batch_size=args.global_batch // args.accumulate // training_args.world_size,
+        seed=args.seed,
+        num_workers=args.workers,
+        local=args.cache,
+        stop_every=args.epoch_batches,
+    )
+    with loader:
+        trainer = GPTTrainer(GPT(loader.vocab_size, args), training_args, loader=loader)
+        trainer.train(resume_from_checkpoint=args.resume)
+
+
+if __name__ == "__main__":
+    main()
