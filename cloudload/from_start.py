@@ -16,6 +16,7 @@ class FromStart:
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader, self._start = loader, loader.state_dict()
+        self.batch_size = loader.batch_size
 
     def __iter__(self) -> Iterator[Batch]:
         self._loader.load_state_dict(self._start)

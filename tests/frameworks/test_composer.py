@@ -1,0 +1,224 @@
+"""Composer, in one process: what it counts, splits, saves and restores. Runs where Composer is installed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from awkward import EOS, byte_tokenizer
+from corpora import random_documents, write_mds
+from torch import Tensor, nn
+
+from cloudload import CloudLoader
+
+composer = pytest.importorskip("composer")
+
+from composer import ComposerModel, Time, Trainer  # noqa: E402 - where it is installed
+from composer.loggers import InMemoryLogger  # noqa: E402
+
+from cloudload.integrations.composer import CloudloadMonitor, data_spec, eval_spec, split_batch  # noqa: E402
+
+SEQ_LEN = 16
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Model(ComposerModel):
+    """A bag of words that notes the rows that it is trained on, and evaluated on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(300))
+        self.trained: list[list[int]] = []
+        self.evaluated: list[list[int]] = []
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        (self.trained if self.training else self.evaluated).extend(batch["input_ids"].tolist())
+        return self.weight[batch["input_ids"]].mean()
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
+        return outputs
+
+    def eval_forward(self, batch: dict[str, Tensor], outputs: Any = None) -> Tensor:
+        return self(batch)
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
+
+
+def make_loader(folder: str, **options: Any) -> CloudLoader:
+    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": SEQ_LEN, "batch_size": 4, "num_workers": 0, "num_lanes": 12}
+    return CloudLoader(folder, **{**defaults, **options})
+
+
+def make_trainer(loader: CloudLoader, **options: Any) -> Trainer:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    defaults = {"train_dataloader": data_spec(loader), "max_duration": "6ba", "device": "cpu", "progress_bar": False}
+    return Trainer(model=model, optimizers=optimizer, **{**defaults, **options})
+
+
+def rows_of(loader: CloudLoader, number: int) -> list[list[int]]:
+    return [row for batch in loader.take(number) for row in batch["input_ids"].tolist()]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
+# ---------------------------------------------------------------- counting
+
+
+def test_samples_are_rows_and_tokens_are_those_of_documents(folder: str) -> None:
+    loader = make_loader(folder, packing="one_per_row", epochs=1)
+    trainer = make_trainer(loader, max_duration="1ep")
+    trainer.fit()
+    stats = loader.stats()
+    assert 0 < stats.tokens < SEQ_LEN * stats.rows
+    assert trainer.state.timestamp.token == stats.tokens
+    assert trainer.state.timestamp.sample == stats.rows
+
+
+def test_a_duration_in_tokens_ends_with_the_batch_that_reaches_it(folder: str) -> None:
+    trainer = make_trainer(make_loader(folder), max_duration=f"{10 * SEQ_LEN}tok")
+    trainer.fit()
+    assert trainer.state.timestamp.batch == 3
+
+
+def test_a_duration_in_epochs_goes_by_stop_every(folder: str) -> None:
+    loader = make_loader(folder, stop_every=4)
+    trainer = make_trainer(loader, max_duration="3ep")
+    trainer.fit()
+    assert (trainer.state.timestamp.batch, trainer.state.timestamp.epoch) == (12, 3)
+    assert trainer.state.model.trained == rows_of(make_loader(folder), 12)
+
+
+def test_microbatches_have_the_segments_of_their_own_rows(folder: str) -> None:
+    fields = ["position_ids", "segment_ids", "cu_seqlens"]
+    for batch in make_loader(folder, packing="best_fit", fields=fields, batch_size=5, epochs=1):
+        for size in (1, 2, 5, 8):
+            microbatches = split_batch(batch, size)
+            assert [len(each["input_ids"]) for each in microbatches] == [min(size, 5 - start) for start in range(0, 5, size)]
+            for name in ("input_ids", "labels", "position_ids", "segment_ids"):
+                assert torch.equal(torch.cat([each[name] for each in microbatches]), batch[name])
+            for each in microbatches:
+                assert each["cu_seqlens"][0] == 0
+                assert each["cu_seqlens"][-1] == each["input_ids"].numel()
+                assert each["cu_seqlens"].dtype == torch.int32
+                starts = each["position_ids"].flatten() == 0
+                assert starts[each["cu_seqlens"][:-1].long()].all()
+                assert each["max_seqlen"] == each["cu_seqlens"].diff().max()
+            lengths = torch.cat([each["cu_seqlens"].diff() for each in microbatches])
+            assert torch.equal(lengths, batch["cu_seqlens"].diff())
+
+
+def test_packed_microbatches_train_and_are_accumulated(folder: str) -> None:
+    loader = make_loader(folder, packing="best_fit", fields=["cu_seqlens"])
+    trainer = make_trainer(loader, device_train_microbatch_size=2, accumulate_train_batch_on_tokens=True)
+    trainer.fit()
+    assert trainer.state.model.trained == rows_of(make_loader(folder, packing="best_fit"), 6)
+
+
+# ---------------------------------------------------------------- saving and resuming
+
+
+@pytest.mark.parametrize(("saved_at", "epochs"), [("4ba", 1), ("1ep", 1), ("8ba", 2), ("6ba", 1)])
+def test_epochs_are_counted_right_wherever_a_checkpoint_was_saved(
+    folder: str, tmp_path: Path, saved_at: str, epochs: int
+) -> None:
+    """At the last batch of an epoch, Composer has not yet seen its end; at the end of the epoch, it has."""
+    loader = make_loader(folder, stop_every=4)
+    trainer = make_trainer(loader, max_duration="3ep", save_folder=str(tmp_path), save_interval=saved_at)
+    trainer.fit()
+    assert (trainer.state.timestamp.batch, trainer.state.timestamp.epoch) == (12, 3)
+    number = Time.from_timestring(saved_at).value
+    first = f"ep{epochs}-ba4-rank0.pt" if saved_at == "1ep" else f"ep{(number - 1) // 4}-ba{number}-rank0.pt"
+    resumed = make_loader(folder, stop_every=4)
+    again = make_trainer(resumed, max_duration="3ep", load_path=str(tmp_path / first))
+    again.fit()
+    assert (again.state.timestamp.batch, again.state.timestamp.epoch) == (12, 3)
+    batches = 4 if saved_at == "1ep" else number
+    assert again.state.model.trained == rows_of(make_loader(folder), 12)[4 * batches :]
+    assert again.state.timestamp.token == trainer.state.timestamp.token
+
+
+def test_a_state_saved_before_the_first_batch_starts_at_the_first(folder: str, tmp_path: Path) -> None:
+    trainer = make_trainer(make_loader(folder))
+    trainer.save_checkpoint(str(tmp_path / "first.pt"))
+    resumed = make_trainer(make_loader(folder), load_path=str(tmp_path / "first.pt"))
+    resumed.fit()
+    assert resumed.state.model.trained == rows_of(make_loader(folder), 6)
+
+
+def test_autoresume_and_a_dataloader_given_to_fit(folder: str, tmp_path: Path) -> None:
+    settings = {"save_folder": str(tmp_path), "save_interval": "2ba", "run_name": "a-run"}
+    make_trainer(make_loader(folder), max_duration="4ba", **settings).fit()
+    trainer = make_trainer(make_loader(folder), max_duration="6ba", autoresume=True, **settings)
+    trainer.fit()
+    assert trainer.state.model.trained == rows_of(make_loader(folder), 6)[16:]
+    other = make_trainer(make_loader(folder), train_dataloader=None, load_path=str(tmp_path / "ep0-ba4-rank0.pt"))
+    other.fit(train_dataloader=data_spec(make_loader(folder)))
+    assert other.state.model.trained == rows_of(make_loader(folder), 6)[16:]
+
+
+def test_a_state_is_loaded_without_unpickling_code(folder: str) -> None:
+    trainer = make_trainer(make_loader(folder))
+    trainer.fit()
+    buffer = io.BytesIO()
+    torch.save(trainer.state.state_dict()["dataset_state"], buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    loader = make_loader(folder)
+    make_trainer(loader).state._load_dataset_state(saved)
+    assert loader.rows == 24
+
+
+def test_a_sharded_checkpoint_takes_the_state_as_one_leaf(folder: str, tmp_path: Path) -> None:
+    """Composer's sharded checkpoints are DCP's, loaded into the fresh run's own state; FSDP itself would need a GPU."""
+    import torch.distributed.checkpoint as dcp
+
+    trainer = make_trainer(make_loader(folder))
+    trainer.fit()
+    dcp.save({"state": {"dataset_state": trainer.state.state_dict()["dataset_state"]}}, checkpoint_id=tmp_path / "sharded")
+    loader = make_loader(folder, num_lanes=12)
+    fresh = make_trainer(loader)
+    template = {"state": {"dataset_state": fresh.state.state_dict()["dataset_state"]}}
+    dcp.load(template, checkpoint_id=tmp_path / "sharded")
+    fresh.state._load_dataset_state(template["state"]["dataset_state"])
+    assert loader.state_dict() == {**trainer_loader_state(trainer), "tokenizer_backend": loader.state_dict()["tokenizer_backend"]}
+
+
+def trainer_loader_state(trainer: Trainer) -> dict[str, Any]:
+    import json
+
+    state: dict[str, Any] = json.loads(trainer.state.state_dict()["dataset_state"]["train"]["cloudload"])["loader"]
+    return state
+
+
+# ---------------------------------------------------------------- evaluating and logging
+
+
+def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(folder: str) -> None:
+    evaluation = eval_spec(make_loader(folder, epochs=1, batch_size=8))
+    trainer = make_trainer(make_loader(folder), eval_dataloader=evaluation, eval_interval="2ba")
+    trainer.fit()
+    once = [row for batch in make_loader(folder, epochs=1, batch_size=8) for row in batch["input_ids"].tolist()]
+    assert trainer.state.model.evaluated == once * 3
+    assert trainer.state.model.trained == rows_of(make_loader(folder), 6)
+
+
+def test_what_was_read_is_logged(folder: str) -> None:
+    loader, memory = make_loader(folder), InMemoryLogger()
+    make_trainer(loader, callbacks=[CloudloadMonitor(loader, every=2)], loggers=[memory]).fit()
+    [(_, first), *_, (_, last)] = memory.data["cloudload/tokens"]
+    assert (first, last) == (2 * 4 * SEQ_LEN, loader.stats().tokens)
+    assert "cloudload/padding" in memory.data
