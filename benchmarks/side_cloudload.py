@@ -44,4 +44,4 @@ def make_batches(request: Request) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    serve_batches(make_batches, ["cloudload", "torch", "tokenizers", "mosaicml-streaming"])
+    serve_batches(make_batches, ["cloudload", "torch", "tokenizers"])

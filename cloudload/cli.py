@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING if options.quiet else logging.INFO, format="%(message)s", stream=sys.stderr)
-    for library in ("botocore", "boto3", "urllib3", "google", "datasets", "huggingface_hub", "httpx", "fsspec"):
+    for library in ("botocore", "boto3", "urllib3", "google", "datasets", "huggingface_hub", "httpx", "httpx2", "fsspec"):
         logging.getLogger(library).setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
     try:

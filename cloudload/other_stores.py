@@ -128,8 +128,12 @@ class StreamingStore:
     """The downloaders of StreamingDataset, which can only read, and only whole objects."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
-        from streaming.base.storage.download import CloudDownloader
-
+        try:
+            from streaming.base.storage.download import CloudDownloader
+        except ImportError as error:
+            raise StoreError(
+                f"no way to read {scheme_of(url)}:// ({error}). Install Streaming: pip install 'cloudload[streaming]'"
+            ) from None
         with tempfile.TemporaryDirectory(prefix="cloudload-download-") as folder:
             path = Path(folder, "object")
             try:

@@ -6,6 +6,7 @@ become the control token.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -46,8 +47,10 @@ class TokenizerSpec:
     @cached_property
     def fingerprint(self) -> str:
         """Equal for tokenizers that give the same texts the same ids."""
+        # a document's ids come without the template, and transformers 5 adds one that does nothing
+        content = json.loads(self.json) | {"post_processor": None, "decoder": None}
         # sorted only here: a vocabulary read in another order than its ids' lies scattered in memory, and encodes a fifth slower
-        text = json.dumps(json.loads(self.json), sort_keys=True, ensure_ascii=False)
+        text = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -93,14 +96,24 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
         except Exception as error:
             raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from error
     try:
-        from transformers import AutoTokenizer
-
-        return _from_transformers(AutoTokenizer.from_pretrained(str(source), use_fast=True, trust_remote_code=False))
+        return _from_name(str(source))
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
             f"no tokenizer {str(source)!r}: {reason}. Give a name on the hub, a folder, or a tokenizer.json"
         ) from error
+
+
+def _from_name(name: str) -> tuple[Tokenizer, dict[str, str]]:
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+    from transformers.utils import cached_file
+
+    backend, names = _from_transformers(AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False))
+    with contextlib.suppress(OSError):  # there may be none
+        # as published: transformers 5 makes another tokenizer of some, whose ids may differ
+        backend = Tokenizer.from_file(cached_file(name, "tokenizer.json"))
+    return backend, names
 
 
 def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:

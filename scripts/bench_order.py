@@ -2,9 +2,10 @@
 
     python scripts/bench_order.py [--only scale quality window drift] [--documents 1e8]
 
-Prints Markdown tables. `scale`: seconds and memory of an epoch's order, each in a process of its own. `quality`: one canonical
-node's documents, shuffled. `window`: shards in use by the width of the shuffle. `drift`: lanes that read documents of log-normal
-sizes, one row each in turn, and what dealing documents by their bytes does about it. Shards have 5,000 documents, and 64 MB.
+Prints Markdown tables. `scale`: seconds and memory of an epoch's order, each in a process of its own, beside Streaming's (the
+extra `streaming`). `quality`: one canonical node's documents, shuffled. `window`: shards in use by the width of the shuffle.
+`drift`: lanes that read documents of log-normal sizes, one row each in turn, and what dealing documents by their bytes does about
+it. Shards have 5,000 documents, and 64 MB.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,13 @@ def test_nothing_imports_upwards(module: str) -> None:
     for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cloudload."):
             assert node.module.split(".")[1] in above, f"{module} imports {node.module}"
+
+
+def test_streaming_serves_its_own_stores_and_nothing_else() -> None:
+    users = [
+        path.stem for path in PACKAGE.glob("*.py") if re.search(r"^\s*(import|from) streaming\b", path.read_text(), re.MULTILINE)
+    ]
+    assert users == ["other_stores"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import http.server
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -223,6 +224,13 @@ def test_streamings_downloaders_fail_at_once_without_their_packages_and_settings
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OCI_CONFIG_FILE", str(tmp_path / "none"))
     with pytest.raises(StoreError, match=says):
+        read_object(url)
+
+
+@pytest.mark.parametrize("url", ["azure://account/key", "azure-dl://account/key", "oci://b@n/key", "dbfs:/key", "alipan:///key"])
+def test_without_streaming_its_stores_say_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "streaming.base.storage.download", None)
+    with within(SOON_S), pytest.raises(StoreError, match=r"no way to read .*pip install 'cloudload\[streaming\]'"):
         read_object(url)
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +112,30 @@ def test_dropout_inside_a_tokenizer_is_switched_off(tokenizer_folder: Path) -> N
     assert first == second == DocumentTokenizer(plain).encode(text, [0])[0].tolist()
 
 
-def test_a_slow_tokenizer_hears_what_to_do(tmp_path: Path) -> None:
-    from transformers import BertTokenizer
+def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(tokenizer_folder: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    shutil.copy(tokenizer_folder / "tokenizer.json", snapshot)
+    # transformers 5 puts this class's pre-tokenizer in the place of the published one
+    config = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": END, "eos_token": END, "unk_token": END}
+    (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    code = (
+        "from cloudload.tokenizer import load_tokenizer as load; spec = load('some/model'); print(spec.fingerprint, spec.frames)"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    assert printed.split(maxsplit=1) == [load_tokenizer(tokenizer_folder).fingerprint, "((None, 0),)\n"]
 
-    (tmp_path / "vocab.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\na\n")
-    with pytest.raises(TokenizerError, match=r"BertTokenizer is a slow tokenizer\. Use its fast form"):
-        load_tokenizer(BertTokenizer(str(tmp_path / "vocab.txt")))
+
+def test_a_slow_tokenizer_hears_what_to_do() -> None:
+    from transformers import ByT5Tokenizer
+
+    with pytest.raises(TokenizerError, match=r"ByT5Tokenizer is a slow tokenizer\. Use its fast form"):
+        load_tokenizer(ByT5Tokenizer())
 
 
 def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> None:
