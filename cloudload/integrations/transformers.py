@@ -2,13 +2,14 @@
 
     class MyTrainer(CloudloadTrainer, Trainer): ...
 
-    MyTrainer(model, args, loader=loader).train(resume_from_checkpoint=True)
+    MyTrainer(model, args, loader=loader, eval_dataset=FromStart(eval_loader)).train(resume_from_checkpoint=True)
 
 The Trainer would wrap a dataset in a DataLoader of its own, read ahead, and share it out again; so it is given the loader itself.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -48,17 +49,26 @@ class CloudloadCallback(TrainerCallback, ExportableState):
 class CloudloadTrainer:
     """What a Trainer that trains from a loader has more; goes before `Trainer` among the bases of a class."""
 
-    def __init__(self, *args: Any, loader: CloudLoader, eval_loader: CloudLoader | None = None, **kwargs: Any) -> None:
-        self.loader, self.eval_loader = loader, eval_loader
+    def __init__(self, *args: Any, loader: CloudLoader, **kwargs: Any) -> None:
+        self.loader = loader
         super().__init__(*args, callbacks=[*(kwargs.pop("callbacks", None) or ()), CloudloadCallback(loader)], **kwargs)  # type: ignore[call-arg]
 
     def get_train_dataloader(self) -> Any:
+        accumulate = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
+        with suppress(TypeError):
+            if len(self.loader) % accumulate:
+                raise ValueError(
+                    f"stop_every is {len(self.loader)}, which is not a multiple of gradient_accumulation_steps {accumulate}: "
+                    "what is accumulated at the end of a pass would be lost. Make it a multiple"
+                )
         return self.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        if self.eval_loader is None or eval_dataset is not None:
-            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
-        return FromStart(self.eval_loader)
+        """An `eval_dataset` may be a `FromStart`, or a dict with some."""
+        asked = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+        if isinstance(asked, str):
+            asked = self.eval_dataset[asked]  # type: ignore[attr-defined]
+        return asked if isinstance(asked, FromStart) else super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """With the numbers of `loader.stats()` as `cloudload/…` wherever a training loss is logged."""

@@ -8,36 +8,31 @@ from typing import Any
 
 import pytest
 import torch
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
-from torch import Tensor, nn
+from small import SEQ_LEN, Model, make_loader, rows_of
+from torch import Tensor
 
 from cloudload import CloudLoader
 
 composer = pytest.importorskip("composer")
 
-from composer import ComposerModel, Time, Trainer  # noqa: E402 - where it is installed
+from composer import Time, Trainer  # noqa: E402 - where it is installed
 from composer.loggers import InMemoryLogger  # noqa: E402
 
 from cloudload.integrations.composer import CloudloadMonitor, data_spec, eval_spec, split_batch  # noqa: E402
 
-SEQ_LEN = 16
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Model(ComposerModel):
-    """A bag of words that notes the rows that it is trained on, and evaluated on."""
+class ComposerModel(composer.ComposerModel):  # type: ignore[misc]
+    """The small model as Composer calls it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(300))
-        self.trained: list[list[int]] = []
-        self.evaluated: list[list[int]] = []
+        self.model = Model()
+        self.trained, self.evaluated = self.model.trained, self.model.evaluated
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        (self.trained if self.training else self.evaluated).extend(batch["input_ids"].tolist())
-        return self.weight[batch["input_ids"]].mean()
+        return self.model(batch["input_ids"], batch["labels"])["loss"]
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
         return outputs
@@ -49,25 +44,11 @@ class Model(ComposerModel):
         return {}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
-
-
-def make_loader(folder: str, **options: Any) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": SEQ_LEN, "batch_size": 4, "num_workers": 0, "num_lanes": 12}
-    return CloudLoader(folder, **{**defaults, **options})
-
-
 def make_trainer(loader: CloudLoader, **options: Any) -> Trainer:
-    model = Model()
+    model = ComposerModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     defaults = {"train_dataloader": data_spec(loader), "max_duration": "6ba", "device": "cpu", "progress_bar": False}
     return Trainer(model=model, optimizers=optimizer, **{**defaults, **options})
-
-
-def rows_of(loader: CloudLoader, number: int) -> list[list[int]]:
-    return [row for batch in loader.take(number) for row in batch["input_ids"].tolist()]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,131 @@
+"""Lightning, in one process: what it holds ahead is not in the state, and its epochs are the loader's passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import Model, make_loader, rows_of
+from torch import Tensor
+
+from cloudload import CloudLoader
+
+pytest.importorskip("lightning")
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from cloudload.integrations.lightning import CloudloadDataModule, CloudloadMonitor
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Module(LightningModule):
+    """The small model as Lightning calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss: Tensor = self.model(**batch)["loss"]
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.model(**batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(
+    loader: CloudLoader, folder: Path, *, ckpt_path: Any = None, eval_loader: Any = None, **options: Any
+) -> tuple[Any, Trainer]:
+    """The rows that were trained on, and the trainer."""
+    defaults = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(**{**defaults, "default_root_dir": str(folder), **options})
+    module = Module()
+    trainer.fit(module, datamodule=CloudloadDataModule(loader, eval_loader), ckpt_path=ckpt_path)
+    return module.model, trainer
+
+
+def save_every(steps: int, folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, filename="{step}", every_n_train_steps=steps, save_top_k=-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"stop_every": 3}, {"stop_every": "epoch"}])
+@pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 2}, {"limit_train_batches": 4}])
+@pytest.mark.parametrize("saved_after", [1, 2, 3, 6])
+def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
+    folder: str, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], saved_after: int
+) -> None:
+    each = settings.get("accumulate_grad_batches", 1)
+    callbacks = [save_every(saved_after, tmp_path)]
+    whole, _ = fit(make_loader(folder, **options), tmp_path, max_steps=8, callbacks=callbacks, **settings)
+    checkpoint = tmp_path / f"step={saved_after}.ckpt"
+    resumed, trainer = fit(make_loader(folder, **options), tmp_path, max_steps=8, ckpt_path=checkpoint, **settings)
+    assert trainer.global_step == 8
+    if settings != {"limit_train_batches": 4} and options != {"stop_every": 3}:
+        # where a pass ends in mid accumulation, Lightning takes a step
+        assert whole.trained == rows_of(make_loader(folder), 8 * each)
+    assert whole.trained[-len(resumed.trained) :] == resumed.trained
+    own = checkpoint_rows(checkpoint)
+    assert len(whole.trained) - len(resumed.trained) == own
+
+
+def checkpoint_rows(checkpoint: Path) -> int:
+    """How many rows the run had handed out by the saved state."""
+    saved = torch.load(checkpoint, weights_only=False)["CloudloadDataModule"]
+    return int(saved["rows"])
+
+
+def test_epochs_end_where_passes_end_and_a_resume_at_their_end_begins_the_next(folder: str, tmp_path: Path) -> None:
+    callbacks = [ModelCheckpoint(tmp_path, filename="{epoch}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=True)]
+    whole, trainer = fit(make_loader(folder, stop_every=3), tmp_path, max_epochs=3, callbacks=callbacks)
+    assert (trainer.global_step, trainer.current_epoch) == (9, 3)
+    assert whole.trained == rows_of(make_loader(folder), 9)
+    resumed, trainer = fit(make_loader(folder, stop_every=3), tmp_path, max_epochs=3, ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert (trainer.global_step, trainer.current_epoch) == (9, 3)
+    assert resumed.trained == whole.trained[-12:]
+
+
+def test_epochs_of_the_data_reach_lightning_though_no_length_is_known(folder: str, tmp_path: Path) -> None:
+    loader = make_loader(folder, stop_every="epoch", epochs=2)
+    whole, trainer = fit(loader, tmp_path, max_epochs=2)
+    assert trainer.current_epoch == 2
+    assert whole.trained == [row for batch in make_loader(folder, epochs=2) for row in batch["input_ids"].tolist()]
+
+
+def test_a_state_saved_before_the_first_batch_starts_at_the_first(folder: str, tmp_path: Path) -> None:
+    class Early(ModelCheckpoint):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "first.ckpt")
+
+    whole, _ = fit(make_loader(folder), tmp_path, max_steps=3, callbacks=[Early()])
+    resumed, _ = fit(make_loader(folder), tmp_path, max_steps=3, ckpt_path=tmp_path / "first.ckpt")
+    assert resumed.trained == whole.trained == rows_of(make_loader(folder), 3)
+
+
+def test_every_validation_reads_the_same_batches_and_leaves_training_alone(folder: str, tmp_path: Path) -> None:
+    callbacks = [save_every(3, tmp_path)]
+    eval_loader = make_loader(folder, epochs=1, batch_size=8)
+    settings = {"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 1}
+    model, _ = fit(make_loader(folder), tmp_path, max_steps=4, eval_loader=eval_loader, callbacks=callbacks, **settings)
+    once = [row for batch in make_loader(folder, epochs=1, batch_size=8) for row in batch["input_ids"].tolist()]
+    assert model.evaluated == once[:8] + 2 * once
+    assert model.trained == rows_of(make_loader(folder), 4)
+    resumed, _ = fit(make_loader(folder), tmp_path, max_steps=4, ckpt_path=tmp_path / "step=3.ckpt")
+    assert resumed.trained == model.trained[-4:]
+
+
+def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
+    loader = make_loader(folder)
+    logger = CSVLogger(tmp_path)
+    fit(loader, tmp_path, max_steps=4, callbacks=[CloudloadMonitor(loader)], logger=logger, log_every_n_steps=2)
+    head, first, *_ = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
+    assert "cloudload/tokens" in head
+    # Lightning reads one batch ahead
+    assert dict(zip(head.split(","), first.split(","), strict=True))["cloudload/tokens"] == str(3 * 4 * 16)

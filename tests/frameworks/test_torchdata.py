@@ -1,0 +1,70 @@
+"""torchdata, in one process: a loader as a node, and under a StatefulDataLoader."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from small import Rows, make_loader, rows_of
+
+from cloudload import CloudLoader
+
+pytest.importorskip("torchdata")
+
+import torchdata.nodes
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from cloudload.integrations.torchdata import CloudloadDataset, CloudloadNode
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def as_node(loader: CloudLoader) -> Any:
+    return torchdata.nodes.Loader(CloudloadNode(loader))
+
+
+def as_prefetched_node(loader: CloudLoader) -> Any:
+    return torchdata.nodes.Loader(torchdata.nodes.Prefetcher(CloudloadNode(loader), prefetch_factor=2))
+
+
+def as_dataset(loader: CloudLoader) -> Any:
+    return StatefulDataLoader(CloudloadDataset(loader), batch_size=None, num_workers=0)
+
+
+WAYS = [as_node, as_prefetched_node, as_dataset]
+
+
+def train(batches: Any, number: int) -> Rows:
+    rows: Rows = []
+    while number:
+        for batch in batches:
+            rows += batch["input_ids"].tolist()
+            number -= 1
+            if not number:
+                return rows
+    return rows
+
+
+@pytest.mark.parametrize("wrap", WAYS)
+@pytest.mark.parametrize("options", [{}, {"stop_every": 3}, {"stop_every": "epoch"}])
+@pytest.mark.parametrize("saved_after", [0, 1, 3, 4])
+def test_a_resume_goes_on_with_the_next_batch(
+    folder: str, wrap: Callable[[CloudLoader], Any], options: dict[str, Any], saved_after: int
+) -> None:
+    batches = wrap(make_loader(folder, **options))
+    before = train(batches, saved_after)
+    buffer = io.BytesIO()
+    torch.save(batches.state_dict(), buffer)
+    buffer.seek(0)
+    resumed = wrap(make_loader(folder, **options))
+    resumed.load_state_dict(torch.load(buffer, weights_only=True))
+    assert before + train(resumed, 8 - saved_after) == rows_of(make_loader(folder), 8)
+
+
+def test_workers_of_torchdata_are_refused(folder: str) -> None:
+    batches = StatefulDataLoader(CloudloadDataset(make_loader(folder)), batch_size=None, num_workers=1)
+    with pytest.raises(ValueError, match=r"cannot be read in a DataLoader's workers.*num_workers=0"):
+        next(iter(batches))

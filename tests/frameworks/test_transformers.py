@@ -1,0 +1,103 @@
+"""The Hugging Face Trainer, in one process: nothing skipped, replayed or wrapped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import Model, make_loader, rows_of
+
+from cloudload import CloudLoader, FromStart
+from cloudload.errors import StreamChangedError
+
+pytest.importorskip("accelerate")
+
+from transformers import Trainer, TrainingArguments
+
+from cloudload.integrations.transformers import CloudloadTrainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class SmallTrainer(CloudloadTrainer, Trainer):
+    """A Trainer whose batches come from a loader."""
+
+
+def make_trainer(loader: CloudLoader, folder: Path, *, eval_dataset: Any = None, **options: Any) -> SmallTrainer:
+    defaults = {"max_steps": 6, "save_steps": 2, "logging_steps": 1, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    args = TrainingArguments(output_dir=str(folder), **{**defaults, **options})
+    return SmallTrainer(Model(), args, loader=loader, eval_dataset=eval_dataset)
+
+
+@pytest.mark.parametrize("options", [{}, {"stop_every": 4}, {"stop_every": "epoch"}])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("saved_after", [2, 4])
+def test_a_resume_goes_on_with_the_next_batch(
+    folder: str, tmp_path: Path, options: dict[str, Any], accumulate: int, saved_after: int
+) -> None:
+    settings = {"gradient_accumulation_steps": accumulate}
+    whole = make_trainer(make_loader(folder, **options), tmp_path, **settings)
+    whole.train()
+    rows = whole.model.trained
+    if options.get("stop_every") != "epoch":
+        # where the data ends a pass in mid accumulation, the Trainer drops what it has accumulated
+        assert rows == rows_of(make_loader(folder), 6 * accumulate)
+    loader = make_loader(folder, **options)
+    resumed = make_trainer(loader, tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{saved_after}"))
+    assert resumed.state.global_step == 6
+    assert rows[-len(resumed.model.trained) :] == resumed.model.trained
+    if options.get("stop_every") != "epoch":
+        assert len(resumed.model.trained) == 4 * accumulate * (6 - saved_after)
+
+
+def test_epochs_of_a_number_of_batches_may_say_how_long_to_train(folder: str, tmp_path: Path) -> None:
+    settings = {"max_steps": -1, "num_train_epochs": 3, "gradient_accumulation_steps": 2}
+    whole = make_trainer(make_loader(folder, stop_every=4), tmp_path, **settings)
+    whole.train()
+    assert whole.state.global_step == 6
+    resumed = make_trainer(make_loader(folder, stop_every=4), tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    other = make_trainer(make_loader(folder, stop_every=4), tmp_path, **settings)
+    other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert other.model.trained == whole.model.trained[-16:]
+    with pytest.raises(ValueError, match=r"stop_every is 3, .* gradient_accumulation_steps 2.*multiple"):
+        make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings).train()
+
+
+def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path) -> None:
+    make_trainer(make_loader(folder), tmp_path).train()
+    file = tmp_path / "checkpoint-4" / "trainer_state.json"
+    state = json.loads(file.read_text())
+    del state["stateful_callbacks"]["CloudloadCallback"]
+    file.write_text(json.dumps(state))
+    with pytest.raises(StreamChangedError, match="checkpoint of step 4 has no state of the loader"):
+        make_trainer(make_loader(folder), tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_the_state_at_the_start_is_that_before_the_first_batch(folder: str, tmp_path: Path) -> None:
+    loader = make_loader(folder)
+    trainer = make_trainer(loader, tmp_path)
+    saved = trainer.state.stateful_callbacks["CloudloadCallback"]["attributes"]["loader"]
+    assert saved == make_loader(folder).state_dict()
+    trainer.train()
+    assert trainer.model.trained == rows_of(make_loader(folder), 6)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(folder: str, tmp_path: Path, is_named: bool) -> None:
+    batches = FromStart(make_loader(folder, epochs=1, batch_size=8))
+    eval_dataset = {"first": batches, "again": batches} if is_named else batches
+    trainer = make_trainer(make_loader(folder), tmp_path, eval_dataset=eval_dataset, eval_strategy="steps", eval_steps=3)
+    trainer.train()
+    once = [row for batch in make_loader(folder, epochs=1, batch_size=8) for row in batch["input_ids"].tolist()]
+    assert trainer.model.evaluated == (4 if is_named else 2) * once
+    assert trainer.model.trained == rows_of(make_loader(folder), 6)
+
+
+def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
+    trainer = make_trainer(make_loader(folder), tmp_path)
+    trainer.train()
+    assert [line["cloudload/rows"] for line in trainer.state.log_history if "loss" in line] == [4, 8, 12, 16, 20, 24]
