@@ -10,6 +10,7 @@ import os
 
 from tiny_gpt import GPT, parse_arguments
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from cloudload import CloudLoader
 from cloudload.integrations.transformers import CloudloadTrainer
@@ -45,7 +46,7 @@ def main() -> None:
     )
     with loader:
         trainer = GPTTrainer(GPT(loader.vocab_size, args), training_args, loader=loader)
-        trainer.train(resume_from_checkpoint=args.resume)
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(args.out)) if args.resume else None)
 
 
 if __name__ == "__main__":
