@@ -135,7 +135,7 @@ class DistributedExchange:
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
-            # use_local_synchronization would reuse, in older torch, the name of a closed group and with it addresses that are gone
+            # use_local_synchronization would reuse, in older torch, the name of a closed group, and with it dead addresses
             self._group, _ = self._dist.new_subgroups_by_enumeration(groups, timeout=self._timeout, backend="gloo")
 
     def close(self) -> None:
