@@ -82,7 +82,7 @@ class DistributedExchange:
         self._dist = dist
         self._timeout = timedelta(seconds=timeout_s)
         self._all: Any = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._group = self._all
+        self._group: Any = self._all
         self._capacity = _FIRST_CAPACITY
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:

@@ -146,7 +146,7 @@ def test_the_world_comes_from_the_environment(
         (16, 8, 4, 2),  # two ranks of four processes a node
         (16, 8, 16, 8),
         (16, 4, 2, 1),  # a rank spans nodes
-        (12, 4, 4, 1),  # a rank may have processes of two nodes
+        (14, 7, 7, 1),  # a rank has processes of two nodes
         (8, 8, 4, 4),
     ],
 )
