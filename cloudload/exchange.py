@@ -6,6 +6,12 @@
 A rank's message for a window of batches is its lanes' cursors after each of its rows, its row count, what it counted, and the
 first row that a lane could not fill. All ranks gather all messages, asynchronously, over a CPU process group of the loader's own.
 What follows from the messages is the same on every rank: the cursor table, the statistics, and whether the lanes have ended.
+
+A data-parallel rank may be several processes, which share the work on its rows (tensor, pipeline, context parallelism). Then
+several groups exchange side by side, each with one process of every rank, so that each counts a rank's message once:
+
+    process             0  1  2  3
+    data-parallel rank  0  0  1  1          process 0 exchanges with 2, and 1 with 3
 """
 
 from __future__ import annotations
@@ -39,7 +45,10 @@ class Exchange(Protocol):
         ...
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
-        """Raises `RanksDisagreeError` where ranks do not share the same facts, or do not make up the whole world."""
+        """Raises `RanksDisagreeError` where ranks do not share the same facts, or do not make up the whole world.
+
+        Comes before the first message.
+        """
         ...
 
     def close(self) -> None:
@@ -61,18 +70,19 @@ class NoExchange:
 
 
 class DistributedExchange:
-    """Over torch.distributed, in a gloo group of its own. Making one, and each of its calls, takes all ranks.
+    """Over torch.distributed, in gloo groups of its own. Making one, and each of its calls, takes all processes.
 
-    Messages travel in buffers of equal size. Where one does not fit, all ranks see so from the sizes, gather the rest at once,
-    and take larger buffers from then on.
+    All processes compare their facts; messages stay within the group of this one. They travel in buffers of equal size. Where one
+    does not fit, all ranks see so from the sizes, gather the rest at once, and take larger buffers from then on.
     """
 
     def __init__(self, timeout_s: float) -> None:
         import torch.distributed as dist
 
         self._dist = dist
-        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self._size = dist.get_world_size()
+        self._timeout = timedelta(seconds=timeout_s)
+        self._all: Any = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._group: Any = self._all
         self._capacity = _FIRST_CAPACITY
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
@@ -97,7 +107,7 @@ class DistributedExchange:
 
         own = torch.zeros(size, dtype=torch.int64)
         own.numpy()[: len(numbers)] = numbers
-        gathered = [torch.empty_like(own) for _ in range(self._size)]
+        gathered = [torch.empty_like(own) for _ in range(self._group.size())]
         work = self._dist.all_gather(gathered, own, group=self._group, async_op=True)
 
         def finish() -> list[Ints]:
@@ -113,27 +123,38 @@ class DistributedExchange:
         return finish
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
-        everybody: list[dict[str, Any]] = [{}] * self._size
-        self._dist.all_gather_object(everybody, {**facts, "dp_rank": world.rank}, group=self._group)
-        ranks = [other["dp_rank"] for other in everybody]
-        if set(ranks) != set(range(world.size)):
-            raise RanksDisagreeError(
-                f"the {self._size} processes are the data-parallel ranks {ranks}, but the world has {world.size}. "
-                "Every data-parallel rank needs a process"
-            )
+        everybody: list[dict[str, Any]] = [{}] * self._all.size()
+        self._dist.all_gather_object(everybody, {**facts, "dp_rank": world.rank}, group=self._all)
         differing = [name for name in facts if any(other.get(name) != everybody[0].get(name) for other in everybody)]
         if differing:
             lines = [f"  {name}: {[other.get(name) for other in everybody]}" for name in differing]
             raise RanksDisagreeError(
-                "the ranks would not read one stream of rows; by rank, these differ:\n"
+                "the ranks would not read one stream of rows; by process, these differ:\n"
                 + "\n".join(lines)
                 + "\nGive every rank the same config, and load the same state on each"
             )
+        groups = group_processes([other["dp_rank"] for other in everybody], world.size)
+        if len(groups) > 1 and self._group is self._all:
+            # use_local_synchronization would reuse, in older torch, the name of a closed group, and with it dead addresses
+            self._group, _ = self._dist.new_subgroups_by_enumeration(groups, timeout=self._timeout, backend="gloo")
 
     def close(self) -> None:
-        if self._group is not None and self._dist.is_initialized():
-            self._dist.destroy_process_group(self._group)
-        self._group = None
+        if self._all is not None and self._dist.is_initialized():
+            for group in {self._all, self._group}:
+                self._dist.destroy_process_group(group)
+        self._all = self._group = None
+
+
+def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
+    """Which processes exchange with each other, of processes with these data-parallel ranks: the k-th one of every rank."""
+    numbers = np.bincount(ranks, minlength=world_size)
+    if (numbers != numbers[0]).any():
+        raise RanksDisagreeError(
+            f"the {len(ranks)} processes cannot be shared out evenly: the data-parallel ranks 0 to {world_size - 1} have "
+            f"{numbers.tolist()} processes. Give each rank as many, by device_mesh, or by dp_rank and dp_world_size"
+        )
+    groups: list[list[int]] = np.argsort(ranks, kind="stable").reshape(world_size, -1).T.tolist()
+    return groups
 
 
 class Report(NamedTuple):

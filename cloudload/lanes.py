@@ -191,8 +191,20 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
     if dp_rank is None or dp_world_size is None:
         return World(rank, size, ranks_per_node)
-    num_nodes = max(1, size // ranks_per_node)
-    return World(dp_rank, dp_world_size, max(1, dp_world_size // num_nodes))
+    # A guess: a data-parallel rank may span nodes, or a node have them all. It decides which node reads which shards,
+    # never what a row holds, and must be the same for all, so it is made of what every process knows.
+    num_nodes = size // ranks_per_node
+    return World(dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes)
+
+
+def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
+    """(data-parallel rank, ranks) of a `DeviceMesh`, all of whose dimensions are data-parallel: the last one varies fastest."""
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise ValueError(
+            f"this process is not in the device_mesh {device_mesh}. Make the mesh of all processes, and a loader in each"
+        )
+    return int(np.ravel_multi_index(coordinate, device_mesh.shape)), device_mesh.size()
 
 
 def _environment_number(name: str, default: int) -> int:

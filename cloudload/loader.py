@@ -29,7 +29,7 @@ from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stre
 from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.gate import choose_backend
-from cloudload.lanes import Ints, World, check_world, find_world
+from cloudload.lanes import Ints, World, check_world, find_world, place_in_mesh
 from cloudload.passes import Pass
 from cloudload.plan import NOT_DRY, Plan
 from cloudload.position import Position
@@ -115,7 +115,10 @@ class CloudLoader:
         device_mesh: Any = None,
     ) -> None:
         if device_mesh is not None:
-            dp_rank, dp_world_size = device_mesh.get_local_rank(), device_mesh.size()
+            if dp_rank is not None or dp_world_size is not None:
+                raise ValueError("device_mesh says what dp_rank and dp_world_size say: give the one or the others")
+            dp_rank, dp_world_size = place_in_mesh(device_mesh)
+        self._has_mesh = device_mesh is not None
         self._asked = RowsConfig(
             streams=_as_streams(data),
             seq_len=seq_len,
@@ -334,7 +337,9 @@ class CloudLoader:
     def _can_exchange(self) -> bool:
         import torch.distributed as dist
 
-        return self._find_world().size > 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        # the peers of a single rank compare their facts where a mesh tells of them; told by number, it may be on its own
+        has_others = self._has_mesh or self._find_world().size > 1
+        return has_others and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
     def _open_blocks(self, plan: Plan) -> Iterator[BatchParts]:
         """The blocks of each batch, from worker processes or from this one."""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -288,13 +288,66 @@ def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_pa
         assert consumed == expected
 
 
-def test_tensor_parallel_peers_read_the_same_rows(corpus: Corpus, tmp_path: Path) -> None:
-    launch(corpus, tmp_path, 0, Run(4, 3, 1, 3), mesh=True)
-    read = [(tmp_path / f"run-0-rank-{rank}.jsonl").read_text() for rank in range(4)]
-    assert read[0] == read[1] != read[2] == read[3]
-    consumed = {int(row): ids for text in read for line in text.splitlines() for row, ids in json.loads(line).items()}
-    assert [consumed[row] for row in range(18)] == [list(row.input_ids) for row in expected_rows(corpus, 18)]
-    assert json.loads((tmp_path / "state.json").read_text())["rows"] == 18
+# how processes make up data-parallel ranks, the rank of each, and which exchange with each other
+LAYOUTS: dict[str, tuple[dict[str, Any], list[int], list[list[int]]]] = {
+    "tensor parallel": ({"mesh": {"dp": 2, "tp": 2}}, [0, 0, 1, 1], [[0, 2], [1, 3]]),
+    "pipeline parallel": ({"mesh": {"pp": 2, "dp": 2}}, [0, 1, 0, 1], [[0, 1], [2, 3]]),
+    "sharded and replicated": ({"mesh": {"dp_replicate": 2, "dp_shard": 2}}, [0, 1, 2, 3], [[0, 1, 2, 3]]),
+    "told by number, inner": ({"dp_ranks": [0, 0, 1, 1]}, [0, 0, 1, 1], [[0, 2], [1, 3]]),
+    "told by number, in no order": ({"dp_ranks": [0, 1, 1, 0]}, [0, 1, 1, 0], [[0, 1], [2, 3]]),
+    "one rank": ({"mesh": {"dp": 1, "tp": 2}}, [0, 0], [[0], [1]]),
+    "three ways": (
+        {"mesh": {"pp": 2, "dp_replicate": 2, "dp_shard": 1, "tp": 2}},
+        [0, 0, 1, 1, 0, 0, 1, 1],
+        [[0, 2], [1, 3], [4, 6], [5, 7]],
+    ),
+}
+
+
+# `make test-long` runs all layouts
+LONG_LAYOUTS = ("told by number, inner", "three ways")
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=pytest.mark.long if layout in LONG_LAYOUTS else []) for layout in LAYOUTS]
+)
+def test_peers_of_one_data_parallel_rank_read_the_same_rows_and_count_them_once(
+    corpus: Corpus, tmp_path: Path, layout: str
+) -> None:
+    options, ranks, groups = LAYOUTS[layout]
+    num_ranks, packing = max(ranks) + 1, PACKINGS["best_fit"]
+    launch(corpus, tmp_path, 0, Run(len(ranks), 12 // num_ranks, 1, 3), settings=packing, **options)
+    read: list[Any] = [read_lines(tmp_path / f"run-0-rank-{process}.jsonl") for process in range(len(ranks))]
+    assert all(rows == read[ranks.index(rank)] for rows, rank in zip(read, ranks, strict=True))
+    consumed = {row: ids for rows in read for row, ids in rows.items()}
+    assert [consumed[row] for row in range(36)] == [list(row.input_ids) for row in expected_rows(corpus, 36, **packing)]
+
+    def make_loader(**rank: Any) -> CloudLoader:
+        return corpus.make_loader(**packing, **rank)
+
+    _, states = run_leg(make_loader, Leg(num_ranks, batch_size=12 // num_ranks, batches=3))
+    ends = read_ends(tmp_path)
+    assert [end["state"] for end in ends] == [states[-1]] * len(ranks), "as without peers, statistics included"
+    assert [end["exchanges_with"] for end in ends] == [group for rank in range(len(ranks)) for group in groups if rank in group]
+
+
+def test_a_run_with_peers_goes_on_without_them_and_the_other_way_round(corpus: Corpus, tmp_path: Path) -> None:
+    found = launch(corpus, tmp_path, 0, Run(4, 3, 1, 3), mesh={"dp": 2, "tp": 2})
+    found |= launch(corpus, tmp_path, 1, Run(4, 2, 1, 2))
+    found |= launch(corpus, tmp_path, 2, Run(2, 5, 0, 2), mesh={"dp": 1, "cp": 2})
+    assert sorted(found) == list(range(44))
+    assert [found[row] for row in range(44)] == [list(row.input_ids) for row in expected_rows(corpus, 44)]
+
+
+@pytest.mark.parametrize("tail", [pytest.param("pad", marks=pytest.mark.long), "drop"])
+def test_finite_epochs_end_on_the_same_step_for_peers_too(corpus: Corpus, tmp_path: Path, tail: str) -> None:
+    settings: dict[str, Any] = {"tail": tail}
+    launch(corpus, tmp_path, 0, Run(4, 6, 1, 10_000), epochs=1, settings=settings, mesh={"dp": 2, "tp": 2})
+    with corpus.make_loader(batch_size=12, num_workers=0, epochs=1, **settings) as loader:
+        steps = len(list(loader))
+        stats = asdict(loader.stats())
+    assert [len((tmp_path / f"run-0-rank-{rank}.jsonl").read_text().splitlines()) for rank in range(4)] == [steps] * 4
+    assert [end["stats"] for end in read_ends(tmp_path)] == [json.loads(json.dumps(stats))] * 4
 
 
 def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path: Path) -> None:
@@ -321,6 +374,23 @@ def test_ranks_that_would_not_read_one_stream_are_an_error(corpus: Corpus, tmp_p
     with pytest.raises(subprocess.CalledProcessError) as failure:
         launch(corpus, tmp_path, 1, Run(2, 2, 0, 2), differ_in=fault)
     assert "the ranks would not read one stream of rows" in failure.value.stderr
+    assert message in failure.value.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": {"dp": 2, "tp": 2}, "differ_in": "seed", "differ_on": 3}, "seed: [17, 17, 17, 18]"),
+        ({"mesh": {"dp": 1, "tp": 2}, "differ_in": "seed", "differ_on": 1}, "seed: [17, 18]"),
+        ({"dp_ranks": [0, 0, 0, 1]}, "the data-parallel ranks 0 to 1 have [3, 1] processes"),
+    ],
+)
+def test_peers_that_would_not_read_one_stream_are_an_error(
+    corpus: Corpus, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    processes = len(options["dp_ranks"]) if "dp_ranks" in options else options["mesh"]["dp"] * options["mesh"]["tp"]
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        launch(corpus, tmp_path, 0, Run(processes, 2, 0, 2), **options)
     assert message in failure.value.stderr
 
 
@@ -399,9 +469,18 @@ def launch(corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any)
         if agent.returncode and not run.killed:
             raise subprocess.CalledProcessError(agent.returncode, command, stderr=errors)
     files = list(folder.glob(f"run-{number}-rank-*.jsonl"))
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(files) == run.ranks, f"a rank consumed nothing: {errors}"
-    return {int(row): ids for line in lines for row, ids in line.items()}
+    return {row: ids for file in files for row, ids in read_lines(file).items()}
+
+
+def read_lines(file: Path) -> dict[int, list[int]]:
+    """The rows that a process consumed, by their number in the run."""
+    return {int(row): ids for line in file.read_text().splitlines() for row, ids in json.loads(line).items()}
+
+
+def read_ends(folder: Path) -> list[dict[str, Any]]:
+    """What the processes of a run noted at its end."""
+    return [json.loads((folder / f"end-{rank}.json").read_text()) for rank in range(len(list(folder.glob("end-*.json"))))]
 
 
 def start(command: list[str], options: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:

@@ -363,6 +363,7 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(folder
         ({"eos": 0}, "eos is 0"),
         ({"num_workers": True}, "num_workers is True"),
         ({"exchange_timeout_s": 0}, "exchange_timeout_s is 0"),
+        ({"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1}, "device_mesh says what dp_rank and dp_world_size say"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(

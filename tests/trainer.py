@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,24 @@ def streams_of(*folders: str) -> list[Stream]:
     return [Stream(folder, name=name, proportion=share) for folder, name, share in zip(folders, "ab", (0.7, 0.3), strict=True)]
 
 
+def place_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The arguments that tell a loader its place among the data-parallel ranks."""
+    if ranks := options.get("dp_ranks"):
+        return {"dp_rank": ranks[rank], "dp_world_size": max(ranks) + 1}
+    if sizes := options.get("mesh"):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        return {"device_mesh": mesh[tuple(name for name in sizes if name.startswith("dp"))]}
+    return {}
+
+
 def train(options: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     rank, out = dist.get_rank(), Path(options["out"])
-    differing = options.get("differ_in") if rank else None
+    differing = options.get("differ_in") if rank == options.get("differ_on", 1) else None
     if options.get("differ_in") == "nodes":
         os.environ["LOCAL_WORLD_SIZE"] = str(1 + rank)
-    mesh = None
-    if options.get("mesh"):
-        from torch.distributed.device_mesh import init_device_mesh
-
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))["data"]
     settings = options.get("settings", {})
     is_mixed = settings.pop("mixed", False)
     loader = CloudLoader(
@@ -45,7 +53,7 @@ def train(options: dict[str, Any]) -> None:
         batch_size=options["batch_size"] + (differing == "batch_size"),
         num_workers=options["workers"],
         exchange_every=options["exchange_every"],
-        device_mesh=mesh,
+        **place_of(options, rank),
         **settings,
     )
     state_file = out / "state.json"
@@ -69,6 +77,12 @@ def train(options: dict[str, Any]) -> None:
             if options["killed"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             break
+    end = {
+        "state": loader.state_dict(),
+        "stats": asdict(loader.stats()),
+        "exchanges_with": dist.get_process_group_ranks(loader._exchange._group) if dist.get_world_size() > 1 else [0],
+    }
+    (out / f"end-{rank}.json").write_text(json.dumps(end))
     loader.close()
     dist.destroy_process_group()
 
