@@ -46,6 +46,7 @@ ORDER = [
     "components",
     "mixture",
     "shard_files",
+    "traffic",
     "cache",
     "documents",
     "encoders",
