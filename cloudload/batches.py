@@ -9,6 +9,7 @@ what the lanes have left, exchange the sizes, and go on with the rows of the tai
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Wi
 from cloudload.lanes import Ints
 from cloudload.plan import NOT_DRY, Block, Plan
 from cloudload.position import LaneTable, Position
-from cloudload.stats import EMPTY, FILTERED
+from cloudload.stats import EMPTY, FILTERED, DeliveryMeter
 from cloudload.tail import NO_DOCUMENT, next_stages, pack_tail
 
 
@@ -48,9 +49,11 @@ class Batches(Iterator[Batch]):
         record: Callable[[Position], None],
         record_end: Callable[[int, Ints], None],
         open_blocks: Callable[[Plan], Iterator[BatchParts]],
+        *,
+        meter: DeliveryMeter,
     ) -> None:
         self._plan, self._position, self._exchange = plan, plan.position, exchange
-        self._record, self._record_end, self._open_blocks = record, record_end, open_blocks
+        self._record, self._record_end, self._open_blocks, self._meter = record, record_end, open_blocks, meter
         self._blocks: Iterator[BatchParts] | None = None
         self._arrived: deque[_Arrived] = deque()
         self._arrived_rows = plan.position.rows
@@ -66,6 +69,7 @@ class Batches(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._failure is not None:
             raise self._failure
+        began = time.perf_counter()
         try:
             batch = self._take()
         except StopIteration:
@@ -82,6 +86,8 @@ class Batches(Iterator[Batch]):
             )
             self.close()
             raise
+        finally:
+            self._meter.stall_s += time.perf_counter() - began
         self._record(self._position)
         return batch
 
@@ -119,7 +125,7 @@ class Batches(Iterator[Batch]):
             self._blocks = self._open_blocks(plan)
             if not plan.is_measured:
                 self._take_replays()
-        blocks, number = next(self._blocks)
+        blocks, number = self._next_blocks()
         if plan.is_measured:
             self._arrived.append(_Arrived(None, start, finish_sizes=self._exchange.start(self._join_sizes(blocks))))
             return
@@ -183,10 +189,18 @@ class Batches(Iterator[Batch]):
             blocks.close()  # type: ignore[attr-defined]
 
     def _take_replays(self) -> None:
-        assert self._blocks is not None
         for start, stop in self._plan.replays():
             places = self._plan.worker_places(self._plan.rank_rows(start, stop))
-            self._window.append(join_progress(*next(self._blocks), places, stop))
+            self._window.append(join_progress(*self._next_blocks(), places, stop))
+
+    def _next_blocks(self) -> BatchParts:
+        """The blocks that have the next batch; their traffic is counted with the first batch that they have."""
+        assert self._blocks is not None
+        parts = next(self._blocks)
+        if not parts.number:
+            for block in parts.blocks:
+                self._meter.traffic += block.traffic
+        return parts
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]] | None]:
         plan = self._plan

@@ -16,6 +16,7 @@ from cloudload.rows import DOCUMENT, ROW
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED
 from cloudload.tail import FILTERED as FILTERED_SIZE
 from cloudload.tokenizer import Tokens
+from cloudload.traffic import Traffic
 
 
 class Cut(NamedTuple):
@@ -90,8 +91,8 @@ class BlockRows:
         short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
         self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])
 
-    def block(self, tokens: Tokens, first_dry: int) -> Block:
-        """The block, whose tokens are these."""
+    def block(self, tokens: Tokens, first_dry: int, traffic: Traffic) -> Block:
+        """The block, whose tokens are these, and what it took to read them."""
         return Block(
             bounds=self._bounds,
             tokens=tokens,
@@ -100,5 +101,6 @@ class BlockRows:
             residues=self._residues,
             spans=self.spans,
             counts=self._counts,
+            traffic=traffic,
             first_dry=first_dry,
         )

@@ -40,6 +40,7 @@ from cloudload.mds import Shard, ShardInfo, fastest_hash
 from cloudload.order import ORDERS_FOLDER
 from cloudload.seals import is_sealed, seal, touch
 from cloudload.shard_files import download_shard, fault_of_hash, fault_of_head
+from cloudload.traffic import TrafficCounter
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class ShardCache:
         self._looked = time.monotonic()
         self._fetches: dict[int, Future[Path | None]] = {}
         self._daemons = Daemons(threads, "cloudload-fetch")
+        self.traffic = TrafficCounter()
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = _MOST_OPEN_SHARDS if open_files == resource.RLIM_INFINITY else min(_MOST_OPEN_SHARDS, open_files // 2)
 
@@ -102,6 +104,7 @@ class ShardCache:
                     raise
                 self._discard(path, info)
                 continue
+            self.traffic.count_open(number)
             self._keep(number, shard)
             return shard
         raise CacheError(f"{path} is evicted as soon as it is fetched. Raise cache_limit: the shards in use do not fit")
@@ -173,6 +176,7 @@ class ShardCache:
         path = folder / info.raw.name
         if self._is_sound(path, info):
             return path
+        self.traffic.count_miss(number)
         try:
             make_folder(folder)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +220,8 @@ class ShardCache:
         url = join_url(dataset.url, info.stored.name)
         with self._reserved(path, info.raw.bytes) as (part, file):
             for attempt in (1, 2):
-                fault = download_shard(url, info, file, self._retry, checks_hash=self._verify != OFF)
+                checks_hash, count_bytes = self._verify != OFF, self.traffic.count_bytes
+                fault = download_shard(url, info, file, self._retry, checks_hash=checks_hash, count_bytes=count_bytes)
                 if fault is None:
                     file.flush()
                     fault = fault_of_head(part, info)

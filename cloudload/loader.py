@@ -36,7 +36,7 @@ from cloudload.position import Position
 from cloudload.recipe import open_recipe
 from cloudload.resume import go_on
 from cloudload.state import State, build_state, mask_lanes, read_state
-from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, Stats, StreamStats
+from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, TOKENS, DeliveryMeter, Stats, StreamStats
 from cloudload.tail import next_stages
 from cloudload.trace import TracedSpan, Tracer
 from cloudload.working_set import check_cache_limit
@@ -179,6 +179,7 @@ class CloudLoader:
         self._iteration: Callable[[], Batches | None] = _nothing
         self._kept: Batches | None = None
         self._tracer: Tracer | None = None
+        self._meter = DeliveryMeter()
         self._start_at(Position.start(self._recipe))
 
     def _start_at(self, position: Position) -> None:
@@ -219,7 +220,7 @@ class CloudLoader:
 
     def _iterate(self) -> Batches:
         self._stop_iteration("another was begun")
-        batches = Batches(self.plan(), self._connect(), self._record, self._record_end, self._open_blocks)
+        batches = Batches(self.plan(), self._connect(), self._record, self._record_end, self._open_blocks, meter=self._meter)
         self._iteration = weakref.ref(batches)
         return batches
 
@@ -461,22 +462,29 @@ class CloudLoader:
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
-        """What has been read up to the batch last handed out; with `exchange_every` above 1, up to the last exchange."""
+        """What has been read up to the batch last handed out; with `exchange_every` above 1, up to the last exchange.
+
+        Its `delivery` is of this rank since this loader was made, and starts from 0 with a resumed run.
+        """
         position = self._history[-1]
         totals = position.counts + self._uncounted
+        num_tokens = int(totals[:, TOKENS].sum())
         streams = {}
         for component in self._recipe.components:
             counts = [dict(zip(COUNTS, totals[stream].tolist(), strict=True)) for stream in component.streams]
             read = sum(each["documents"] + each["filtered"] + each["empty"] for each in counts)
             for stream, each in zip(component.streams, counts, strict=True):
                 del each["padding"]
-                streams[self._recipe.labels[stream]] = StreamStats(**each, epoch=read / component.lanes.num_positions)
+                streams[self._recipe.labels[stream]] = StreamStats(
+                    **each, epoch=read / component.lanes.num_positions, share=each["tokens"] / max(1, num_tokens)
+                )
         return Stats(
             rows=position.rows,
             **dict(zip(COUNTS, totals.sum(axis=0).tolist(), strict=True)),
             skipped_rows=sum(stop - start for start, stop in position.skipped),
             dropped=self._dropped,
             streams=streams,
+            delivery=self._meter.stats(),
             tokenizer_backend=self._backend.name,
             tokenizer_backend_reason=self._backend.reason,
         )

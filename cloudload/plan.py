@@ -20,6 +20,7 @@ from cloudload.position import Position
 from cloudload.recipe import Recipe
 from cloudload.tail import Tail
 from cloudload.tokenizer import Tokens
+from cloudload.traffic import Traffic
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
 _ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024}
@@ -114,6 +115,8 @@ class Block:
     """int64 [spans, 6]: row of the block, stream, epoch, sample, start, stop."""
     counts: Ints
     """int64 [batches, streams, counts]: what the rows of each batch add to the statistics, by `stats.COUNTS`."""
+    traffic: Traffic
+    """What the worker's shard cache did since the worker's last block."""
     first_dry: int
     """The first row of the run that its lane could not fill, from which on all is void; `NOT_DRY` where there is none."""
 

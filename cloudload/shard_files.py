@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,14 +19,16 @@ from cloudload.mds import MEND, FileInfo, Hasher, Shard, ShardInfo, decompress, 
 from cloudload.store import download_object
 
 
-def download_shard(url: str, info: ShardInfo, file: BinaryIO, retry: Retry, *, checks_hash: bool) -> str | None:
-    """Write a stored shard to `file` as raw bytes; returns what is wrong with it, or None."""
+def download_shard(
+    url: str, info: ShardInfo, file: BinaryIO, retry: Retry, *, checks_hash: bool, count_bytes: Callable[[int], None]
+) -> str | None:
+    """Write a stored shard to `file` as raw bytes; returns what is wrong with it, or None. Either way, what came is counted."""
     file.seek(0)
     if info.zipped is None or info.compression is None:
-        download_object(url, file, retry, info.raw.bytes)
+        count_bytes(download_object(url, file, retry, info.raw.bytes))
         return _fault_of(file, info.raw, checks_hash)
     zipped = io.BytesIO()
-    download_object(url, zipped, retry, info.zipped.bytes)
+    count_bytes(download_object(url, zipped, retry, info.zipped.bytes))
     if fault := _fault_of(zipped, info.zipped, checks_hash):
         return fault
     try:

@@ -17,6 +17,7 @@ from cloudload.plan import Block, Plan
 from cloudload.ring import Ring
 from cloudload.stats import COUNTS
 from cloudload.tokenizer import Tokens
+from cloudload.traffic import Traffic
 
 # beside the tokens of a row, in a slot: its spans, cursor, and residue
 _EXTRA_BYTES_PER_ROW = 1024
@@ -61,9 +62,10 @@ class Slots:
     def pack(self, block: Block) -> PackedBlock:
         """Put all else of the block behind its tokens."""
         sizes = np.array([len(residue) for residue in block.residues], np.int64)
-        head = [len(block.bounds), len(block.lengths), len(block.cursors), len(block.spans), block.counts.shape[1], len(sizes)]
+        shape = [len(block.bounds), len(block.lengths), len(block.cursors), len(block.spans), block.counts.shape[1], len(sizes)]
+        head = np.array([*shape, block.first_dry, *block.traffic], np.int64)
         arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
-        numbers = np.concatenate([np.array([*head, block.first_dry], np.int64), *(array.ravel() for array in arrays)])
+        numbers = np.concatenate([head, *(array.ravel() for array in arrays)])
         rest = b"".join([numbers.tobytes(), *block.residues])
         packed = PackedBlock(self._number, (block.tokens.shape[0], block.tokens.shape[1]), len(rest))
         used = block.tokens.nbytes
@@ -75,7 +77,7 @@ class Slots:
         return packed
 
 
-_HEAD = 7
+_HEAD = 7 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
@@ -89,9 +91,8 @@ def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
         tokens = ring.array(packed.slot, np.int32, packed.shape)
     else:
         tokens = np.frombuffer(packed.tokens, np.int32).reshape(packed.shape)
-    num_bounds, num_lengths, num_cursors, num_spans, num_streams, num_sizes, first_dry = np.frombuffer(
-        rest, np.int64, _HEAD
-    ).tolist()
+    head = np.frombuffer(rest, np.int64, _HEAD).tolist()
+    num_bounds, num_lengths, num_cursors, num_spans, num_streams, num_sizes, first_dry, *traffic = head
     counts_shape = (num_bounds - 1, num_streams, len(COUNTS))
     numbers = [num_bounds, num_lengths, 2 * num_cursors, num_spans * len(SPAN_FIELDS), math.prod(counts_shape), num_sizes]
     stops = list(itertools.accumulate(numbers, initial=_HEAD))
@@ -105,5 +106,6 @@ def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
         residues=split_residues(rest[8 * stops[-1] :], sizes.tolist()),
         spans=spans.reshape(-1, len(SPAN_FIELDS)),
         counts=counts.reshape(counts_shape),
+        traffic=Traffic(*traffic),
         first_dry=first_dry,
     )

@@ -1,17 +1,20 @@
 """What a run has read so far: exact, the same on every rank, and whatever the world.
 
-A token is counted with the row that has it, a document with the row after which nothing of it is left to read.
+A token is counted with the row that has it, a document with the row after which nothing of it is left to read. How the batches
+came is told beside it, of one rank and of one loader, and is none of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from cloudload.traffic import Traffic
 
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING = range(len(COUNTS))
-_NOT_NUMBERS = ("streams", "tokenizer_backend", "tokenizer_backend_reason")
+_NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,37 @@ class StreamStats:
     """Tokens cut off by `one_per_row`."""
     epoch: float
     """How far the stream's order has been read: 1.5 is halfway through its second epoch."""
+    share: float
+    """Its part of the run's tokens; 0 where there are none."""
+
+
+@dataclass(frozen=True)
+class DeliveryStats:
+    """How the batches came to this rank, since its loader was made.
+
+    Not in the state: a resumed run counts from 0. Not exact either: workers report with their blocks, and what they did after
+    the last that was used is in no report.
+    """
+
+    stall_s: float
+    """Seconds that the training loop was kept in `next()`, or `skip`: by workers, from their start on, and by other ranks."""
+    cache_hits: int
+    """Shards that lay in the node's cache when a worker first looked for them; those mapped in place are not in it."""
+    cache_misses: int
+    """Shards that a worker had to fetch, or to wait for while another process fetched them."""
+    bytes_downloaded: int
+    """Bytes of shards that workers fetched from the store, compressed as they are there."""
+
+
+class DeliveryMeter:
+    """Adds up how the batches of one loader come, whichever workers bring them."""
+
+    def __init__(self) -> None:
+        self.stall_s, self.traffic = 0.0, Traffic()
+
+    def stats(self) -> DeliveryStats:
+        """What there is so far."""
+        return DeliveryStats(self.stall_s, *self.traffic)
 
 
 @dataclass(frozen=True)
@@ -49,14 +83,16 @@ class Stats:
     dropped: int
     """Tokens left over at the end of a finite run with tail="drop"."""
     streams: Mapping[str, StreamStats]
+    delivery: DeliveryStats = field(compare=False)
+    """Not of the run, but of this rank and this loader; so it does not tell two runs apart."""
     tokenizer_backend: str
     """What encodes in this process and its workers: `hf` or `fastokens`."""
     tokenizer_backend_reason: str | None
     """Why tokenizer_backend="auto" did not take fastokens; None where it did, or was not asked."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for a logger, those of streams under `streams/<name>/<count>`; the backend is none."""
+        """Plain numbers for a logger, with `streams/<name>/<count>` and `delivery/<count>`; the backend is none."""
         numbers = {name: value for name, value in asdict(self).items() if name not in _NOT_NUMBERS}
         for stream, stats in self.streams.items():
             numbers.update({f"streams/{stream}/{name}": value for name, value in asdict(stats).items()})
-        return numbers
+        return numbers | {f"delivery/{name}": value for name, value in asdict(self.delivery).items()}

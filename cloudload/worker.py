@@ -81,7 +81,7 @@ class _WorkerLanes:
     def __init__(self, plan: Plan, worker: int, cache: ShardCache, new_tokens: NewTokens) -> None:
         self._plan, self._worker, self._new_tokens = plan, worker, new_tokens
         self._components, self._packing = plan.recipe.components, plan.recipe.packing
-        self._documents = open_documents(plan, cache)
+        self._documents, self._traffic = open_documents(plan, cache), cache.traffic
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         position = plan.position
         cursors = position.cursors.reshape(-1, 2)
@@ -147,7 +147,7 @@ class _WorkerLanes:
             else:
                 lengths = row_lengths(cut.pieces, len(rows))
             block.count_tokens(cut, lengths, self._padding_streams(rows), self._first_dry)
-        return block.block(tokens, self._first_dry)
+        return block.block(tokens, self._first_dry, self._traffic.take())
 
     def _padding_streams(self, rows: Ints) -> Ints:
         """The stream that is told of a row's padding."""
@@ -255,7 +255,7 @@ class _WorkerLanes:
             sizes[firsts[found] + chunk.ordinals - heads[found]] = np.where(is_left_out, FILTERED_SIZE, table[:, SIZE])
         block = BlockRows(own[:0], np.zeros(1, np.int64), self._packing, 0)
         block.lengths = sizes
-        return block.block(self._new_tokens(0, 0), NOT_DRY)
+        return block.block(self._new_tokens(0, 0), NOT_DRY, self._traffic.take())
 
     def _cut_tail(self, block: BlockRows, tail: Tail, first_place: int) -> Cut:
         """The pieces of the block's rows from `first_place` on, which are of the tail; reads what they need."""

@@ -53,7 +53,7 @@ class Framework:
 FRAMEWORKS = {
     "torch DDP": Framework("train_torch.py"),
     "torch FSDP2": Framework("train_torch.py", variables=(("FSDP", "1"),)),
-    "Composer": Framework("train_composer.py", "composer"),
+    "Composer": Framework("train_composer.py", "composer", (("NODE_RANK", "0"),)),  # as its own launcher sets it
     "HF Trainer 4": Framework("train_hf.py"),
     "HF Trainer 5": Framework("train_hf.py", "transformers5"),
     "accelerate": Framework("train_accelerate.py"),

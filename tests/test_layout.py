@@ -47,6 +47,7 @@ ORDER = [
     "components",
     "mixture",
     "shard_files",
+    "traffic",
     "cache",
     "documents",
     "encoders",

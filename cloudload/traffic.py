@@ -1,0 +1,55 @@
+"""What a shard cache did for its process: counted as it happens, and taken along with each block.
+
+    threads that fetch      count_miss(7)  count_bytes(9_120)
+    reader                                                     count_open(7)  count_open(8)  take() ─► 1 hit, 1 miss, 9,120 bytes
+
+A shard counts each time it is opened: as a miss if it was not there since it was last open, else as a hit.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+
+class Traffic(NamedTuple):
+    """Counts of some stretch of reading."""
+
+    hits: int = 0
+    """Shards that lay in the cache when they were first looked for."""
+    misses: int = 0
+    """Shards that had to be fetched, or waited for while another process fetched them."""
+    bytes_downloaded: int = 0
+    """Bytes of shards from the store, as they are stored; none of a download that broke off."""
+
+    def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
+        return Traffic(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+
+
+class TrafficCounter:
+    """Counts for one reader and the threads that fetch for it."""
+
+    def __init__(self) -> None:
+        self._lock, self._missed, self._traffic = threading.Lock(), set[int](), Traffic()
+
+    def count_miss(self, shard: int) -> None:
+        """A shard was looked for, and is not there."""
+        with self._lock:
+            self._missed.add(shard)
+
+    def count_bytes(self, number: int) -> None:
+        """So many bytes of a shard came from the store."""
+        with self._lock:
+            self._traffic += Traffic(bytes_downloaded=number)
+
+    def count_open(self, shard: int) -> None:
+        """A shard that is there by now is opened."""
+        with self._lock:
+            self._traffic += Traffic(misses=1) if shard in self._missed else Traffic(hits=1)
+            self._missed.discard(shard)
+
+    def take(self) -> Traffic:
+        """What was counted since it was last taken."""
+        with self._lock:
+            taken, self._traffic = self._traffic, Traffic()
+        return taken

@@ -1,0 +1,178 @@
+"""The shares of streams, and how the batches came: against what the store says that it gave away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from awkward import EOS, byte_tokenizer
+from corpora import random_documents, write_mds
+from fault_proxy import Fault, FaultProxy
+from trainer import streams_of
+
+import cloudload.cache
+from cloudload import CloudLoader, Retry, Stream
+from cloudload.cache import ShardCache
+from cloudload.dataset import open_corpus
+from cloudload.errors import DatasetError
+from cloudload.stats import DeliveryStats
+from cloudload.store import list_objects, read_object, write_object
+from cloudload.traffic import Traffic
+
+DOCUMENTS = random_documents(12, 300)
+NO_STALL = 0.0
+
+
+def write(url: str, *, compression: str | None = "zstd") -> list[int]:
+    """Write the documents; the sizes of their shards in the store."""
+    write_mds(url, DOCUMENTS, shard_bytes=4_000, compression=compression)
+    return [stored.bytes for stored in list_objects(url) if "shard." in stored.url]
+
+
+def loader_of(data: Any, cache: Path, **settings: Any) -> CloudLoader:
+    defaults = {"seq_len": 64, "num_lanes": 8, "batch_size": 8, "num_workers": 1}
+    return CloudLoader(data, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **{**defaults, **settings})
+
+
+def read_epochs(loader: CloudLoader, number: int = 1) -> DeliveryStats:
+    """Read on until so many epochs are read, whole."""
+    for _ in loader:
+        if all(stream.epoch > number for stream in loader.stats().streams.values()):
+            break
+    return loader.stats().delivery
+
+
+def counts_of(delivery: DeliveryStats) -> tuple[int, int, int]:
+    return delivery.cache_hits, delivery.cache_misses, delivery.bytes_downloaded
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_shards_are_missed_once_and_found_from_then_on(s3_url: str, tmp_path: Path, num_workers: int) -> None:
+    sizes = write(s3_url)
+    with loader_of(s3_url, tmp_path, num_workers=num_workers) as first:
+        assert counts_of(read_epochs(first)) == (0, len(sizes), sum(sizes))
+    with loader_of(s3_url, tmp_path, num_workers=num_workers) as second:
+        assert counts_of(read_epochs(second)) == (len(sizes), 0, 0)
+
+
+def test_what_several_workers_fetch_is_added_up(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+    sizes = write(s3_url)
+    s3_proxy.set_faults([])
+    with loader_of(s3_url, tmp_path, num_workers=2) as loader:
+        hits, misses, num_bytes = counts_of(read_epochs(loader, 3))  # until either has told of all that it fetched
+    # a shard that one worker fetches the other waits for, or finds
+    assert len(sizes) <= misses <= hits + misses <= 2 * len(sizes)
+    assert num_bytes == sum(sizes) == sum(request.body_bytes for request in s3_proxy.requests("GET .*shard"))
+
+
+def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+    sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
+    s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=1.0)])
+    mine, others = (ShardCache(corpus, tmp_path, Retry(), verify="once") for _ in range(2))
+    thread = threading.Thread(target=others.shard, args=(0,))
+    thread.start()
+    while not list(tmp_path.rglob("*.part")):
+        time.sleep(0.01)
+    mine.prefetch([0])
+    mine.shard(0)
+    thread.join()
+    assert (others.traffic.take(), mine.traffic.take()) == (Traffic(0, 1, sizes[0]), Traffic(0, 1, 0))
+    assert mine.traffic.take() == Traffic()
+
+
+def test_bytes_that_came_damaged_count_too(s3_url: str, tmp_path: Path) -> None:
+    sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
+    url = f"{s3_url}/{corpus.datasets[0].shards[0].stored.name}"
+    write_object(url, read_object(url)[::-1])
+    cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
+    with pytest.raises(DatasetError, match="twice"):
+        cache.shard(0)
+    assert cache.traffic.take() == Traffic(0, 0, 2 * sizes[0])
+
+
+def test_what_was_evicted_is_missed_again(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
+    monkeypatch.setattr(cloudload.cache, "_TOUCH_EVERY_S", 0.0)  # lets go at once of what is evicted
+    limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
+    cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
+    s3_proxy.set_faults([])
+    for _ in range(2):
+        for shard in range(len(sizes)):
+            cache.shard(shard)
+    assert len(s3_proxy.requests("GET .*shard")) == 2 * len(sizes)
+    assert cache.traffic.take() == Traffic(0, 2 * len(sizes), 2 * sum(sizes))
+
+
+def test_a_shard_that_was_let_go_of_and_not_evicted_is_a_hit(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
+    monkeypatch.setattr(cloudload.cache, "_MOST_OPEN_SHARDS", 1)
+    cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
+    for shard in (0, 1, 0, 0):
+        cache.shard(shard)
+    assert cache.traffic.take() == Traffic(1, 2, sizes[0] + sizes[1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_shards_that_are_mapped_where_they_lie_are_neither_hits_nor_misses(
+    local_url: str, tmp_path: Path, num_workers: int
+) -> None:
+    write(local_url, compression=None)
+    with loader_of(local_url, tmp_path / "cache", num_workers=num_workers) as loader:
+        assert counts_of(read_epochs(loader)) == (0, 0, 0)
+
+
+def test_a_slow_store_shows_as_stall_and_the_training_loop_does_not(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+    write(s3_url)
+    s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=0.5)])
+    with loader_of(s3_url, tmp_path) as loader:
+        assert loader.stats().delivery.stall_s == NO_STALL
+        batches, began = iter(loader), time.perf_counter()
+        for _ in range(3):
+            next(batches)
+            time.sleep(0.4)
+        assert 0.5 <= loader.stats().delivery.stall_s <= time.perf_counter() - began - 3 * 0.4
+
+
+def test_what_was_counted_stays_when_workers_start_anew_and_is_not_in_the_state(s3_url: str, tmp_path: Path) -> None:
+    sizes = write(s3_url)
+    with loader_of(s3_url, tmp_path) as loader:
+        first = read_epochs(loader)
+        assert loader.stats().delivery == first
+        second = read_epochs(loader, 3)
+        # the new worker opens the shards of the first one's cache
+        assert counts_of(second) == (len(sizes), len(sizes), sum(sizes))
+        assert second.stall_s > first.stall_s > NO_STALL
+        loader.load_state_dict(loader.state_dict())
+        assert loader.stats().delivery == second
+    with loader_of(s3_url, tmp_path) as resumed:
+        resumed.load_state_dict(loader.state_dict())
+        assert resumed.stats().delivery == DeliveryStats(NO_STALL, 0, 0, 0)
+        assert resumed.stats() == loader.stats(), "of one run"
+
+
+def test_streams_have_shares_of_the_tokens(tmp_path: Path) -> None:
+    folders = [write_mds(tmp_path / name, DOCUMENTS, shard_bytes=4_000) for name in "ab"]
+    with loader_of(streams_of(*folders), tmp_path / "cache", num_workers=0) as loader:
+        assert [stream.share for stream in loader.stats().streams.values()] == [0, 0]
+        list(loader.take(50))
+        stats = loader.stats()
+        assert {name: stream.share for name, stream in stats.streams.items()} == pytest.approx({"a": 0.7, "b": 0.3}, abs=0.01)
+        assert stats.streams["a"].share == stats.streams["a"].tokens / stats.tokens
+
+
+def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Path) -> None:
+    write(local_url)
+    with loader_of([Stream(local_url, name="web")], tmp_path) as loader:
+        read_epochs(loader)
+        numbers = loader.stats().as_dict()
+    assert all(type(value) in (int, float) for value in numbers.values())
+    assert numbers["streams/web/share"] == 1
+    names = ["stall_s", "cache_hits", "cache_misses", "bytes_downloaded"]
+    assert [numbers[f"delivery/{name}"] for name in names] == list(vars(loader.stats().delivery).values())
