@@ -5,7 +5,7 @@ PYTHON ?= python3
 BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-cold test test-long test-wheel chaos fuzz clean
+.PHONY: help demo bench bench-cold test test-long test-frameworks test-wheel chaos fuzz clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -25,6 +25,9 @@ test: .venv/.installed-dev  ## lint, types, and every test that takes less than 
 
 test-long: .venv/.installed-dev  ## the tests that take minutes, too
 	CLOUDLOAD_EXAMPLES=1000 scripts/test --timeout 3600
+
+test-frameworks: .venv/.installed-dev  ## train, kill and resume in every framework, each in its own environment; an hour
+	scripts/test-frameworks $(ARGS)
 
 test-wheel: .venv/.installed-dev  ## build the wheel, install it without extras into a clean environment, and run that
 	scripts/test-wheel

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
-for _folder in (ROOT, ROOT / "scripts", ROOT / "tests"):
+for _folder in (ROOT, ROOT / "scripts", ROOT / "tests", ROOT / "tests" / "frameworks"):
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))
 

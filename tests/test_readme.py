@@ -25,6 +25,8 @@ def blocks_of(language: str) -> list[str]:
     return [block for of_language, block in fenced if of_language == language]
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's, of torch
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_every_block_of_the_readme_runs(
     tmp_path: Path, s3_url: str, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -35,7 +37,7 @@ def test_every_block_of_the_readme_runs(
     (tmp_path / "books" / "part.jsonl").write_text("\n".join(lines[:50]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(tmp_path / "cache"))
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = models()
     printed = ""
     try:
         for language, block in re.findall(r"^```(sh|python|)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE):
@@ -53,6 +55,16 @@ def test_every_block_of_the_readme_runs(
     assert namespace["report"].documents == 300
     (expected,) = [block for block in blocks_of("") if block.startswith("the state is of another")]
     assert expected in printed
+
+
+def models() -> dict[str, Any]:
+    """What a reader has of his own: a model, an optimizer, and a Lightning module."""
+    from small import Model
+    from test_lightning import Module
+    from torch.optim import SGD
+
+    model = Model()
+    return {"model": model, "optimizer": SGD(model.parameters(), lr=0.1), "lightning_module": Module()}
 
 
 def run_shell(block: str) -> None:

@@ -24,14 +24,13 @@ class CloudloadDataModule(LightningDataModule):
 
     def __init__(self, loader: CloudLoader, eval_loader: CloudLoader | None = None) -> None:
         super().__init__()
-        self._loader, self._eval_loader = loader, eval_loader
-        self._num_ahead = 0
+        self._loader, self._num_ahead = loader, 0
+        if eval_loader is not None:
+            # Lightning validates where there is such a method
+            self.val_dataloader = lambda: FromStart(eval_loader)
 
     def train_dataloader(self) -> _Batches:
         return _Batches(self._loader, self._count_fetched)
-
-    def val_dataloader(self) -> Any:
-        return [] if self._eval_loader is None else FromStart(self._eval_loader)
 
     def _count_fetched(self) -> None:
         self._num_ahead += 1

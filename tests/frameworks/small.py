@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cloudload import CloudLoader
 
 SEQ_LEN = 16
-VOCABULARY = 300
+VOCABULARY = 512
 
 Rows = list[list[int]]
 
