@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from composer import ComposerModel, Trainer
-from composer.loggers import InMemoryLogger
 from composer.utils import dist
 from tiny_gpt import GPT, parse_arguments
 from torch import Tensor, nn
@@ -48,7 +47,6 @@ def main() -> None:
         stop_every=args.epoch_batches,
     )
     model = ComposerGPT(GPT(loader.vocab_size, args))
-    memory = InMemoryLogger()
     trainer = Trainer(
         run_name="gpt",
         model=model,
@@ -60,7 +58,6 @@ def main() -> None:
         save_interval=f"{args.save_every}ba",
         autoresume=args.resume,
         callbacks=[CloudloadMonitor(loader)],
-        loggers=[memory],
         progress_bar=False,
         log_to_console=True,
         console_log_interval="10ba",

@@ -6,8 +6,7 @@ torchrun --nproc-per-node 4 examples/train_hf.py s3://bucket/corpus --steps 600 
 
 from __future__ import annotations
 
-import os
-
+import torch
 from tiny_gpt import GPT, parse_arguments
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -31,7 +30,7 @@ def main() -> None:
         save_steps=args.save_every,
         logging_steps=10,
         report_to=[],
-        use_cpu=not os.environ.get("CUDA_VISIBLE_DEVICES"),
+        use_cpu=not torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
     )
     loader = CloudLoader(

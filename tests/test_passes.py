@@ -160,6 +160,11 @@ def test_whoever_wraps_a_loader_in_a_dataloader_is_told(folder: str) -> None:
         list(torch.utils.data.DataLoader(make_loader(folder), batch_size=None))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["set_epoch", "dataset", "sampler", "batch_sampler", "generator", "__getitem__"])
+def test_a_loader_has_nothing_that_a_framework_would_misuse(folder: str, name: str) -> None:
+    assert not hasattr(make_loader(folder), name)
+
+
 def workers_of_this_process() -> set[int]:
     children = {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
     return {pid for pid in children if b"resource_tracker" not in command_of(pid)} - _BEFORE

@@ -50,7 +50,7 @@ class CloudloadDataModule(LightningDataModule):
 
 
 class CloudloadMonitor(Callback):
-    """Logs `loader.stats()` as `cloudload/…` as often as Lightning logs, and at the end of epochs."""
+    """Logs `loader.stats()`, of what Lightning has fetched, as `cloudload/…`: as often as it logs, and at the end of epochs."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader

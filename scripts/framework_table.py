@@ -1,0 +1,73 @@
+"""Write benchmarks/FRAMEWORKS.md from what `scripts/test-frameworks` found.
+
+scripts/test-frameworks --junitxml frameworks.xml
+python scripts/framework_table.py frameworks.xml > benchmarks/FRAMEWORKS.md
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests"), str(ROOT / "tests" / "frameworks"), str(ROOT)]
+
+from test_frameworks import FRAMEWORKS, STEPS, WAYS, Framework  # noqa: E402 - needs the path set above
+
+PACKAGES = {
+    "train_torch.py": ["torch"],
+    "train_composer.py": ["mosaicml", "torch"],
+    "train_hf.py": ["transformers", "accelerate", "torch"],
+    "train_accelerate.py": ["accelerate", "torch"],
+    "train_lightning.py": ["lightning", "torch"],
+    "train_torchtitan.py": ["torchtitan", "torch"],
+}
+HEAD = """# What was killed and resumed in training frameworks
+
+Each cell is two runs of the framework's example, of real processes under torchrun that read from a real S3 server. The first is
+ended by SIGKILL, the second resumes from the last checkpoint. A tick says that, step by step, both trained on the very rows of an
+uninterrupted run, and that the second pulled from the loader just the batches that it trained on (Lightning, where it knows no
+length, one more). `make test-frameworks` runs them: {steps} steps, a checkpoint every 4, killed in the 7th unless the way says
+otherwise.
+
+{machine}, {date}; {minutes:.0f} minutes for all.
+"""
+
+
+def versions(framework: Framework) -> str:
+    """Of the packages of an example, in its environment."""
+    code = "import sys; from importlib.metadata import version; print(', '.join(f'{n} {version(n)}' for n in sys.argv[1:]))"
+    command = [framework.python(), "-c", code, *PACKAGES[framework.example]]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main(report: str) -> None:
+    cells: dict[tuple[str, str], tuple[str, str]] = {}
+    seconds = 0.0
+    for case in ElementTree.parse(report).iter("testcase"):
+        seconds += float(case.get("time", 0))
+        found = re.fullmatch(r"test_a_run_killed_\w+\[(.*)\]", case.get("name", ""))
+        if not found:
+            continue
+        [(name, way)] = [(name, way) for name in FRAMEWORKS for way in WAYS if found[1] == f"{name}-{way}"]
+        skipped = case.find("skipped")
+        failed = case.find("failure") is not None or case.find("error") is not None
+        mark = "✗" if failed else "✓" if skipped is None else "not run"
+        cells[name, way] = mark, "" if skipped is None else str(skipped.get("message"))
+    machine = f"{platform.system()}, Python {platform.python_version()}, CPU"
+    date = datetime.datetime.now(datetime.timezone.utc).date()
+    print(HEAD.format(steps=STEPS, machine=machine, date=date, minutes=seconds / 60))
+    print(f"| | {' | '.join(WAYS)} | versions |\n|---|{':---:|' * len(WAYS)}---|")
+    for name, framework in FRAMEWORKS.items():
+        print(f"| {name} | {' | '.join(cells.get((name, way), ('?', ''))[0] for way in WAYS)} | {versions(framework)} |")
+    for reason in sorted({reason for _, reason in cells.values() if reason}):
+        print(f"\nNot run: {reason}.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
