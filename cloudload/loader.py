@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from cloudload.batch import Batch
 from cloudload.batches import Batches
 from cloudload.blocks import BatchParts, inline_blocks, process_blocks
 from cloudload.cache import default_cache, open_cache_folder
+from cloudload.callers import reason_to_refuse_caller
 from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
 from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
@@ -190,7 +192,12 @@ class CloudLoader:
     # ------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Batch]:
-        return Pass(self._begin_pass, lambda: self._num_passes(self._history[-1]), self._keep)
+        reason = reason_to_refuse_caller()
+        return Pass(
+            self._begin_pass if reason is None else partial(_refuse, reason),
+            lambda: self._num_passes(self._history[-1]),
+            self._keep,
+        )
 
     def _begin_pass(self) -> Batches:
         kept, self._kept = self._kept, None
@@ -521,6 +528,11 @@ class CloudLoader:
 
 def _nothing() -> None:
     """In place of a reference to an iteration."""
+
+
+def _refuse(reason: str) -> Batches:
+    """In place of the beginning of a pass."""
+    raise ValueError(reason)
 
 
 def _as_streams(data: str | os.PathLike[str] | Stream | Sequence[str | Stream]) -> tuple[Stream, ...]:

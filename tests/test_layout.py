@@ -79,6 +79,7 @@ ORDER = [
     "blocks",
     "batches",
     "passes",
+    "callers",
     "loader",
     "from_start",
     "provenance",

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+try:
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+except ImportError:  # its other package
+    from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 from cloudload.batch import Batch
 from cloudload.from_start import FromStart

@@ -185,6 +185,14 @@ def trainer_loader_state(trainer: Trainer) -> dict[str, Any]:
     return state
 
 
+def test_a_loader_without_a_data_spec_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match=r"lose or repeat batches. Give Composer data_spec\(loader\), or eval_spec"):
+        make_trainer(make_loader(folder), train_dataloader=make_loader(folder)).fit()
+    trainer = make_trainer(make_loader(folder), eval_dataloader=make_loader(folder, stop_every=2), eval_interval="1ba")
+    with pytest.raises(ValueError, match="eval_spec"):
+        trainer.fit()
+
+
 # ---------------------------------------------------------------- evaluating and logging
 
 

@@ -109,6 +109,12 @@ def test_a_state_saved_before_the_first_batch_starts_at_the_first(folder: str, t
     assert resumed.trained == whole.trained == rows_of(make_loader(folder), 3)
 
 
+def test_a_loader_without_the_data_module_is_refused(folder: str, tmp_path: Path) -> None:
+    trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=str(tmp_path), max_steps=2, enable_progress_bar=False)
+    with pytest.raises(ValueError, match=r"lose or repeat batches. Give Lightning datamodule=CloudloadDataModule\(loader\)"):
+        trainer.fit(Module(), train_dataloaders=make_loader(folder))
+
+
 def test_every_validation_reads_the_same_batches_and_leaves_training_alone(folder: str, tmp_path: Path) -> None:
     callbacks = [save_every(3, tmp_path)]
     eval_loader = make_loader(folder, epochs=1, batch_size=8)
