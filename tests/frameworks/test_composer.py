@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,14 @@ def test_what_was_read_is_logged(folder: str) -> None:
     [(_, first), *_, (_, last)] = memory.data["cloudload/tokens"]
     assert (first, last) == (2 * 4 * SEQ_LEN, loader.stats().tokens)
     assert "cloudload/padding" in memory.data
+
+
+def test_the_readmes_lines_run(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+    [lines] = re.findall(r"^```py\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    given = {"loader": make_loader(folder), "eval_loader": make_loader(folder, epochs=1), "composer_model": ComposerModel()}
+    # less would do
+    exec(lines.replace("100_000_000tok", "2_00tok"), given)
+    assert given["trainer"].state.timestamp.token == 4 * 4 * SEQ_LEN
+    assert given["composer_model"].trained == rows_of(make_loader(folder), 4)
