@@ -146,6 +146,17 @@ def test_a_run_killed_and_resumed_trains_on_the_same_rows(
     assert all(expected_pulls <= each <= expected_pulls + framework.num_ahead for each in pulled), pulled
 
 
+def test_torchtitans_trainers_old_and_new_get_what_they_ask_for(tmp_path: Path) -> None:
+    with (tmp_path / "part.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in random_documents(3, 100))
+    convert_to_mds([str(tmp_path / "part.jsonl")], str(tmp_path / "data"), processes=1, progress=False)
+    command = [FRAMEWORKS["torchtitan"].python(), str(ROOT / "tests" / "frameworks" / "torchtitan_adapter.py")]
+    command += [str(tmp_path / "data"), str(TOKENIZER), str(tmp_path / "cache")]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]
+
+
 class Job:
     """The runs of an example in a folder of its own."""
 
