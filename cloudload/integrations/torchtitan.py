@@ -1,9 +1,10 @@
 """torchtitan: a loader as its trainer builds, iterates, saves and loads one.
 
-    dataloader=CloudloadDataLoader.Config(data="s3://…", options={"num_workers": 8}), metrics=CloudloadMetrics.Config(),
+    Trainer.Config(dataloader=CloudloadDataLoader.Config(data="s3://…", options={"num_workers": 8}), ...)
 
 A row has one token more than torchtitan's sequences: inputs are all but its last, labels all but its first. The state is one leaf
-of text that is the same on every rank, so checkpoints are loaded on any number of them.
+of text that is the same on every rank, so checkpoints are loaded on any number of them. One that another dataloader wrote lacks
+it, which DCP refuses: `checkpoint.exclude_from_loading=["dataloader"]` takes the rest of it, and begins the data anew.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cloudload.loader import CloudLoader
 
 try:
     from torchtitan.components.dataloader import BaseDataLoader
-except ModuleNotFoundError:  # since 0.3 it has moved
+except ModuleNotFoundError:  # where it is after 0.3
     from torchtitan.components.data.loader import BaseDataLoader
 
 Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -32,7 +33,7 @@ Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
 class CloudloadDataLoader(BaseDataLoader):
     """Batches of a `CloudLoader` as torchtitan's models take them: `({"input": …, "positions": …}, labels)`, int64.
 
-    They are [rows, seq_len]; where torchtitan counts batches in tokens (since 0.3), all rows are one sequence.
+    They are [rows, seq_len]; for a torchtitan that counts batches in tokens (after 0.3), the rows are joined to one sequence.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -48,9 +49,9 @@ class CloudloadDataLoader(BaseDataLoader):
         infinite: bool = True
         """Whether epoch follows epoch: torchtitan's validators set it."""
         repeat: bool = True
-        """What they call it since 0.3."""
+        """What they call it after 0.3."""
 
-    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, tokenizer: Any = None, **sizes: Any) -> None:
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, tokenizer: Any, **sizes: Any) -> None:
         self._is_flat = "num_tokens_per_batch" in sizes
         seq_len = sizes["max_context_length" if self._is_flat else "seq_len"]
         num_rows, rest = divmod(sizes["num_tokens_per_batch"], seq_len) if self._is_flat else (sizes["local_batch_size"], 0)
@@ -59,13 +60,11 @@ class CloudloadDataLoader(BaseDataLoader):
                 f"batches of {sizes['num_tokens_per_batch']} tokens are no whole sequences of {seq_len}: {rest} are left over. "
                 "Set training.num_tokens_per_microbatch_per_dp_rank to a multiple of training.max_context_length"
             )
-        options = {"fields": ("position_ids",), "mask_edges": True, "dp_rank": dp_rank, "dp_world_size": dp_world_size}
-        if not (config.infinite and config.repeat):
-            options["epochs"] = 1
+        options = {"dp_rank": dp_rank, "dp_world_size": dp_world_size, "fields": ["position_ids"], "mask_edges": True}
+        options["epochs"] = None if config.infinite and config.repeat else 1
         if "tokenizer" not in config.options:
             # torchtitan's wraps a tokenizers.Tokenizer, which does not know what ends a document
-            options |= {"tokenizer": getattr(tokenizer, "tokenizer", tokenizer)}
-            options |= {"eos": getattr(tokenizer, "eos_token", None) or AUTO}
+            options |= {"tokenizer": tokenizer.tokenizer, "eos": tokenizer.eos_token or AUTO}
         self.loader = CloudLoader(config.data, seq_len=seq_len + 1, batch_size=num_rows, **{**options, **config.options})
 
     def __iter__(self) -> Iterator[Tensors]:
