@@ -9,6 +9,7 @@ pass begins. `model` names the class whose forward it is, where that is not the 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -41,6 +42,7 @@ def main(options: dict[str, Any], script: str) -> None:
         record(self, position)
         note(pulled=position.rows)
 
+    @functools.wraps(forward)  # frameworks look at its signature
     def forward_and_note(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nonlocal passes
         if not self.training:
