@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from corpora import random_documents
 from servers import free_ports
 
@@ -39,6 +40,10 @@ class Framework:
     variables: tuple[tuple[str, str], ...] = ()
     num_ahead: int = 0
     """Batches that it pulls before it trains on them."""
+    model: str = "tiny_gpt:GPT"
+    """The class whose forward takes the rows."""
+    num_unseen: int = 0
+    """Tokens at a row's end that are labels only."""
 
     def python(self) -> str:
         """The interpreter of its environment."""
@@ -49,6 +54,11 @@ class Framework:
             pytest.skip(f"no environment {self.environment}: make test-frameworks builds it")
         return str(python)
 
+    def hashes(self, steps: list[torch.Tensor]) -> Steps:
+        """Of each step's rows, as its model sees them."""
+        seen = SEQ_LEN - self.num_unseen
+        return [sorted(hashlib.sha256(row[:seen].numpy().tobytes()).hexdigest()[:16] for row in rows) for rows in steps]
+
 
 FRAMEWORKS = {
     "torch DDP": Framework("train_torch.py"),
@@ -58,6 +68,7 @@ FRAMEWORKS = {
     "HF Trainer 5": Framework("train_hf.py", "transformers5"),
     "accelerate": Framework("train_accelerate.py"),
     "Lightning": Framework("train_lightning.py", num_ahead=1),
+    "torchtitan": Framework("train_torchtitan.py", "torchtitan", model="torchtitan.models.common.decoder:Decoder", num_unseen=1),
 }
 
 
@@ -112,28 +123,26 @@ def data(s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(data: str, tmp_path_factory: pytest.TempPathFactory) -> Steps:
+def expected(data: str, tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
     """The rows of each step of an uninterrupted run, straight from a loader."""
     cache = str(tmp_path_factory.mktemp("cache"))
     loader = CloudLoader(data, tokenizer=TOKENIZER, seq_len=SEQ_LEN, batch_size=GLOBAL_BATCH, num_workers=0, local=cache)
-    return [sorted(map(hash_of, batch["input_ids"])) for batch in loader.take(STEPS)]
-
-
-def hash_of(row: Any) -> str:
-    return hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16]
+    return [batch["input_ids"] for batch in loader.take(STEPS)]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_an_uninterrupted_run_trains_on_the_loaders_rows(name: str, data: str, expected: Steps, tmp_path: Path) -> None:
+def test_an_uninterrupted_run_trains_on_the_loaders_rows(
+    name: str, data: str, expected: list[torch.Tensor], tmp_path: Path
+) -> None:
     job = Job(FRAMEWORKS[name], data, tmp_path)
     job.run("whole", Way(), 0)
-    assert job.trained("whole", GLOBAL_BATCH) == expected
+    assert job.trained("whole", GLOBAL_BATCH) == FRAMEWORKS[name].hashes(expected)
 
 
 @pytest.mark.parametrize(("name", "way"), CELLS)
 def test_a_run_killed_and_resumed_trains_on_the_same_rows(
-    name: str, way: str, data: str, expected: Steps, tmp_path: Path
+    name: str, way: str, data: str, expected: list[torch.Tensor], tmp_path: Path
 ) -> None:
     framework, cut = FRAMEWORKS[name], WAYS[way]
     if name == "HF Trainer 4" and cut.ranks[1] > 1:
@@ -143,8 +152,9 @@ def test_a_run_killed_and_resumed_trains_on_the_same_rows(
     job.run("killed", cut, 0, kill_at=kill_at)
     job.run("resumed", cut, 1)
     killed, resumed = job.trained("killed", GLOBAL_BATCH), job.trained("resumed", GLOBAL_BATCH)
-    assert killed == expected[: cut.killed_in_step - 1]
-    assert resumed == expected[cut.resumed_after :], (tmp_path / "resumed.txt").read_text()[-6000:]
+    whole = framework.hashes(expected)
+    assert killed == whole[: cut.killed_in_step - 1]
+    assert resumed == whole[cut.resumed_after :], (tmp_path / "resumed.txt").read_text()[-6000:]
     # Composer splits one batch, the others pull several
     num_trained = len(resumed) * (1 if name == "Composer" else cut.accumulate[1])
     pulled = job.pulled("resumed")
@@ -169,6 +179,17 @@ def test_losses_are_those_of_an_uninterrupted_run(name: str, data: str, tmp_path
     assert whole[-1] < whole[0] - 0.5
 
 
+def test_torchtitans_trainers_old_and_new_get_what_they_ask_for(tmp_path: Path) -> None:
+    with (tmp_path / "part.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in random_documents(3, 100))
+    convert_to_mds([str(tmp_path / "part.jsonl")], str(tmp_path / "data"), processes=1, progress=False)
+    command = [FRAMEWORKS["torchtitan"].python(), str(ROOT / "tests" / "frameworks" / "torchtitan_adapter.py")]
+    command += [str(tmp_path / "data"), str(TOKENIZER), str(tmp_path / "cache")]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]
+
+
 class Job:
     """The runs of an example in a folder of its own."""
 
@@ -178,7 +199,7 @@ class Job:
     def run(self, run: str, way: Way, part: int, kill_at: int | None = None) -> None:
         """Run the first or the second part of a run; its output is in `<run>.txt`."""
         (self.folder / run).mkdir()
-        options = {"log": str(self.folder / run), "kill_at": kill_at}
+        options = {"log": str(self.folder / run), "kill_at": kill_at, "model": self.framework.model}
         command = [self.framework.python(), "-m", "torch.distributed.run", f"--nproc-per-node={way.ranks[part]}"]
         command += [f"--master-port={free_ports(1)[0]}", str(ROOT / "tests" / "frameworks" / "record.py"), json.dumps(options)]
         command += [str(ROOT / "examples" / self.framework.example), self.data, *self.arguments(way, part)]
@@ -205,7 +226,7 @@ class Job:
             "save-every": SAVE_EVERY,
             "global-batch": GLOBAL_BATCH,
             "accumulate": way.accumulate[part],
-            "seq-len": SEQ_LEN,
+            "seq-len": SEQ_LEN - self.framework.num_unseen,
             "workers": way.workers[part],
             "width": 32,
             "depth": 1,

@@ -3,15 +3,17 @@
     record.py '{"log": folder, "kill_at": 15}' examples/train_torch.py s3://… --steps 20
 
 Each process writes `log/<rank>-<pid>.jsonl`: a line "pulled" for each batch that the loader hands out, and for each forward pass
-a line "trained" with a hash of every row and the loss. With `kill_at` the process is killed when that forward pass begins.
+a line "trained" with a hash of every row and the loss, if it is known. With `kill_at` the process is killed when that forward
+pass begins. `model` names the class whose forward it is, where that is not the examples' own: "package.module:Class".
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import json
 import os
-import runpy
 import signal
 import sys
 from pathlib import Path
@@ -22,12 +24,15 @@ import torch
 
 def main(options: dict[str, Any], script: str) -> None:
     sys.path[:0] = [str(Path(script).parent), str(Path(__file__).resolve().parents[2] / "examples")]
-    import tiny_gpt
+    # an example may have to prepare what its framework is imported with
+    example = importlib.import_module(Path(script).stem)
+    module, _, name = options.get("model", "tiny_gpt:GPT").partition(":")
+    model = getattr(importlib.import_module(module), name)
 
     from cloudload import CloudLoader
 
     log = Path(options["log"], f"{os.environ.get('RANK', '0')}-{os.getpid()}.jsonl").open("w", buffering=1)
-    forward, record = tiny_gpt.GPT.forward, CloudLoader._record
+    forward, record = model.forward, CloudLoader._record
     passes = 0
 
     def note(**line: Any) -> None:
@@ -37,21 +42,22 @@ def main(options: dict[str, Any], script: str) -> None:
         record(self, position)
         note(pulled=position.rows)
 
-    def forward_and_note(self: Any, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    @functools.wraps(forward)  # frameworks look at its signature
+    def forward_and_note(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nonlocal passes
         if not self.training:
-            return forward(self, input_ids, labels)
+            return forward(self, input_ids, *args, **kwargs)
         passes += 1
         if passes == options.get("kill_at"):
             os.kill(os.getpid(), signal.SIGKILL)
-        outputs = forward(self, input_ids, labels)
+        outputs = forward(self, input_ids, *args, **kwargs)
         hashes = [hashlib.sha256(row.cpu().numpy().tobytes()).hexdigest()[:16] for row in input_ids]
-        note(trained=hashes, loss=outputs["loss"].item())
+        note(trained=hashes, **({"loss": outputs["loss"].item()} if isinstance(outputs, dict) else {}))
         return outputs
 
-    tiny_gpt.GPT.forward = forward_and_note  # type: ignore[method-assign]
+    model.forward = forward_and_note
     CloudLoader._record = record_and_note  # type: ignore[method-assign]
-    runpy.run_path(script, run_name="__main__")
+    example.main()
 
 
 if __name__ == "__main__":
