@@ -29,7 +29,7 @@ class Steps:
 
 def main() -> None:
     args = parse_arguments(__doc__)
-    accelerator = Accelerator(gradient_accumulation_steps=args.accumulate)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=args.accumulate)
     loader = CloudLoader(
         args.data,
         tokenizer=args.tokenizer,

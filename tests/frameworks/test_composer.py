@@ -216,7 +216,7 @@ def test_what_was_read_is_logged(folder: str) -> None:
 
 def test_the_readmes_lines_run(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
-    [lines] = re.findall(r"^```py\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    [lines, _] = re.findall(r"^```py\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     given = {"loader": make_loader(folder), "eval_loader": make_loader(folder, epochs=1), "composer_model": ComposerModel()}
     # less would do
