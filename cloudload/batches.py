@@ -9,6 +9,7 @@ what the lanes have left, exchange the sizes, and go on with the rows of the tai
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ class Batches(Iterator[Batch]):
     ) -> None:
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._record, self._record_end, self._open_blocks, self._meter = record, record_end, open_blocks, meter
+        self._process = os.getpid()
         self._blocks: Iterator[BatchParts] | None = None
         self._arrived: deque[_Arrived] = deque()
         self._arrived_rows = plan.position.rows
@@ -69,6 +71,8 @@ class Batches(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._failure is not None:
             raise self._failure
+        if os.getpid() != self._process:
+            raise WorkerError("this iteration was begun in another process, which goes on with it. Make a loader in this one")
         began = time.perf_counter()
         try:
             batch = self._take()

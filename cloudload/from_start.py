@@ -15,6 +15,8 @@ class FromStart:
     """
 
     def __init__(self, loader: CloudLoader) -> None:
+        if loader.is_endless:
+            raise ValueError("an evaluation with this loader would never end. Give the loader epochs=1, or stop_every=<batches>")
         self._loader, self._start = loader, loader.state_dict()
         self.batch_size = loader.batch_size
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from cloudload.working_set import check_cache_limit
 logger = logging.getLogger(__name__)
 
 _HISTORY = 4
+_NO_DATASET = "A CloudLoader is no dataset: iterate over it, and do not wrap it in a DataLoader"
 
 
 class CloudLoader:
@@ -177,7 +178,8 @@ class CloudLoader:
         self._backend = choose_backend(self._recipe.tokenizer.json, self._delivery.tokenizer_backend, self._cache_root)
         self._exchange: Exchange | None = None
         self._knows_all_lanes = True
-        # an iteration holds the loader, not the other way round: one that is dropped ends at once
+        self._open_blocks: Callable[[Plan], Iterator[BatchParts]] = process_blocks if num_workers else inline_blocks
+        # one that is dropped ends at once; only between two passes does the loader hold it
         self._iteration: Callable[[], Batches | None] = _nothing
         self._kept: Batches | None = None
         self._tracer: Tracer | None = None
@@ -214,7 +216,8 @@ class CloudLoader:
         if every is None:
             return 0
         if isinstance(every, int):
-            return position.batches // every
+            # by rows: the same wherever the rows of a pass are, whatever the batches that they come in
+            return position.rows // (every * self._delivery.batch_size * self._find_world().size)
         [component] = self._recipe.components
         read = int(position.counts[:, [DOCUMENTS, FILTERED, EMPTY]].sum())
         # the last epoch ends with the run
@@ -227,7 +230,8 @@ class CloudLoader:
 
     def _iterate(self) -> Batches:
         self._stop_iteration("another was begun")
-        batches = Batches(self.plan(), self._connect(), self._record, self._record_end, self._open_blocks, meter=self._meter)
+        record, record_end = _weakly(self._record), _weakly(self._record_end)
+        batches = Batches(self.plan(), self._connect(), record, record_end, self._open_blocks, meter=self._meter)
         self._iteration = weakref.ref(batches)
         return batches
 
@@ -245,6 +249,14 @@ class CloudLoader:
         if batches is None or batches.is_over:
             batches = self._iterate()
         batches.skip(number)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a pass has no end."""
+        return self._asked.epochs is None and self._delivery.stop_every is None
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(_NO_DATASET)
 
     def __bool__(self) -> bool:
         return True  # and not what len() says, where it says anything
@@ -264,7 +276,7 @@ class CloudLoader:
         if not is_known or not all(bos is not None or eos is not None for bos, eos in self._recipe.tokenizer.frames):
             raise TypeError(
                 "how many batches there are is known only with stop_every=N, or with packing='one_per_row', overflow='cut' and "
-                "epochs=N. (A CloudLoader is no dataset: iterate over it, and do not wrap it in a DataLoader)"
+                f"epochs=N. ({_NO_DATASET})"
             )
         rows = (config.epochs or 0) * self._recipe.components[0].lanes.num_positions
         global_batch = self._delivery.batch_size * self._find_world().size
@@ -348,10 +360,6 @@ class CloudLoader:
         # the peers of a single rank compare their facts where a mesh tells of them; told by number, it may be on its own
         has_others = self._has_mesh or self._find_world().size > 1
         return has_others and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-    def _open_blocks(self, plan: Plan) -> Iterator[BatchParts]:
-        """The blocks of each batch, from worker processes or from this one."""
-        return process_blocks(plan) if self._delivery.num_workers else inline_blocks(plan)
 
     def _record(self, position: Position) -> None:
         self._has_read = True
@@ -528,6 +536,17 @@ class CloudLoader:
 
 def _nothing() -> None:
     """In place of a reference to an iteration."""
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Calls a method of a loader that is still there: an iteration, which the loader may hold, must not hold the loader."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        if (found := reference()) is not None:
+            found(*arguments)
+
+    return call
 
 
 def _refuse(reason: str) -> Batches:

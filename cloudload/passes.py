@@ -27,8 +27,15 @@ class Pass(Iterator[Batch]):
         if self._batches is None:
             self._batches, self._stop = self._begin(), self._num_complete() + 1
         elif self._num_complete() >= self._stop:
-            self._is_over = True
-            self._keep(self._batches)
-            self._batches = None
+            # past its stop by a skip
+            self._end(self._batches)
             raise StopIteration
-        return next(self._batches)
+        batch = next(self._batches)
+        if self._num_complete() >= self._stop:
+            # now, for who knows how many there are does not ask for one more
+            self._end(self._batches)
+        return batch
+
+    def _end(self, batches: Batches) -> None:
+        self._is_over, self._batches = True, None
+        self._keep(batches)

@@ -90,9 +90,10 @@ class Stats:
     tokenizer_backend_reason: str | None
     """Why tokenizer_backend="auto" did not take fastokens; None where it did, or was not asked."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, prefix: str = "") -> dict[str, Any]:
         """Plain numbers for a logger, with `streams/<name>/<count>` and `delivery/<count>`; the backend is none."""
         numbers = {name: value for name, value in asdict(self).items() if name not in _NOT_NUMBERS}
         for stream, stats in self.streams.items():
             numbers.update({f"streams/{stream}/{name}": value for name, value in asdict(stats).items()})
-        return numbers | {f"delivery/{name}": value for name, value in asdict(self.delivery).items()}
+        numbers.update({f"delivery/{name}": value for name, value in asdict(self.delivery).items()})
+        return {f"{prefix}{name}": value for name, value in numbers.items()}

@@ -6,45 +6,20 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from cloudload import Batch, CloudLoader
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-class Block(nn.Module):
-    """Causal attention, then a feed-forward layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (-1, 32)).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1))
-        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.feed_forward(self.norm_2(x))
-
-
-class GPT(nn.Module):
-    """The embedding is also the output layer."""
-
-    def __init__(self, vocab_size: int, seq_len: int, width: int, depth: int) -> None:
-        super().__init__()
-        self.embed, self.position = nn.Embedding(vocab_size, width), nn.Parameter(torch.zeros(seq_len, width))
-        self.blocks, self.norm = nn.Sequential(*(Block(width) for _ in range(depth))), nn.LayerNorm(width)
-        nn.init.normal_(self.embed.weight, std=0.02)
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        x = self.embed(input_ids) + self.position[: input_ids.shape[1]]
-        logits = nn.functional.linear(self.norm(self.blocks(x)), self.embed.weight)
-        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+from tiny_gpt import GPT
 
 
 def save_checkpoint(folder: Path, **content: Any) -> None:
@@ -81,7 +56,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         local=args.cache,
         pin_memory=device.type == "cuda",
     )
-    model = GPT(loader.vocab_size, args.seq_len, args.width, args.depth).to(device)
+    model = GPT(loader.vocab_size, args).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
     step = 0
     if args.resume:
@@ -99,7 +74,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             wait_s = time.perf_counter() - started
             step += 1
             optimizer.param_groups[0]["lr"] = args.lr * min(1.0, step / args.warmup)
-            loss = parallel(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})
+            loss = parallel(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})["loss"]
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -135,7 +110,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128, help="a multiple of 32; default 128")
     for name, default in {**numbers, "depth": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
-    args = parser.parse_args()
+    args = parser.parse_args(namespace=argparse.Namespace(float64=False))
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:

@@ -4,6 +4,7 @@ store_url         a fresh, empty location: a local folder, then S3, then GCS; `l
 s3_server         SeaweedFS, and `gcs_server` fake-gcs-server; the environment points at them for the rest of the session
 s3_proxy          a fault proxy before S3; the environment points at it for the test; likewise `gcs_proxy`
 small_disk        a folder on a file system of 32 KB
+folder            a dataset of 60 documents
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
 """
 
@@ -117,6 +118,14 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>")), folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The small dataset of `frameworks/small.py`."""
+    from small import write_documents
+
+    return write_documents(tmp_path_factory.mktemp("mds"))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jobs import command_of
 
 from cloudload import CloudLoader, FromStart, Stream
-from cloudload.errors import RanksDisagreeError
+from cloudload.errors import RanksDisagreeError, WorkerError
 
 NUM_DOCUMENTS = 60
 
@@ -141,6 +141,56 @@ def test_a_batch_knows_its_tokens(folder: str) -> None:
     assert total == loader.stats().tokens
 
 
+def test_an_evaluation_without_an_end_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match="would never end"):
+        FromStart(make_loader(folder))
+
+
+def test_passes_are_the_same_rows_whatever_batches_they_come_in(folder: str) -> None:
+    loader = make_loader(folder, batch_size=2, stop_every=6)
+    list(loader)
+    next(iter(loader))
+    next(iter(loader))
+    state = loader.state_dict()
+    loader = make_loader(folder, batch_size=4, stop_every=3)
+    loader.load_state_dict(state)
+    assert [len(ids_of(loader)) for _ in range(2)] == [2, 3]
+    assert loader.rows == 3 * 12
+    loader.seek(3 * 12 + 4)
+    assert len(ids_of(loader)) == 2
+
+
+def test_the_workers_go_on_where_nobody_asks_for_the_end_of_a_pass(folder: str) -> None:
+    loader = make_loader(folder, stop_every=2, num_workers=1)
+    seen = []
+    for _ in range(3):
+        seen += ids_of(islice(loader, 2))
+        seen_workers = workers_of_this_process()
+        assert len(seen_workers) == 1
+    first = seen_workers
+    seen += ids_of(islice(loader, 2))
+    assert workers_of_this_process() == first
+    assert seen == ids_of(make_loader(folder).take(8))
+    del loader
+    assert wait_for_no_workers() == set()
+
+
+def test_a_forked_child_cannot_take_its_parents_batches(folder: str) -> None:
+    loader = make_loader(folder, stop_every=2, num_workers=1)
+    list(loader)
+    child = os.fork()
+    if not child:
+        try:
+            list(loader)
+        except WorkerError:
+            os._exit(7)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert ids_of(loader) == ids_of(make_loader(folder).take(4))[2:]
+    loader.close()
+
+
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "day"])
 def test_a_wrong_stop_every_is_refused(folder: str, every: Any) -> None:
     with pytest.raises(ValueError, match="stop_every"):
@@ -156,11 +206,12 @@ def test_epochs_of_what_has_none_are_refused(folder: str) -> None:
 
 
 def test_whoever_wraps_a_loader_in_a_dataloader_is_told(folder: str) -> None:
-    with pytest.raises(TypeError, match="do not wrap it in a DataLoader"):
-        list(torch.utils.data.DataLoader(make_loader(folder), batch_size=None))  # type: ignore[arg-type]
+    for options in ({}, {"stop_every": 3}):
+        with pytest.raises(TypeError, match="do not wrap it in a DataLoader"):
+            list(torch.utils.data.DataLoader(make_loader(folder, **options), batch_size=None))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["set_epoch", "dataset", "sampler", "batch_sampler", "generator", "__getitem__"])
+@pytest.mark.parametrize("name", ["set_epoch", "dataset", "sampler", "batch_sampler", "generator"])
 def test_a_loader_has_nothing_that_a_framework_would_misuse(folder: str, name: str) -> None:
     assert not hasattr(make_loader(folder), name)
 

@@ -8,17 +8,22 @@ Composer saves and restores the dataset of a torch DataLoader, and then neither 
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from composer import Callback, DataSpec, Logger, State
+from composer import Callback, DataSpec, Logger, State, Trainer
 from torch.utils.data import DataLoader, IterableDataset
 
 from cloudload.batch import Batch
+from cloudload.errors import StreamChangedError
 from cloudload.from_start import FromStart
 from cloudload.loader import CloudLoader
 from cloudload.segments import IGNORED_LABEL
+
+logger = logging.getLogger(__name__)
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -47,17 +52,26 @@ class CloudloadMonitor(Callback):
         self._log(logger)
 
     def _log(self, logger: Logger) -> None:
-        logger.log_metrics({f"cloudload/{name}": value for name, value in self._loader.stats().as_dict().items()})
+        logger.log_metrics(self._loader.stats().as_dict("cloudload/"))
 
 
 class _DataLoader(DataLoader[Batch]):
     """A DataLoader in name, for Composer's sake."""
 
     def __init__(self, loader: CloudLoader) -> None:
-        super().__init__(_Dataset(loader), batch_size=None, collate_fn=_as_it_is)  # type: ignore[arg-type]
+        self._rows = _Dataset(loader)
+        super().__init__(self._rows, batch_size=None, collate_fn=_as_it_is)  # type: ignore[arg-type]
         self._loader = loader
         # which torch would take for the size to collate by, and Composer for that of a microbatch
         vars(self)["batch_size"] = loader.batch_size
+
+    def __iter__(self) -> Any:
+        trainer = sys._getframe(1).f_locals.get("self")
+        if isinstance(trainer, Trainer):
+            # otherwise a second `fit` would skip what the first one has trained on
+            trainer.state.dataset_resumption["train"] = True
+            self._rows.state = trainer.state
+        return super().__iter__()
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -68,24 +82,37 @@ class _Dataset(IterableDataset[Batch]):
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader
-        self._is_at_end = False
+        self._is_loaded_at_end = False
+        self.state: State | None = None
+        """Of the Composer that iterates."""
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._is_at_end:
-            # Composer has yet to see the end of the epoch whose last batch it has trained on
-            self._is_at_end = False
-            return iter(())
-        return iter(self._loader)
+        is_at_end, self._is_loaded_at_end = self._is_at_end(), False
+        if is_at_end and self.state and int(self.state.timestamp.batch_in_epoch):
+            return  # Composer has yet to see the end of the epoch whose last batch it has trained on
+        yield from self._loader
+        if self.state and not self._loader.is_at_stop:
+            # now, so that the last checkpoint is still saved; otherwise empty epochs would follow for ever
+            logger.info("the data has ended after %d rows, and so does training", self._loader.rows)
+            self.state.stop_training()
+
+    def _is_at_end(self) -> bool:
+        return self._is_loaded_at_end or self._loader.is_at_stop
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, str]:
         """One leaf of text, which sharded checkpoints, too, take as it is. Composer has had `num_samples` of the epoch."""
-        is_at_end = num_samples > 0 and (self._is_at_end or self._loader.is_at_stop)
+        is_at_end = num_samples > 0 and self._is_at_end()
         return {"cloudload": json.dumps({"loader": self._loader.state_dict(), "is_at_end": is_at_end})}
 
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
+    def load_state_dict(self, state: Mapping[str, str] | None) -> None:
+        if not state or "cloudload" not in state:
+            raise StreamChangedError(
+                f"the checkpoint's train dataset is {state and sorted(state)}, and none of data_spec(loader). Load one that was "
+                "saved with it, or take its weights alone: load_weights_only=True"
+            )
         saved = json.loads(state["cloudload"])
         self._loader.load_state_dict(saved["loader"])
-        self._is_at_end = saved["is_at_end"]
+        self._is_loaded_at_end = saved["is_at_end"]
 
 
 def _count(batches: Any) -> DataSpec:

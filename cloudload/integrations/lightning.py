@@ -9,7 +9,8 @@ the last such batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 try:
@@ -18,8 +19,11 @@ except ImportError:  # its other package
     from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 from cloudload.batch import Batch
+from cloudload.errors import StreamChangedError
 from cloudload.from_start import FromStart
 from cloudload.loader import CloudLoader
+
+logger = logging.getLogger(__name__)
 
 
 class CloudloadDataModule(LightningDataModule):
@@ -27,29 +31,45 @@ class CloudloadDataModule(LightningDataModule):
 
     def __init__(self, loader: CloudLoader, eval_loader: CloudLoader | None = None) -> None:
         super().__init__()
-        self._loader, self._num_ahead = loader, 0
+        self.loader = loader
+        self._num_fetched, self._num_processed_before = 0, 0
+        self._progress: Any = None
+        self._is_loaded = False
         if eval_loader is not None:
             # Lightning validates where there is such a method
             self.val_dataloader = lambda: FromStart(eval_loader)
 
     def train_dataloader(self) -> _Batches:
-        return _Batches(self._loader, self._count_fetched)
-
-    def _count_fetched(self) -> None:
-        self._num_ahead += 1
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Lightning calls this with a batch that is about to be trained on."""
-        if self.trainer is not None and self.trainer.training:
-            self._num_ahead -= 1
-        return batch
+        assert self.trainer is not None
+        if self.trainer.ckpt_path and not self._is_loaded:
+            raise StreamChangedError(
+                f"{self.trainer.ckpt_path} has no state of a {type(self).__qualname__}. Load a checkpoint that was saved with "
+                "one, or take its weights alone"
+            )
+        return _Batches(self)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._loader.state_dict(lag=self._num_ahead)
+        return self.loader.state_dict(lag=self._num_ahead())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._loader.load_state_dict(state_dict)
-        self._num_ahead = 0
+        self.loader.load_state_dict(state_dict)
+        self._num_fetched, self._is_loaded = 0, True
+
+    def begin_pass(self) -> None:
+        """Go back to where training is: a fit before may have left batches that it did not train on."""
+        if num_ahead := self._num_ahead():
+            self.loader.load_state_dict(self.loader.state_dict(lag=num_ahead))
+        # Lightning raises it before it saves, and not for a batch that fails
+        self._progress = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        self._num_fetched, self._num_processed_before = 0, self._progress.processed
+
+    def count_fetched(self) -> None:
+        """Lightning has taken a batch."""
+        self._num_fetched += 1
+
+    def _num_ahead(self) -> int:
+        """Batches that Lightning has taken in this pass, and not trained on."""
+        return self._num_fetched and self._num_fetched - (self._progress.processed - self._num_processed_before)
 
 
 class CloudloadMonitor(Callback):
@@ -66,7 +86,7 @@ class CloudloadMonitor(Callback):
         self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
-        numbers = {f"cloudload/{name}": value for name, value in self._loader.stats().as_dict().items()}
+        numbers = self._loader.stats().as_dict("cloudload/")
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step=trainer.global_step)
 
@@ -74,13 +94,18 @@ class CloudloadMonitor(Callback):
 class _Batches:
     """A loader that Lightning may ask for batches only, not for its state."""
 
-    def __init__(self, loader: CloudLoader, count_fetched: Callable[[], None]) -> None:
-        self._loader, self._count_fetched = loader, count_fetched
+    def __init__(self, module: CloudloadDataModule) -> None:
+        self._module = module
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._loader:
-            self._count_fetched()
+        self._module.begin_pass()
+        for batch in self._module.loader:
+            self._module.count_fetched()
             yield batch
+        if not self._module.loader.is_at_stop:
+            # otherwise empty epochs would follow
+            logger.info("the data has ended after %d rows, and so does training", self._module.loader.rows)
+            self._module.trainer.should_stop = True
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._module.loader)

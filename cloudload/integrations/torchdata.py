@@ -19,7 +19,10 @@ from cloudload.loader import CloudLoader
 
 
 class CloudloadNode(BaseNode[Batch]):
-    """A source of batches. Reset without a state, it goes on where the loader stands, as a new epoch does."""
+    """A source of batches. Reset without a state, it goes on where the loader stands, as a new epoch does.
+
+    That is past what a `Prefetcher` has read ahead: a pass that is left in its middle goes on by `load_state_dict`.
+    """
 
     def __init__(self, loader: CloudLoader) -> None:
         super().__init__()

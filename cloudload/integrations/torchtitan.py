@@ -9,7 +9,6 @@ it, which DCP refuses: `checkpoint.exclude_from_loading=["dataloader"]` takes th
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torchtitan.components.metrics import MetricsProcessor
 
 from cloudload.config import AUTO
 from cloudload.errors import StreamChangedError
+from cloudload.integrations.dcp import LoaderState
 from cloudload.loader import CloudLoader
 
 try:
@@ -80,7 +80,7 @@ class CloudloadDataLoader(BaseDataLoader):
         return tokens.flatten() if self._is_flat else tokens.contiguous()
 
     def state_dict(self) -> dict[str, str]:
-        return {"cloudload": json.dumps(self.loader.state_dict())}
+        return LoaderState(self.loader).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if not state_dict:
@@ -90,7 +90,7 @@ class CloudloadDataLoader(BaseDataLoader):
                 f"the checkpoint's dataloader is no CloudloadDataLoader; its state has {sorted(state_dict)}. Resume with the one "
                 "that wrote it, or begin the data anew with checkpoint.exclude_from_loading=['dataloader']"
             )
-        self.loader.load_state_dict(json.loads(state_dict["cloudload"]))
+        LoaderState(self.loader).load_state_dict(state_dict)
 
     def close(self) -> None:
         self.loader.close()
@@ -109,6 +109,5 @@ class CloudloadMetrics(MetricsProcessor):
         self._watched = dataloader
 
     def log(self, *args: Any, extra_metrics: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        stats = self._watched.loader.stats().as_dict() if self._watched else {}
-        numbers = {f"cloudload/{name}": value for name, value in stats.items()}
+        numbers = self._watched.loader.stats().as_dict("cloudload/") if self._watched else {}
         super().log(*args, extra_metrics={**(extra_metrics or {}), **numbers}, **kwargs)

@@ -9,6 +9,7 @@ The Trainer would wrap a dataset in a DataLoader of its own, read ahead, and sha
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Any
 
@@ -19,48 +20,70 @@ from cloudload.errors import StreamChangedError
 from cloudload.from_start import FromStart
 from cloudload.loader import CloudLoader
 
+logger = logging.getLogger(__name__)
+
 
 class CloudloadCallback(TrainerCallback, ExportableState):
     """Saves the loader's state with each checkpoint, and loads it when training resumes."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self.loader = loader
+        self._saved = loader.state_dict()
 
     def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"loader": self.loader.state_dict()}}
+        """As of the last step, for a checkpoint may be saved within one."""
+        return {"args": {}, "attributes": {"loader": self._saved}}
+
+    def note(self) -> None:
+        """This is where training stands."""
+        self._saved = self.loader.state_dict()
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if args.auto_find_batch_size:
+            raise ValueError(
+                "auto_find_batch_size cannot change the batches of a CloudLoader. Leave it out, and set batch_size there"
+            )
         # the loader stands where it should, there is nothing to skip
         args.ignore_data_skip = True
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         name = type(self).__name__
         saved = state.stateful_callbacks.get(name)
+        if state.global_step and saved is None:
+            raise StreamChangedError(
+                f"the checkpoint of step {state.global_step} has no state of the loader: it was saved without "
+                f"{name}. Load one that has it, or start a new run from its weights alone"
+            )
         if state.global_step:
-            if saved is None:
-                raise StreamChangedError(
-                    f"the checkpoint of step {state.global_step} has no state of the loader: it was saved without "
-                    f"{name}. Load one that has it, or start a new run from its weights alone"
-                )
-            self.loader.load_state_dict(saved["attributes"]["loader"])
+            self._saved = saved["attributes"]["loader"]
+        # also at a fresh start: the Trainer may have counted tokens by reading them
+        self.loader.load_state_dict(self._saved)
         state.stateful_callbacks[name] = self.state()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.note()
 
 
 class CloudloadTrainer:
     """What a Trainer that trains from a loader has more; goes before `Trainer` among the bases of a class."""
 
     def __init__(self, *args: Any, loader: CloudLoader, **kwargs: Any) -> None:
-        self.loader = loader
-        super().__init__(*args, callbacks=[*(kwargs.pop("callbacks", None) or ()), CloudloadCallback(loader)], **kwargs)  # type: ignore[call-arg]
+        self.loader, self._state = loader, CloudloadCallback(loader)
+        super().__init__(*args, callbacks=[*(kwargs.pop("callbacks", None) or ()), self._state], **kwargs)  # type: ignore[call-arg]
 
     def get_train_dataloader(self) -> Any:
+        self._state.note()
         accumulate = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
+        rest = 0 if self.loader.is_endless or accumulate == 1 else None
         with suppress(TypeError):
-            if len(self.loader) % accumulate:
-                raise ValueError(
-                    f"stop_every is {len(self.loader)}, which is not a multiple of gradient_accumulation_steps {accumulate}: "
-                    "what is accumulated at the end of a pass would be lost. Make it a multiple"
-                )
+            rest = len(self.loader) % accumulate
+        if rest:
+            raise ValueError(
+                f"a pass over the loader has {len(self.loader)} batches, which is not a multiple of gradient_accumulation_steps "
+                f"{accumulate}: what is accumulated at its end would be lost. Make stop_every a multiple"
+            )
+        if rest is None:
+            logger.warning("what is accumulated at the end of a pass over the loader is lost: the Trainer takes no step with it")
         return self.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -70,8 +93,11 @@ class CloudloadTrainer:
             asked = self.eval_dataset[asked]  # type: ignore[attr-defined]
         return asked if isinstance(asked, FromStart) else super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Likewise."""
+        return test_dataset if isinstance(test_dataset, FromStart) else super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """With the numbers of `loader.stats()` as `cloudload/…` wherever a training loss is logged."""
-        if "loss" in logs:
-            logs |= {f"cloudload/{name}": value for name, value in self.loader.stats().as_dict().items()}
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+        numbers = self.loader.stats().as_dict("cloudload/") if "loss" in logs else {}
+        super().log({**logs, **numbers}, *args, **kwargs)  # type: ignore[misc]

@@ -13,6 +13,7 @@ from small import SEQ_LEN, Model, make_loader, rows_of
 from torch import Tensor
 
 from cloudload import CloudLoader
+from cloudload.errors import StreamChangedError
 
 composer = pytest.importorskip("composer")
 
@@ -184,6 +185,38 @@ def trainer_loader_state(trainer: Trainer) -> dict[str, Any]:
 
     state: dict[str, Any] = json.loads(trainer.state.state_dict()["dataset_state"]["train"]["cloudload"])["loader"]
     return state
+
+
+@pytest.mark.parametrize("options", [{}, {"stop_every": 4}, {"stop_every": "epoch"}])
+def test_a_second_fit_goes_on_with_the_next_batch(folder: str, options: dict[str, Any]) -> None:
+    trainer = make_trainer(make_loader(folder, **options), max_duration="3ba")
+    trainer.fit()
+    trainer.fit(duration="3ba")
+    trainer.fit(duration="20ba")
+    assert trainer.state.model.trained == rows_of(make_loader(folder), 26)
+
+
+def test_training_ends_with_the_data_and_saves_its_end(folder: str, tmp_path: Path) -> None:
+    whole = [row for batch in make_loader(folder, epochs=1) for row in batch["input_ids"].tolist()]
+    settings = {"max_duration": "1000ba", "save_folder": str(tmp_path), "save_interval": "30ba"}
+    trainer = make_trainer(make_loader(folder, epochs=1), **settings)
+    trainer.fit()
+    assert trainer.state.model.trained == whole
+    assert trainer.state.timestamp.epoch == 1
+    saved = sorted(tmp_path.glob("ep*.pt"), key=lambda path: int(path.stem.split("-")[1][2:]))
+    for checkpoint in saved:
+        resumed = make_trainer(make_loader(folder, epochs=1), max_duration="1000ba", load_path=str(checkpoint))
+        resumed.fit()
+        assert resumed.state.timestamp.batch == trainer.state.timestamp.batch
+        assert whole[len(whole) - len(resumed.state.model.trained) :] == resumed.state.model.trained
+    assert saved[-1].name == f"ep1-ba{len(whole) // 4}-rank0.pt"
+
+
+def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path) -> None:
+    trainer = make_trainer(make_loader(folder), train_dataloader=None)
+    trainer.save_checkpoint(str(tmp_path / "other.pt"))
+    with pytest.raises(StreamChangedError, match=r"train dataset is None, and none of data_spec\(loader\)"):
+        make_trainer(make_loader(folder), load_path=str(tmp_path / "other.pt"))
 
 
 def test_a_loader_without_a_data_spec_is_refused(folder: str) -> None:

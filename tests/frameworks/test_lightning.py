@@ -11,6 +11,7 @@ from small import Model, make_loader, rows_of
 from torch import Tensor
 
 from cloudload import CloudLoader
+from cloudload.errors import StreamChangedError
 
 pytest.importorskip("lightning")
 
@@ -68,7 +69,7 @@ def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
     checkpoint = tmp_path / f"step={saved_after}.ckpt"
     resumed, trainer = fit(make_loader(folder, **options), tmp_path, max_steps=8, ckpt_path=checkpoint, **settings)
     assert trainer.global_step == 8
-    if settings != {"limit_train_batches": 4} and options != {"stop_every": 3}:
+    if settings != {"accumulate_grad_batches": 2} or not options:
         # where a pass ends in mid accumulation, Lightning takes a step
         assert whole.trained == rows_of(make_loader(folder), 8 * each)
     assert whole.trained[-len(resumed.trained) :] == resumed.trained
@@ -107,6 +108,54 @@ def test_a_state_saved_before_the_first_batch_starts_at_the_first(folder: str, t
     whole, _ = fit(make_loader(folder), tmp_path, max_steps=3, callbacks=[Early()])
     resumed, _ = fit(make_loader(folder), tmp_path, max_steps=3, ckpt_path=tmp_path / "first.ckpt")
     assert resumed.trained == whole.trained == rows_of(make_loader(folder), 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"stop_every": 5}, {"stop_every": "epoch"}])
+def test_a_second_fit_goes_on_with_the_next_batch(folder: str, tmp_path: Path, options: dict[str, Any]) -> None:
+    module, loaders = Module(), CloudloadDataModule(make_loader(folder, **options))
+    for max_steps in (3, 6, 9, 12, 15):
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = Trainer(accelerator="cpu", default_root_dir=str(tmp_path), max_steps=3, **quiet)
+        trainer.fit(module, datamodule=loaders)
+        assert loaders.state_dict()["rows"] == 4 * max_steps
+    assert module.model.trained == rows_of(make_loader(folder), 15)
+
+
+def test_a_batch_that_failed_is_trained_on_after_a_resume(folder: str, tmp_path: Path) -> None:
+    class Failing(Module):
+        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+            if batch_idx == 4:
+                raise RuntimeError("a failure")
+            return super().training_step(batch, batch_idx)
+
+    class SaveOnException(ModelCheckpoint):
+        def on_exception(self, trainer: Any, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "failed.ckpt")
+
+    trainer = Trainer(accelerator="cpu", default_root_dir=str(tmp_path), max_steps=8, logger=False, callbacks=[SaveOnException()])
+    with pytest.raises(RuntimeError, match="a failure"):
+        trainer.fit(Failing(), datamodule=CloudloadDataModule(make_loader(folder)))
+    resumed, _ = fit(make_loader(folder), tmp_path, max_steps=8, ckpt_path=tmp_path / "failed.ckpt")
+    assert resumed.trained == rows_of(make_loader(folder), 8)[16:]
+
+
+def test_training_ends_with_the_data(folder: str, tmp_path: Path) -> None:
+    whole = [row for batch in make_loader(folder, epochs=1) for row in batch["input_ids"].tolist()]
+    for options in ({"max_steps": 1000}, {"max_epochs": 3}):
+        model, trainer = fit(make_loader(folder, epochs=1), tmp_path, **options)
+        assert model.trained == whole
+        assert trainer.current_epoch == 1
+
+
+def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path) -> None:
+    class Other(CloudloadDataModule):
+        pass
+
+    trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=str(tmp_path), max_steps=2, enable_progress_bar=False)
+    trainer.fit(Module(), datamodule=Other(make_loader(folder)))
+    trainer.save_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(StreamChangedError, match=r"other.ckpt has no state of a CloudloadDataModule"):
+        fit(make_loader(folder), tmp_path, max_steps=4, ckpt_path=tmp_path / "other.ckpt")
 
 
 def test_a_loader_without_the_data_module_is_refused(folder: str, tmp_path: Path) -> None:

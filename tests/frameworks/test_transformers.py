@@ -14,7 +14,7 @@ from cloudload.errors import StreamChangedError
 
 pytest.importorskip("accelerate")
 
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from cloudload.integrations.transformers import CloudloadTrainer
 
@@ -63,7 +63,7 @@ def test_epochs_of_a_number_of_batches_may_say_how_long_to_train(folder: str, tm
     other = make_trainer(make_loader(folder, stop_every=4), tmp_path, **settings)
     other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert other.model.trained == whole.model.trained[-16:]
-    with pytest.raises(ValueError, match=r"stop_every is 3, .* gradient_accumulation_steps 2.*multiple"):
+    with pytest.raises(ValueError, match=r"has 3 batches, .* gradient_accumulation_steps 2.*multiple"):
         make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings).train()
 
 
@@ -75,6 +75,39 @@ def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path)
     file.write_text(json.dumps(state))
     with pytest.raises(StreamChangedError, match="checkpoint of step 4 has no state of the loader"):
         make_trainer(make_loader(folder), tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_checkpoint_saved_within_a_step_has_the_batches_before_it(folder: str, tmp_path: Path) -> None:
+    class SaveWithin(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                trainer._save_checkpoint(trainer.model, trial=None)
+
+    trainer = make_trainer(make_loader(folder), tmp_path, save_strategy="no", gradient_accumulation_steps=2)
+    trainer.add_callback(SaveWithin())
+    trainer.train()
+    resumed = make_trainer(make_loader(folder), tmp_path, gradient_accumulation_steps=2)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert resumed.model.trained == rows_of(make_loader(folder), 12)[4 * 6 :]
+
+
+def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(folder: str, tmp_path: Path) -> None:
+    settings = {"max_steps": -1, "num_train_epochs": 2, "include_tokens_per_second": True}
+    trainer = make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings)
+    trainer.train()
+    trainer.train()
+    assert trainer.model.trained == rows_of(make_loader(folder), 12)
+
+
+def test_what_would_change_the_batches_is_refused(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="auto_find_batch_size"):
+        make_trainer(make_loader(folder), tmp_path, auto_find_batch_size=True)
+
+
+def test_predictions_may_be_of_the_same_batches(folder: str, tmp_path: Path) -> None:
+    trainer = make_trainer(make_loader(folder), tmp_path, prediction_loss_only=True)
+    trainer.predict(FromStart(make_loader(folder, stop_every=2)))
+    assert trainer.model.evaluated == rows_of(make_loader(folder), 2)
 
 
 def test_the_state_at_the_start_is_that_before_the_first_batch(folder: str, tmp_path: Path) -> None:
