@@ -328,10 +328,11 @@ class CloudLoader:
         if self._exchange is None:
             self._exchange = DistributedExchange(self._delivery.exchange_timeout_s) if self._can_exchange() else NoExchange()
         is_alone = world.size > 1 and isinstance(self._exchange, NoExchange)
+        end = f"epochs={self._asked.epochs}" if self._asked.epochs else "stop_every='epoch'"
         if is_alone and (self._asked.epochs is not None or self._delivery.stop_every == EPOCH):
             raise RanksDisagreeError(
-                f"{'epochs' if self._asked.epochs else 'stop_every'} on {world.size} ranks: to end on the same step they have to "
-                "communicate. Initialise torch.distributed before iterating, or leave it out and use take(n)"
+                f"{end} on {world.size} ranks: to end on the same step they have to communicate. "
+                f"Initialise torch.distributed before iterating, or leave {end.partition('=')[0]} out and use take(n)"
             )
         self._knows_all_lanes &= not is_alone
         residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
