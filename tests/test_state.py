@@ -404,7 +404,7 @@ def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(folder
     hub = testing._Hub(3)
     leg = testing.Leg(ranks=3, batch_size=2)
     loaders = [testing._make_rank(lambda **rank: make_loader(folder, **rank), leg, rank, hub) for rank in range(3)]
-    assert testing._next_batches([iter(loader) for loader in loaders])
+    assert testing._next_batches([loader._begin_pass() for loader in loaders])
     parts = [loader.local_state_dict() for loader in loaders]
     assert merge_state_dicts(parts) == loaders[0].state_dict() == loaders[2].state_dict()
 

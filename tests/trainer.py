@@ -79,7 +79,7 @@ def train(options: dict[str, Any]) -> None:
             break
     end = {
         "state": loader.state_dict(),
-        "stats": asdict(loader.stats()),
+        "stats": {**asdict(loader.stats()), "delivery": None},
         "exchanges_with": dist.get_process_group_ranks(loader._exchange._group) if dist.get_world_size() > 1 else [0],
     }
     (out / f"end-{rank}.json").write_text(json.dumps(end))
