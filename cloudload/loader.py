@@ -38,7 +38,7 @@ from cloudload.position import Position
 from cloudload.recipe import open_recipe
 from cloudload.resume import go_on
 from cloudload.state import State, build_state, mask_lanes, read_state
-from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, TOKENS, DeliveryMeter, Stats, StreamStats
+from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
 from cloudload.tail import next_stages
 from cloudload.trace import TracedSpan, Tracer
 from cloudload.working_set import check_cache_limit
@@ -219,7 +219,7 @@ class CloudLoader:
             # by rows: the same wherever the rows of a pass are, whatever the batches that they come in
             return position.rows // (every * self._delivery.batch_size * self._find_world().size)
         [component] = self._recipe.components
-        read = int(position.counts[:, [DOCUMENTS, FILTERED, EMPTY]].sum())
+        read = int(position.counts[:, READ].sum())
         # the last epoch ends with the run
         return min(read // component.lanes.num_positions, (self._asked.epochs or 1 << 62) - 1)
 
@@ -328,8 +328,8 @@ class CloudLoader:
         if self._exchange is None:
             self._exchange = DistributedExchange(self._delivery.exchange_timeout_s) if self._can_exchange() else NoExchange()
         is_alone = world.size > 1 and isinstance(self._exchange, NoExchange)
-        end = f"epochs={self._asked.epochs}" if self._asked.epochs else "stop_every='epoch'"
         if is_alone and (self._asked.epochs is not None or self._delivery.stop_every == EPOCH):
+            end = f"epochs={self._asked.epochs}" if self._asked.epochs else "stop_every='epoch'"
             raise RanksDisagreeError(
                 f"{end} on {world.size} ranks: to end on the same step they have to communicate. "
                 f"Initialise torch.distributed before iterating, or leave {end.partition('=')[0]} out and use take(n)"
@@ -487,13 +487,11 @@ class CloudLoader:
         num_tokens = int(totals[:, TOKENS].sum())
         streams = {}
         for component in self._recipe.components:
-            counts = [dict(zip(COUNTS, totals[stream].tolist(), strict=True)) for stream in component.streams]
-            read = sum(each["documents"] + each["filtered"] + each["empty"] for each in counts)
-            for stream, each in zip(component.streams, counts, strict=True):
+            epoch = int(totals[component.streams][:, READ].sum()) / component.lanes.num_positions
+            for stream in component.streams:
+                each = dict(zip(COUNTS, totals[stream].tolist(), strict=True))
                 del each["padding"]
-                streams[self._recipe.labels[stream]] = StreamStats(
-                    **each, epoch=read / component.lanes.num_positions, share=each["tokens"] / max(1, num_tokens)
-                )
+                streams[self._recipe.labels[stream]] = StreamStats(**each, epoch=epoch, share=each["tokens"] / max(1, num_tokens))
         return Stats(
             rows=position.rows,
             **dict(zip(COUNTS, totals.sum(axis=0).tolist(), strict=True)),

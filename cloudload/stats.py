@@ -14,6 +14,8 @@ from cloudload.traffic import Traffic
 
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING = range(len(COUNTS))
+READ = (DOCUMENTS, FILTERED, EMPTY)
+"""The counts that add up to the documents that were read."""
 _NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import random_documents
+from corpora import random_documents, write_mds
 from servers import free_ports
 
 from cloudload import CloudLoader, convert_to_mds
@@ -180,11 +180,9 @@ def test_losses_are_those_of_an_uninterrupted_run(name: str, data: str, tmp_path
 
 
 def test_torchtitans_trainers_old_and_new_get_what_they_ask_for(tmp_path: Path) -> None:
-    with (tmp_path / "part.jsonl").open("w") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in random_documents(3, 100))
-    convert_to_mds([str(tmp_path / "part.jsonl")], str(tmp_path / "data"), processes=1, progress=False)
+    data = write_mds(tmp_path / "data", random_documents(3, 100))
     command = [FRAMEWORKS["torchtitan"].python(), str(ROOT / "tests" / "frameworks" / "torchtitan_adapter.py")]
-    command += [str(tmp_path / "data"), str(TOKENIZER), str(tmp_path / "cache")]
+    command += [data, str(TOKENIZER), str(tmp_path / "cache")]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]
