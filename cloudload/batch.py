@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from cloudload.arrays import NEVER, Ints
 from cloudload.config import DeliveryConfig
-from cloudload.lanes import Ints
-from cloudload.plan import NOT_DRY, Block
+from cloudload.plan import Block
 from cloudload.segments import IGNORED_LABEL, cu_seqlens, mask_document_edges, position_ids, segment_ids
 
 UNKNOWN = -1
@@ -96,7 +96,7 @@ def join_progress(blocks: Sequence[Block], number: int, places: Sequence[slice |
     `places` has the rows of the batch that are each worker's.
     """
     first_dry = min(block.first_dry for block in blocks)
-    first_dry = first_dry if first_dry < stop else NOT_DRY
+    first_dry = first_dry if first_dry < stop else NEVER
     if len(blocks) == 1:
         [block] = blocks
         rows = block.rows_of(number)

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch, Progress, join_blocks, join_progress
 from cloudload.blocks import BatchParts
 from cloudload.errors import DatasetError, StreamChangedError, WorkerError
 from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Window, move_lanes
-from cloudload.lanes import Ints
-from cloudload.plan import NOT_DRY, Block, Plan
+from cloudload.plan import Block, Plan
 from cloudload.position import LaneTable, Position
 from cloudload.stats import EMPTY, FILTERED, DeliveryMeter
 from cloudload.tail import NO_DOCUMENT, next_stages, pack_tail
@@ -161,7 +161,7 @@ class Batches(Iterator[Batch]):
         if window is not None and arrived.finish is not None:
             reports = arrived.finish()
             first_dry = window.first_dry(reports)
-            if first_dry < NOT_DRY:
+            if first_dry < NEVER:
                 self._measure(lanes.after(Update(window, reports, first_dry), move_lanes), first_dry, arrived.batch)
                 return None
             lanes, table_rows = lanes.after(Update(window, reports, arrived.stop), move_lanes), arrived.stop

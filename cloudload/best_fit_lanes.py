@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloudload.lane_documents import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, START, STREAM, Documents, Flags
+from cloudload.arrays import Flags, Ints, count_within
+from cloudload.lane_documents import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, START, STREAM, Documents
 from cloudload.lane_rows import CutRows
-from cloudload.lanes import Ints, count_within
 from cloudload.pack import EMPTY_GROUP, BestFitPacker, Packing, encode_group, encode_spans, extend_group, residue_spans
 
 _TOKEN_BYTES = _PIECE_BYTES = 4

@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cloudload.arrays import Ints, Tokens
 from cloudload.lane_documents import FIELDS, SOURCE, STREAM
 from cloudload.lane_rows import CutRows
-from cloudload.lanes import Ints
 from cloudload.pack import SPAN_FIELDS, Packing
 from cloudload.plan import Block
 from cloudload.rows import DOCUMENT, ROW
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED
 from cloudload.tail import FILTERED as FILTERED_SIZE
-from cloudload.tokenizer import Tokens
 from cloudload.traffic import Traffic
 
 

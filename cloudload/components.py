@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.config import RowsConfig
 from cloudload.dataset import Corpus
-from cloudload.lanes import Ints, Lanes, Layout
+from cloudload.lanes import Lanes, Layout
 from cloudload.order import ORDERS_FOLDER, EpochOrders, OrderConfig, Sampling
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.cache import ShardCache
 from cloudload.config import Transform
 from cloudload.dataset import Corpus
 from cloudload.errors import DatasetError
-from cloudload.lanes import Ints
 from cloudload.mds import Shard
 
 

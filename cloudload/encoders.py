@@ -22,13 +22,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cloudload.arrays import Ints, Tokens
 from cloudload.config import FASTOKENS
 from cloudload.errors import TokenizerError
-from cloudload.lanes import Ints
 
 logger = logging.getLogger(__name__)
-
-Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 # of each process: its first documents, and one in so many of the rest; hf takes 10 to 130 times as long for one
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.batch import Progress
 from cloudload.errors import RanksDisagreeError
-from cloudload.lanes import Ints, World, rank_rows
+from cloudload.lanes import World, rank_rows
 from cloudload.pack import split_residues
 from cloudload.position import LaneArrays
 from cloudload.recipe import Recipe
@@ -211,7 +212,7 @@ class Window(NamedTuple):
         return Report(stop, index, first_dry, counts.reshape(counts_shape), [cursors.reshape(-1, 2)], parts)
 
     def first_dry(self, reports: Sequence[Report]) -> int:
-        """The first row of the window that a lane could not fill, by the reports of all ranks; `NOT_DRY` where there is none."""
+        """The first row of the window that a lane could not fill, by the reports of all ranks; `NEVER` where there is none."""
         stops = [report.stop for report in reports]
         if any(stop != self.stop for stop in stops):
             raise RanksDisagreeError(

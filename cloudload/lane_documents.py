@@ -11,27 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import NEVER, Flags, Ints, Tokens
 from cloudload.cache import ShardCache
 from cloudload.documents import DocumentReader
 from cloudload.errors import TokenizerError
-from cloudload.lanes import Ints
 from cloudload.order import EpochOrders
-from cloudload.plan import NOT_DRY, Plan
+from cloudload.plan import Plan
 from cloudload.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
-from cloudload.tokenizer import DocumentTokenizer, Tokens
+from cloudload.tokenizer import DocumentTokenizer
 
 FIELDS = ("slot", "ordinal", "stream", "epoch", "sample", "size", "count", "base", "source", "start")
 SLOT, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, SOURCE, START = range(len(FIELDS))
 """Columns of a document table, int64 [documents, 10]. `sample` counts within its stream; `size` is the tokens to be packed, none
 of a document that is left out; `count` what it counts as in `stats.COUNTS`; `base` where its first token would stand in its
 source, bos included; `source` which buffer that is; `start` the tokens of it that are in rows already."""
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class LaneDocuments:
         epochs, positions = component.lanes.places(lanes, ordinals)
         samples = np.full_like(positions, -1)
         is_there = positions < component.lanes.num_positions
-        first, last = int(epochs.min(initial=NOT_DRY)), int(epochs.max(initial=-1))
+        first, last = int(epochs.min(initial=NEVER)), int(epochs.max(initial=-1))
         if first == last and is_there.all():
             return epochs, order(first)[positions] + np.int64(component.first_sample)
         for epoch in np.unique(epochs[is_there]).tolist():

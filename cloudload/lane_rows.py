@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from cloudload.lane_documents import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, SOURCE, START, STREAM, Documents, Flags
-from cloudload.lanes import Ints, count_within
+from cloudload.arrays import Flags, Ints, count_within
+from cloudload.lane_documents import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, SOURCE, START, STREAM, Documents
 from cloudload.pack import Cursor, Packer, Packing, residue_spans
 from cloudload.rows import DOCUMENT, PIECE_STOP, ROW
 

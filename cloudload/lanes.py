@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.config import RowsConfig, divisors
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 # 2^8·3·5 divides by every world size that is common up to 3,840 ranks
 _LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60)
@@ -144,12 +143,6 @@ def _reverse_digits(number: int) -> Ints:
             reversed_numbers += numbers % base * place
             numbers = numbers // base
     return reversed_numbers
-
-
-def count_within(numbers: Ints) -> Ints:
-    """0, 1, … anew for each of some groups, which have `numbers` members: for 2, 0, 3 these are 0 1 0 1 2."""
-    within: Ints = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-    return within
 
 
 # ---------------------------------------------------------------- ranks and workers

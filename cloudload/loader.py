@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from cloudload.arrays import NEVER, Ints
 from cloudload.backends import Retry
 from cloudload.batch import Batch
 from cloudload.batches import Batches
@@ -31,9 +32,9 @@ from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stre
 from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.gate import choose_backend
-from cloudload.lanes import Ints, World, check_world, find_world, place_in_mesh
+from cloudload.lanes import World, check_world, find_world, place_in_mesh
 from cloudload.passes import Pass
-from cloudload.plan import NOT_DRY, Plan
+from cloudload.plan import Plan
 from cloudload.position import Position
 from cloudload.recipe import open_recipe
 from cloudload.resume import go_on
@@ -296,7 +297,7 @@ class CloudLoader:
             num_workers=min(max(1, self._delivery.num_workers), self.num_lanes // world.size),
             position=position,
             is_measured=position.tail is not None,
-            tail_start=NOT_DRY if position.tail is None else position.table_rows,
+            tail_start=NEVER if position.tail is None else position.table_rows,
         )
         if plan.num_workers < self._delivery.num_workers:
             logger.info("%d workers, not %d: one for each lane of the rank", plan.num_workers, self._delivery.num_workers)

@@ -21,15 +21,12 @@ from fractions import Fraction
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from numbers import Integral, Real
-from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Flags, Ints, Words
 from cloudload.errors import StreamChangedError
-from cloudload.lanes import Ints
 
-UInts = np.ndarray[Any, np.dtype[np.uint64]]
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Weights = tuple[float, ...]
 
 _TURN = 1 << 64  # the whole circle
@@ -155,7 +152,7 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 
 @lru_cache(1024)
-def _arcs(shares: tuple[float, ...]) -> tuple[Ints, UInts]:
+def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
     """The streams that have an arc, and where each arc but the last, which closes the circle, ends."""
     indices = [index for index, share in enumerate(shares) if share]
     sums = list(accumulate(Fraction(shares[index]) for index in indices))
@@ -187,7 +184,7 @@ def find_step(num_lanes: int) -> int:
     return min(map(int, steps), key=lambda step: max(_roughness(step), _roughness(step * num_lanes % _TURN)))
 
 
-def unevenness(steps: UInts) -> Ints:
+def unevenness(steps: Words) -> Ints:
     """For each step, by how much a window's rows on an arc may differ from the arc's share: the most over all windows and arcs,
     in `_UNIT`s of a row. (For sorted points, that is 1 and by how much more they run ahead of an even spread here than there.)"""
     strays = []
@@ -198,7 +195,7 @@ def unevenness(steps: UInts) -> Ints:
     return np.concatenate(strays)
 
 
-def _candidates(num_lanes: int) -> UInts:
+def _candidates(num_lanes: int) -> Words:
     """Steps beside good fractions of which the lanes' steps are beside good ones, too; every n-th of them where they are many."""
     found = [np.array([0x9E3779B97F4A7C15], np.uint64)]
     for (grid, side), good in _good_fractions().items():

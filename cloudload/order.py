@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ids
 from cloudload.background import start
 from cloudload.config import SEEKABLE
 from cloudload.errors import CacheError
@@ -38,8 +39,6 @@ from cloudload.seekable import SeekableOrder, Shuffle
 from cloudload.shuffles import shuffle_nodes
 
 logger = logging.getLogger(__name__)
-
-Ids = np.ndarray[Any, np.dtype[Any]]
 
 ORDERS_FOLDER = "orders"
 # below this, mapping costs more than reading

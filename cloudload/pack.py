@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, Protocol
 
-from cloudload.lanes import Ints
+from cloudload.arrays import Ints
 
 SPAN_FIELDS = ("row", "stream", "epoch", "sample", "start", "stop")
 

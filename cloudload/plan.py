@@ -13,21 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
+from cloudload.arrays import NEVER, Ints, Tokens
 from cloudload.config import FASTOKENS, HF, DeliveryConfig
 from cloudload.gate import Choice
-from cloudload.lanes import Ints, rank_rows, worker_of_rows
+from cloudload.lanes import rank_rows, worker_of_rows
 from cloudload.position import Position
 from cloudload.recipe import Recipe
 from cloudload.tail import Tail
-from cloudload.tokenizer import Tokens
 from cloudload.traffic import Traffic
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
 _ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024}
 _TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
-
-NOT_DRY = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Plan:
     """From where they go on."""
     is_measured: bool = False
     """Whether the sizes of all documents that the lanes have left are asked for, in place of rows."""
-    tail_start: int = NOT_DRY
+    tail_start: int = NEVER
     """The row at which the lanes ended."""
     tail: Tail | None = None
     """Where the rows from there on come from."""
@@ -118,7 +116,7 @@ class Block:
     traffic: Traffic
     """What the worker's shard cache did since the worker's last block."""
     first_dry: int
-    """The first row of the run that its lane could not fill, from which on all is void; `NOT_DRY` where there is none."""
+    """The first row of the run that its lane could not fill, from which on all is void; `NEVER` where there is none."""
 
     def rows_of(self, batch: int) -> slice:
         """The rows of a batch."""
@@ -142,4 +140,4 @@ class Block:
     @cached_property
     def is_full(self) -> bool:
         """Whether no row has padding."""
-        return bool(self.lengths.min(initial=NOT_DRY) >= self.tokens.shape[1])
+        return bool(self.lengths.min(initial=NEVER) >= self.tokens.shape[1])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.lanes import Ints
+from cloudload.arrays import Ints
 from cloudload.recipe import Recipe
 from cloudload.stats import COUNTS
 from cloudload.tail import Stages

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from cloudload.arrays import Ints, count_within
 from cloudload.lane_documents import LaneDocuments, Places
-from cloudload.lanes import Ints, count_within
 from cloudload.plan import Plan
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.backends import Retry
 from cloudload.components import Component, build_components, component_sizes
 from cloudload.config import SAME, RowsConfig
 from cloudload.dataset import Corpus, check_text_column, open_corpus
-from cloudload.lanes import Ints, Layout, resolve
+from cloudload.lanes import Layout, resolve
 from cloudload.locations import hide_secrets
 from cloudload.mixture import Mixture, build_mixture
 from cloudload.pack import Packing

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.lane_documents import BASE, EPOCH, SAMPLE, SIZE, SOURCE, STREAM
-from cloudload.lanes import Ints
 from cloudload.pack import SPAN_FIELDS
-from cloudload.tokenizer import Frame, Tokens
 
 ROW, DOCUMENT, PIECE_START, PIECE_STOP = range(4)
 """Columns of pieces, int64 [pieces, 4], by ascending row: tokens [start, stop) of a document, bos and eos included."""

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-Ids = np.ndarray[Any, np.dtype[Any]]
+from cloudload.arrays import Ids, Words
+
 Weights = Sequence[tuple[int, int]]
-Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 ROUNDS = 8
 _SMALL, _ROUNDS_OF_SMALL = np.uint64(64), 24

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cloudload.lanes import Ints
+from cloudload.arrays import Ints
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-Ids = np.ndarray[Any, np.dtype[Any]]
+from cloudload.arrays import Ids
 
 _SORTED_AT_ONCE = 1 << 16
 

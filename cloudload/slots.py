@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cloudload.arrays import Tokens
 from cloudload.pack import SPAN_FIELDS, split_residues
 from cloudload.plan import Block, Plan
 from cloudload.ring import Ring
 from cloudload.stats import COUNTS
-from cloudload.tokenizer import Tokens
 from cloudload.traffic import Traffic
 
 # beside the tokens of a row, in a slot: its spans, cursor, and residue

@@ -34,8 +34,9 @@ from typing import Any
 import numpy as np
 
 import cloudload
+from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
-from cloudload.lanes import Ints, Layout
+from cloudload.lanes import Layout
 from cloudload.mixture import Mixture
 from cloudload.pack import split_residues
 from cloudload.position import LaneArrays, LaneTable, Position, Residues

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cloudload.lanes import Ints
+from cloudload.arrays import Ints
 from cloudload.pack import Packer, Packing, residue_spans
 
 # what stands in place of a document's size

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cloudload.arrays import Ints
 from cloudload.batch import Batch
 from cloudload.blocks import inline_blocks
-from cloudload.lanes import Ints, World
+from cloudload.lanes import World
 from cloudload.loader import CloudLoader
 from cloudload.segments import IGNORED_LABEL
 from cloudload.state import State

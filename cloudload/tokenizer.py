@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cloudload.arrays import Frame, Ints
+from cloudload.arrays import Tokens as Tokens  # noqa: PLC0414 - for those that name it from here
 from cloudload.config import AUTO, HF
 from cloudload.encoders import HFEncoder, load_hf, open_encoder
-from cloudload.encoders import Tokens as Tokens  # noqa: PLC0414 - for those that name it from here
 from cloudload.errors import TokenizerError
-from cloudload.lanes import Ints
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-Frame = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ints, Tokens
 from cloudload.documents import DocumentReader
 from cloudload.lane_documents import SIZE, LaneDocuments, Places, open_cache, open_documents, open_reader
-from cloudload.lanes import Ints
 from cloudload.plan import Plan
 from cloudload.rows import Framing, fill_rows
-from cloudload.tokenizer import Tokens
 
 ID_KEY = "id"
 

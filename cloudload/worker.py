@@ -13,31 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from cloudload.arrays import NEVER, Flags, Ints, Tokens, count_within
 from cloudload.best_fit_lanes import BestFitLanes
 from cloudload.block_rows import BlockRows, Cut
 from cloudload.cache import ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.lane_documents import (
-    COUNT,
-    SIZE,
-    SLOT,
-    SOURCE,
-    Documents,
-    Flags,
-    Places,
-    open_cache,
-    open_documents,
-)
+from cloudload.lane_documents import COUNT, SIZE, SLOT, SOURCE, Documents, Places, open_cache, open_documents
 from cloudload.lane_rows import ConcatLanes, LaneRows, PackerLanes, own_documents
-from cloudload.lanes import Ints, count_within
 from cloudload.pack import Packing
-from cloudload.plan import NOT_DRY, Block, Plan
+from cloudload.plan import Block, Plan
 from cloudload.read_ahead import ReadAhead
 from cloudload.rows import DOCUMENT, Framing, fill_rows, list_spans, row_lengths
 from cloudload.stats import FILTERED
 from cloudload.tail import FILTERED as FILTERED_SIZE
 from cloudload.tail import NO_DOCUMENT, Tail
-from cloudload.tokenizer import Tokens
 
 _DOCUMENTS_AT_ONCE = 256
 _GUESSED_BYTES_PER_TOKEN = 4
@@ -92,7 +81,7 @@ class _WorkerLanes:
         """The document in which each lane's first cursor stands."""
         self._barren = np.zeros(len(cursors), np.int64)
         """Documents of each lane without a token since the last one that had some."""
-        self._first_dry = NOT_DRY
+        self._first_dry = NEVER
         self._tail_documents: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
         self._mean_tokens = np.array(
             [
@@ -109,7 +98,7 @@ class _WorkerLanes:
     def _find_ends(self) -> Ints:
         """The ordinal at which each slot has read all epochs."""
         of_lanes = [component.lanes for component in self._components]
-        ends = [NOT_DRY if (end := lanes.end(lane)) is None else end for lanes in of_lanes for lane in range(lanes.num_lanes)]
+        ends = [NEVER if (end := lanes.end(lane)) is None else end for lanes in of_lanes for lane in range(lanes.num_lanes)]
         return np.array(ends, np.int64)
 
     def blocks(self) -> Iterator[Block]:
@@ -136,7 +125,7 @@ class _WorkerLanes:
         bounds = np.searchsorted(rows, [start, *stops])
         tokens = self._new_tokens(len(rows) if keeps_tokens else 0, seq_len)
         block = BlockRows(rows, bounds, self._packing, len(plan.recipe.labels))
-        if self._first_dry == NOT_DRY:
+        if self._first_dry == NEVER:
             num_of_lanes = int(np.searchsorted(rows, plan.tail_start))
             cut = self._cut_rows(block, rows[:num_of_lanes])
             if plan.tail is not None:
@@ -170,7 +159,7 @@ class _WorkerLanes:
         # rows lane after lane, as they were cut, to the block's rows
         places = np.argsort(slots, kind="stable")
         is_cut = np.arange(len(rows)) < np.repeat(np.cumsum(wanted) - wanted + cut.num_rows, wanted)
-        self._first_dry = min(self._first_dry, int(rows[places[~is_cut]].min(initial=NOT_DRY)))
+        self._first_dry = min(self._first_dry, int(rows[places[~is_cut]].min(initial=NEVER)))
         return Cut(cut.table, cut.sources, block.take(cut, places[is_cut]))
 
     def _fill(self, lanes: Ints, wanted: Ints) -> None:
@@ -255,7 +244,7 @@ class _WorkerLanes:
             sizes[firsts[found] + chunk.ordinals - heads[found]] = np.where(is_left_out, FILTERED_SIZE, table[:, SIZE])
         block = BlockRows(own[:0], np.zeros(1, np.int64), self._packing, 0)
         block.lengths = sizes
-        return block.block(self._new_tokens(0, 0), NOT_DRY, self._traffic.take())
+        return block.block(self._new_tokens(0, 0), NEVER, self._traffic.take())
 
     def _cut_tail(self, block: BlockRows, tail: Tail, first_place: int) -> Cut:
         """The pieces of the block's rows from `first_place` on, which are of the tail; reads what they need."""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.components import Component
 from cloudload.dataset import Corpus, is_in_place
 from cloudload.errors import CacheError
-from cloudload.lanes import Ints, World
+from cloudload.lanes import World
 from cloudload.seekable import SeekableOrder
 
 _POSITIONS_AT_ONCE = 1 << 20

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloudload.arrays import Ints
 from cloudload.best_fit_lanes import BestFitLanes
 from cloudload.lane_documents import BASE, COUNT, EPOCH, FIELDS, ORDINAL, SAMPLE, SIZE, SLOT, STREAM, Documents
 from cloudload.lane_rows import CutRows, LaneRows, PackerLanes
-from cloudload.lanes import Ints
 from cloudload.pack import Packing, unpack_residue
 from cloudload.rows import DOCUMENT, Framing, fill_rows
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED

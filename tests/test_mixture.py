@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
-from cloudload.lanes import Ints
 from cloudload.mixture import Mixture, Weights, build_mixture, find_step
 
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))

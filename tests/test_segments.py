@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.lanes import Ints
+from cloudload.arrays import Ints
 from cloudload.segments import IGNORED_LABEL, cu_seqlens, document_attention_mask, mask_document_edges, position_ids, segment_ids
 
 # a batch: the lengths of each row's spans, and seq_len

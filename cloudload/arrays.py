@@ -1,0 +1,32 @@
+"""Names for the arrays and integers that every layer hands to the next.
+
+Ints      int64     lanes, ordinals, positions, rows, sizes
+Tokens    int32     token ids
+Flags     bool      masks
+Words     uint64    hashes
+Ids       any integer type that holds the sample ids of a dataset
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+Ids = np.ndarray[Any, np.dtype[Any]]
+
+Frame = tuple[int | None, int | None]
+"""The ids of bos and eos that go around a document; None for no such token."""
+
+NEVER = 1 << 62
+"""A row or an ordinal past every run, and so the end of what has none."""
+
+
+def count_within(sizes: Ints) -> Ints:
+    """Number the members of each group from 0: groups of sizes 2, 0, 3 give 0 1 0 1 2."""
+    within: Ints = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return within
