@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cloudload.plan import Block, Plan
-from cloudload.ring import Ring
 from cloudload.slots import slot_bytes, unpack_block
+from cloudload.system.shared_memory import Ring
 from cloudload.worker import read_blocks
 from cloudload.worker_processes import WorkerProcess, end_workers
 

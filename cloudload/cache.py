@@ -30,16 +30,16 @@ from typing import BinaryIO
 
 from cloudload.backends import Retry
 from cloudload.config import ALWAYS, OFF
-from cloudload.daemons import Daemons
 from cloudload.dataset import Corpus, Dataset, is_in_place
 from cloudload.errors import CacheError, DatasetError
-from cloudload.left_overs import LOCK_SUFFIX, PART_SUFFIX, TAG, file_of, is_left_over, lock_of, make_folder, part_of
 from cloudload.locations import hide_secrets, is_local, join_url, local_path
-from cloudload.locks import locked, locked_if_free
 from cloudload.mds import Shard, ShardInfo, fastest_hash
 from cloudload.order import ORDERS_FOLDER
-from cloudload.seals import is_sealed, seal, touch
 from cloudload.shard_files import download_shard, fault_of_hash, fault_of_head
+from cloudload.system.daemon_threads import Daemons
+from cloudload.system.file_locks import locked, locked_if_free
+from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX, TAG, file_of, is_left_over, lock_of, make_folder, part_of
+from cloudload.system.verified_files import is_sealed, seal, touch
 from cloudload.traffic import TrafficCounter
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from typing import Any
 from cloudload.config import FASTOKENS, HF
 from cloudload.encoders import encode_flat, is_failure, keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.errors import TokenizerError
-from cloudload.left_overs import part_of
+from cloudload.system.temp_files import part_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from cloudload.errors import DatasetError
-from cloudload.left_overs import LOCK_SUFFIX, PART_SUFFIX
+from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
 # of a corpus of 10^6 shards, an index has some 500 bytes and 30 values for each

@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ids
-from cloudload.background import start
 from cloudload.config import SEEKABLE
 from cloudload.errors import CacheError
-from cloudload.left_overs import lock_of, make_folder, part_of
-from cloudload.locks import locked, locked_if_free
-from cloudload.seals import is_sealed, seal
 from cloudload.seekable import SeekableOrder, Shuffle
 from cloudload.shuffles import shuffle_nodes
+from cloudload.system.background_process import start
+from cloudload.system.file_locks import locked, locked_if_free
+from cloudload.system.temp_files import lock_of, make_folder, part_of
+from cloudload.system.verified_files import is_sealed, seal
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import pickle
 import queue
-import resource
 import signal
 import socket
 import struct
@@ -28,13 +27,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.system.open_files import allow_descriptors
 
 Function = Callable[[Any, Any], Any]
+
 Task = tuple["Future[Any]", Function, Any]
 
 _SHARED_FROM_BYTES = 1 << 20
+
 _DESCRIPTORS_AT_ONCE = 200
-_MOST_DESCRIPTORS = 1 << 16
+
 _PATIENCE_S = 30.0
 
 
@@ -53,14 +55,6 @@ def open_executor(context: Any, processes: int) -> Iterator[Executor]:
     executor: Executor = Pool(context, processes) if processes > 1 else Inline(context)
     with contextlib.closing(executor):
         yield executor
-
-
-def allow_descriptors() -> None:
-    """Raise this process's soft limit of open files, which on most systems is far below the hard one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def run_in_order(executor: Executor, function: Function, items: Iterable[Any], ahead: int) -> Iterator[tuple[Any, Any]]:

@@ -22,11 +22,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.lifeline import TOLD_TO_END, tie_to_parent
 from cloudload.plan import Plan
-from cloudload.pool import allow_descriptors
-from cloudload.ring import Ring
 from cloudload.slots import PackedBlock, Slots
+from cloudload.system.open_files import allow_descriptors
+from cloudload.system.parent_watch import TOLD_TO_END, tie_to_parent
+from cloudload.system.shared_memory import Ring
 from cloudload.worker import read_blocks
 
 logger = logging.getLogger(__name__)

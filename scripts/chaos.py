@@ -42,7 +42,7 @@ from fault_rows import shared_memory, soon  # noqa: E402
 from jobs import command_of  # noqa: E402
 from servers import S3Server, start_s3  # noqa: E402
 
-from cloudload.left_overs import TAG  # noqa: E402
+from cloudload.system.temp_files import TAG  # noqa: E402
 
 BUCKET = "cloudload"
 MARK = "CLOUDLOAD_CHAOS"

@@ -23,10 +23,10 @@ from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache import ShardCache, default_cache
 from cloudload.dataset import Corpus, open_corpus
 from cloudload.errors import CacheError, DatasetError, StoreError
-from cloudload.left_overs import TAG
-from cloudload.locks import locked, locked_if_free
-from cloudload.seals import is_sealed, seal
 from cloudload.store import read_object, write_object
+from cloudload.system.file_locks import locked, locked_if_free
+from cloudload.system.temp_files import TAG
+from cloudload.system.verified_files import is_sealed, seal
 
 DOCUMENTS = random_documents(11, 600)
 QUICK = Retry(timeout_s=2.0, deadline_s=6.0, pause_s=0.05)
@@ -345,7 +345,7 @@ def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:
     script = f"""
 import sys; sys.path.insert(0, {str(Path.cwd())!r})
 from pathlib import Path; from cloudload.left_overs import TAG
-from cloudload.locks import locked
+from cloudload.system.file_locks import locked
 counter = Path({str(tmp_path / "counter")!r})
 for _ in range(200):
     with locked(Path({str(path)!r})):

@@ -25,8 +25,8 @@ from jobs import Job, command_of, start_job
 
 from cloudload import CloudLoader
 from cloudload.cache import sweep
-from cloudload.left_overs import TAG, lock_of, make_folder
-from cloudload.locks import locked
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import TAG, lock_of, make_folder
 from cloudload.testing import Leg, run_leg
 
 SOON_S = 25.0

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 import cloudload.order
 from cloudload.cache import sweep
 from cloudload.errors import CacheError
-from cloudload.locks import locked
 from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, reads_per_shard
 from cloudload.shuffles import shuffle_nodes
+from cloudload.system.file_locks import locked
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 

@@ -19,17 +19,18 @@ import tempfile
 import threading
 from pathlib import Path
 
-from cloudload.left_overs import forget, note
-from cloudload.lifeline import open_trainer, tie_to_trainer
-from cloudload.locks import acquire, release
+from cloudload.system.file_locks import acquire, release
+from cloudload.system.parent_watch import open_trainer, tie_to_trainer
+from cloudload.system.temp_files import forget, note
 
 logger = logging.getLogger(__name__)
 
 _NICENESS = 10
+
 _CODE = """
 import json, os, sys
 sys.path[:] = json.loads(sys.argv[1])
-from cloudload.background import answer
+from cloudload.system.background_process import answer
 answer(*sys.argv[2:])
 """
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
 _Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudload.left_overs import forget, note
+from cloudload.system.temp_files import forget, note
 
 
 @contextlib.contextmanager

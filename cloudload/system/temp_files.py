@@ -20,15 +20,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
+
 TAG = "CACHEDIR.TAG"
 """In each folder that is cloudload's own: there, and nowhere else, left-overs are looked for (https://bford.info/cachedir)."""
 
 _PART = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
+
 _SETTLE_S = 0.1
 
 _noted: dict[Path, int | None] = {}
+
 # the processes that are about to end: this one, or none
 _leaving: set[int] = set()
+
 # a child has made nothing of what its parent has in hand
 os.register_at_fork(after_in_child=_noted.clear)
 

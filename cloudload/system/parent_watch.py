@@ -16,9 +16,10 @@ import threading
 from multiprocessing.connection import wait
 from typing import Any
 
-from cloudload.left_overs import leave
+from cloudload.system.temp_files import leave
 
 _LOOK_EVERY_S = 1.0
+
 TOLD_TO_END = 128 + signal.SIGTERM
 """The status of a process that ended on SIGTERM, as shells have it."""
 
