@@ -12,7 +12,6 @@ except PackageNotFoundError:
     __version__ = "0.0.0"
 
 if TYPE_CHECKING:
-    from cloudload.backends import Retry as Retry
     from cloudload.batch import Batch as Batch
     from cloudload.config import Stream as Stream
     from cloudload.convert import convert_to_mds as convert_to_mds
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from cloudload.from_start import FromStart as FromStart
     from cloudload.loader import CloudLoader as CloudLoader
     from cloudload.state import merge_state_dicts as merge_state_dicts
+    from cloudload.storage.base import Retry as Retry
 
 # imported when first used, so that `cloudload --help` and the converter never wait for torch
 _HOMES = {
@@ -27,7 +27,7 @@ _HOMES = {
     "CloudLoader": "loader",
     "CloudloadError": "errors",
     "FromStart": "from_start",
-    "Retry": "backends",
+    "Retry": "storage.base",
     "Stream": "config",
     "convert_to_mds": "convert",
     "merge_state_dicts": "state",

@@ -28,14 +28,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudload.backends import Retry
 from cloudload.config import ALWAYS, OFF
 from cloudload.dataset import Corpus, Dataset, is_in_place
 from cloudload.errors import CacheError, DatasetError
-from cloudload.locations import hide_secrets, is_local, join_url, local_path
 from cloudload.mds import Shard, ShardInfo, fastest_hash
 from cloudload.order import ORDERS_FOLDER
 from cloudload.shard_files import download_shard, fault_of_hash, fault_of_head
+from cloudload.storage.base import Retry
+from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.urls import is_local, join_url, local_path
 from cloudload.system.daemon_threads import Daemons
 from cloudload.system.file_locks import locked, locked_if_free
 from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX, TAG, file_of, is_left_over, lock_of, make_folder, part_of

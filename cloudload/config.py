@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from cloudload.backends import Retry
-from cloudload.locations import check_location, hide_secrets, join_url
+from cloudload.storage.base import Retry
+from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.urls import check_location, join_url
 
 SEEKABLE = "seekable"
 SHUFFLE_ALGORITHMS = ("py1e", "py1br", "py1s", "py2s", "naive", SEEKABLE)

@@ -27,7 +27,6 @@ import numpy as np
 
 from cloudload.errors import ConvertError
 from cloudload.journal import MAX_LISTED, ConvertReport, Counts, Done, Journal, Position, note_shard
-from cloudload.locations import check_location, is_local, join_url, local_path
 from cloudload.mds import (
     DEFAULT_SHARD_BYTES,
     Column,
@@ -40,7 +39,8 @@ from cloudload.mds import (
 )
 from cloudload.pool import SharedBytes, open_executor, run_in_order
 from cloudload.sources import DEFAULT_BLOCK_BYTES, Block, Record, Start, Unit, list_units, sum_bytes
-from cloudload.store import write_object
+from cloudload.storage.objects import write_object
+from cloudload.storage.urls import check_location, is_local, join_url, local_path
 
 logger = logging.getLogger(__name__)
 

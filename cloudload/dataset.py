@@ -10,13 +10,14 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.backends import Retry
 from cloudload.config import Stream
 from cloudload.errors import DatasetError
 from cloudload.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
-from cloudload.locations import hide_secrets, is_local, join_url
 from cloudload.mds import check_codec
-from cloudload.store import read_object
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import read_object
+from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.urls import is_local, join_url
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cloudload.errors import ConvertError, StoreError
-from cloudload.locations import hide_secrets, is_local, join_url, local_path
 from cloudload.mds import INDEX_NAME, Column
 from cloudload.sources import Start
-from cloudload.store import delete_object, list_objects, read_object, write_object
+from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
+from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.urls import is_local, join_url, local_path
 
 JOURNAL_FOLDER = ".convert"
 REPORT_NAME = "convert-report.json"

@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
-from cloudload.backends import Retry
 from cloudload.batch import Batch
 from cloudload.batches import Batches
 from cloudload.blocks import BatchParts, inline_blocks, process_blocks
@@ -40,6 +39,7 @@ from cloudload.recipe import open_recipe
 from cloudload.resume import go_on
 from cloudload.state import State, build_state, mask_lanes, read_state
 from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
+from cloudload.storage.base import Retry
 from cloudload.tail import next_stages
 from cloudload.trace import TracedSpan, Tracer
 from cloudload.working_set import check_cache_limit

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.backends import Retry
 from cloudload.components import Component, build_components, component_sizes
 from cloudload.config import SAME, RowsConfig
 from cloudload.dataset import Corpus, check_text_column, open_corpus
 from cloudload.lanes import Layout, resolve
-from cloudload.locations import hide_secrets
 from cloudload.mixture import Mixture, build_mixture
 from cloudload.pack import Packing
+from cloudload.storage.base import Retry
+from cloudload.storage.redaction import hide_secrets
 from cloudload.tokenizer import TokenizerSpec, load_tokenizer
 
 _CONFIG_FIELDS = ("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key", "min_tokens")

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudload.backends import Retry
 from cloudload.errors import DatasetError
 from cloudload.mds import MEND, FileInfo, Hasher, Shard, ShardInfo, decompress, fastest_hash
-from cloudload.store import download_object
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import download_object
 
 
 def download_shard(

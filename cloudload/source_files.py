@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from cloudload.errors import StoreError
-from cloudload.locations import hide_secrets, holds_secrets, is_local
-from cloudload.store import open_object
+from cloudload.storage.objects import open_object
+from cloudload.storage.redaction import hide_secrets, holds_secrets
+from cloudload.storage.urls import is_local
 
 _CHUNK_BYTES = 1 << 16
 _REOPENINGS = 5

@@ -23,11 +23,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from cloudload.backends import Retry
 from cloudload.errors import ConvertError
-from cloudload.locations import check_location, hide_secrets, is_local, local_path
 from cloudload.source_files import DamagedError, SourceFile, StoredBytes, read_uncompressed, shown
-from cloudload.store import download_object, list_objects
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import download_object, list_objects
+from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.urls import check_location, is_local, local_path
 
 DEFAULT_BLOCK_BYTES = 8 << 20
 FORMATS = ("auto", "jsonl", "parquet", "text", "lines")

@@ -16,7 +16,6 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from cloudload.locations import join_url
 from cloudload.mds import (
     INDEX_NAME,
     Column,
@@ -27,7 +26,8 @@ from cloudload.mds import (
     encode_shard,
     hash_bytes,
 )
-from cloudload.store import write_object
+from cloudload.storage.objects import write_object
+from cloudload.storage.urls import join_url
 
 _WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "one", "two", "three", "Grüße", "Füchse", "狐", "🦊"]
 

@@ -170,7 +170,7 @@ def _signed_in(server: GCSServer, proxy: FaultProxy) -> dict[str, str]:
 
 
 def _store_objects(s3: S3Server, gcs: GCSServer, found: list[Case]) -> None:
-    from cloudload.store import write_object
+    from cloudload.storage.objects import write_object
 
     os.environ.update(s3.environment() | gcs.environment())
     for case in found:
@@ -188,7 +188,7 @@ def _read(case: Case) -> tuple[str, ...]:
 
 def _print_failure(url: str) -> None:
     from cloudload.errors import StoreError
-    from cloudload.store import read_object
+    from cloudload.storage.objects import read_object
 
     start = time.monotonic()
     try:

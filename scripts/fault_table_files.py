@@ -189,13 +189,13 @@ def _flip(data: bytes) -> bytes:
 
 
 def _index(url: str) -> dict[str, Any]:
-    from cloudload.store import read_object
+    from cloudload.storage.objects import read_object
 
     return dict(json.loads(read_object(f"{url}/index.json")))
 
 
 def _write(url: str, data: bytes) -> None:
-    from cloudload.store import write_object
+    from cloudload.storage.objects import write_object
 
     write_object(url, data)
 
@@ -206,7 +206,7 @@ def _zipped_name(url: str, number: int) -> str:
 
 def corrupt_in_store(bench: Bench) -> Seen:
     """The store gives the same wrong bytes each time."""
-    from cloudload.store import read_object
+    from cloudload.storage.objects import read_object
 
     data = bench.data()
     url = f"{data}/{_zipped_name(data, 2)}"
@@ -216,7 +216,7 @@ def corrupt_in_store(bench: Bench) -> Seen:
 
 def missing_in_store(bench: Bench) -> Seen:
     """The index lists a shard that is not there."""
-    from cloudload.store import delete_object
+    from cloudload.storage.objects import delete_object
 
     data = bench.data()
     delete_object(f"{data}/{_zipped_name(data, 2)}")

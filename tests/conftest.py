@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @contextlib.contextmanager
 def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
     """Within this block, cloudload's clients are made from an environment with these variables."""
-    from cloudload import backends
+    from cloudload.storage import registry as backends
 
     with _environment(variables):
         backends._backends.clear()

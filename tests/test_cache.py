@@ -23,7 +23,7 @@ from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache import ShardCache, default_cache
 from cloudload.dataset import Corpus, open_corpus
 from cloudload.errors import CacheError, DatasetError, StoreError
-from cloudload.store import read_object, write_object
+from cloudload.storage.objects import read_object, write_object
 from cloudload.system.file_locks import locked, locked_if_free
 from cloudload.system.temp_files import TAG
 from cloudload.system.verified_files import is_sealed, seal
@@ -366,6 +366,6 @@ def test_the_default_cache_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def _delete(url: str) -> None:
-    from cloudload.store import delete_object
+    from cloudload.storage.objects import delete_object
 
     delete_object(url)

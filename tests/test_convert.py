@@ -29,7 +29,7 @@ from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
 from cloudload.journal import ConvertReport
 from cloudload.mds import Shard, decompress, parse_index
-from cloudload.store import list_objects, read_object, write_object
+from cloudload.storage.objects import list_objects, read_object, write_object
 
 QUIET = {"progress": False, "processes": 1}
 ROOT = Path(__file__).resolve().parents[1]

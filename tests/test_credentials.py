@@ -12,8 +12,8 @@ from fault_proxy import Fault, FaultProxy, start_fault_proxy
 from servers import S3Server
 
 from cloudload.errors import StoreError
-from cloudload.locations import join_url
-from cloudload.store import delete_object, list_objects, read_object, write_object
+from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
+from cloudload.storage.urls import join_url
 
 S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 

@@ -18,9 +18,9 @@ import pytest
 from fault_proxy import Fault, FaultProxy, start_fault_proxy
 from servers import free_ports
 
-from cloudload.backends import Retry
 from cloudload.errors import StoreError
-from cloudload.store import list_objects, object_exists, open_object, read_object, write_object
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import list_objects, object_exists, open_object, read_object, write_object
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
 PATIENT = Retry(timeout_s=1.0, deadline_s=20.0, pause_s=0.05)

@@ -20,11 +20,12 @@ from fault_proxy import Fault, FaultProxy, start_fault_proxy
 from servers import GCSServer, S3Server, service_account, start_token_endpoint
 
 from cloudload import CloudLoader
-from cloudload.backends import Retry
 from cloudload.config import Stream
 from cloudload.errors import CloudloadError, StoreError
-from cloudload.locations import check_location, hide_secrets, holds_secrets
-from cloudload.store import list_objects, open_object, read_object, write_object
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import list_objects, open_object, read_object, write_object
+from cloudload.storage.redaction import hide_secrets, holds_secrets
+from cloudload.storage.urls import check_location
 
 QUICK = Retry(timeout_s=0.5, deadline_s=1.0, pause_s=0.05)
 

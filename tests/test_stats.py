@@ -19,7 +19,7 @@ from cloudload.cache import ShardCache
 from cloudload.dataset import open_corpus
 from cloudload.errors import DatasetError
 from cloudload.stats import DeliveryStats
-from cloudload.store import list_objects, read_object, write_object
+from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.traffic import Traffic
 
 DOCUMENTS = random_documents(12, 300)

@@ -17,10 +17,9 @@ from conftest import BUCKET, new_clients
 from fault_proxy import Fault, FaultProxy
 from servers import GCSServer, S3Server, free_ports, service_account, start_token_endpoint
 
-from cloudload.backends import Retry, StoredObject
 from cloudload.errors import StoreError
-from cloudload.locations import join_url
-from cloudload.store import (
+from cloudload.storage.base import Retry, StoredObject
+from cloudload.storage.objects import (
     delete_object,
     download_object,
     list_objects,
@@ -30,6 +29,7 @@ from cloudload.store import (
     upload_file,
     write_object,
 )
+from cloudload.storage.urls import join_url
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
 SOON_S = 10.0  # far below the default deadline, far above what a busy machine adds

@@ -16,10 +16,10 @@ from conftest import new_clients
 from fault_proxy import Fault, FaultProxy
 from servers import GCSServer, S3Server, service_account, start_token_endpoint
 
-from cloudload.backends import Retry
 from cloudload.errors import StoreError
-from cloudload.locations import join_url
-from cloudload.store import download_object, list_objects, object_exists, open_object, read_object, write_object
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import download_object, list_objects, object_exists, open_object, read_object, write_object
+from cloudload.storage.urls import join_url
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
 SOON_S = 10.0  # far below the default deadline, far above what a busy machine adds

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.network import Counted, is_below, split_url, status_of, trouble_of_connection, trouble_of_status
-from cloudload.store_types import CHUNK_BYTES, Retry, StoredObject, Trouble
+from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject, Trouble
+from cloudload.storage.clients import Counted, status_of, trouble_of_connection, trouble_of_status
+from cloudload.storage.urls import is_below, split_url
 
 
 class GCSStore:

@@ -1,13 +1,9 @@
-"""Where data lies: a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path.
-
-And what no message may show of it, or of what a client says about it: `hide_secrets`.
-"""
+"""Keep secrets out of messages: passwords, signed queries, tokens and keys in URLs and in the words of a client."""
 
 from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from urllib.parse import quote
 
 _SECRET_VARIABLES = (
@@ -27,11 +23,15 @@ _SECRET_VARIABLES = (
     "ALIPAN_WEB_REFRESH_TOKEN",
     "ALIPAN_ENCRYPT_PASSWORD",
 )
+
 _LEAST_SECRET = 8  # a shorter value is part of too many words
 
 _USER_AND_PASSWORD = re.compile(r"(\w://)[^/\s'\"<>]*:[^/\s'\"<>]*@")
+
 _HTTP_USER = re.compile(r"(https?://)[^/?\s'\"<>]*@")
+
 _HTTP_QUERY = re.compile(r"(https?://[^?\s'\"<>]*)\?[^\s'\"<>]*")
+
 # only where a name can begin: `s3://bucket/sig=1/` is a folder
 _SECRET_FIELD = re.compile(
     r"""(?ix) (?<![\w/-]) (
@@ -41,36 +41,6 @@ _SECRET_FIELD = re.compile(
         | sharedaccesssignature | client_?secret | passw(?:or)?d | secret | credential(?==) | authorization
     ) (["']?\s*[=:]\s*) (?: (["']) (?:(?!\3).)* \3 | (?:(?:bearer|basic)\s+)? [^\s&;,"'<>)}]+ )"""
 )
-
-
-def scheme_of(url: str) -> str:
-    """The scheme of a location: `s3`, `gs`, … or `file` for a path."""
-    if url.startswith("dbfs:/"):
-        return "dbfs"
-    head, separator, _ = url.partition("://")
-    return head.lower() if separator else "file"
-
-
-def is_local(url: str) -> bool:
-    """Whether a location is a path of this machine."""
-    return scheme_of(url) == "file"
-
-
-def local_path(url: str) -> Path:
-    """The path of a local location."""
-    return Path(url.removeprefix("file://")).expanduser()
-
-
-def check_location(url: str) -> None:
-    """Raises `ValueError` for what is neither a path nor a whole URL, such as the rest of one with an unset variable."""
-    scheme, separator, rest = url.partition("://")
-    if not url.strip():
-        raise ValueError("a location is empty; give a folder or a URL such as s3://bucket/folder")
-    if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
-        raise ValueError(f"{hide_secrets(url)!r} names no bucket; write {scheme}://bucket/folder")
-    if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
-        meant = hide_secrets(re.sub(":/*", "://", url, count=1))
-        raise ValueError(f"{meant.replace('://', ':', 1)!r} is neither a path nor a URL; did you mean {meant}?")
 
 
 def hide_secrets(text: str) -> str:
@@ -92,8 +62,3 @@ def holds_secrets(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
-
-
-def join_url(base: str, name: str) -> str:
-    """The location of `name` below `base`."""
-    return f"{base.rstrip('/')}/{name}" if name else base

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from cloudload.store_types import Trouble
+from cloudload.storage.base import Trouble
 
 T = TypeVar("T")
 
@@ -78,17 +77,6 @@ def _close_result(future: Future[Any]) -> None:
         result.close()
 
 
-def split_url(url: str) -> tuple[str, str]:
-    """Bucket and key of a location."""
-    parts = urlsplit(url, allow_fragments=False)
-    return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
-
-
-def is_below(key: str, prefix: str) -> bool:
-    """A folder's own contents, or the very object: `a/b` is not below `a/bc`."""
-    return not key.endswith("/") and (not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/"))
-
-
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that an error of any client carries."""
     response = getattr(error, "response", None)
@@ -119,3 +107,19 @@ def trouble_of_connection(error: BaseException) -> Trouble:
     # a ValueError is about a URL that is none
     is_clients = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(error, ValueError)
     return Trouble.UNREACHABLE if is_clients else Trouble.OTHER
+
+
+def trouble_of_any(error: BaseException) -> Trouble:
+    """By what the clients' errors have in common: Python's own classes, an HTTP status, a broken connection."""
+    if isinstance(error, FileNotFoundError):
+        return Trouble.MISSING_OBJECT
+    if isinstance(error, PermissionError):
+        return Trouble.DENIED
+    # of paramiko and azure, which are not imported for this
+    if {kind.__name__ for kind in type(error).__mro__} & {"AuthenticationException", "ClientAuthenticationError"}:
+        return Trouble.BAD_CREDENTIALS
+    if (status := status_of(error)) is not None:
+        return trouble_of_status(status)
+    if type(error).__module__.startswith("paramiko"):  # of a session that broke, once it was let in
+        return Trouble.UNREACHABLE
+    return trouble_of_connection(error)

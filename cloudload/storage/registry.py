@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from cloudload.gcs_store import GCSStore
-from cloudload.locations import scheme_of
-from cloudload.other_stores import STREAMING_ONLY, FsspecStore, LocalStore, StreamingStore
-from cloudload.s3_store import GCSByHMAC, S3Store
-from cloudload.store_types import Backend, Retry, StoredObject
-
-__all__ = ["Backend", "Retry", "StoredObject", "backend_of"]
+from cloudload.storage.base import Backend
+from cloudload.storage.fsspec import FsspecStore
+from cloudload.storage.gcs import GCSStore
+from cloudload.storage.local import LocalStore
+from cloudload.storage.s3 import GCSByHMAC, S3Store
+from cloudload.storage.streaming import STREAMING_ONLY, StreamingStore
+from cloudload.storage.urls import scheme_of
 
 _KINDS: dict[str, Callable[[], Backend]] = {
     "file": LocalStore,

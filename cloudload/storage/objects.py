@@ -19,11 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from cloudload.backends import backend_of
 from cloudload.errors import StoreError
-from cloudload.locations import hide_secrets, holds_secrets, is_local
-from cloudload.network import in_time
-from cloudload.store_types import CHUNK_BYTES, Retry, StoredObject, Trouble
+from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject, Trouble
+from cloudload.storage.clients import in_time
+from cloudload.storage.redaction import hide_secrets, holds_secrets
+from cloudload.storage.registry import backend_of
+from cloudload.storage.urls import is_local
 
 T = TypeVar("T")
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.network import Counted, is_below, split_url, status_of, trouble_of_connection, trouble_of_status
-from cloudload.store_types import CHUNK_BYTES, Retry, StoredObject, Trouble
+from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject, Trouble
+from cloudload.storage.clients import Counted, status_of, trouble_of_connection, trouble_of_status
+from cloudload.storage.urls import is_below, split_url
 
 _TROUBLES = {
     Trouble.MISSING_OBJECT: ("NoSuchKey", "NoSuchVersion", "NotFound", "404"),
@@ -42,6 +43,7 @@ _TROUBLES = {
     Trouble.DENIED: ("AccessDenied", "AllAccessDisabled"),
     Trouble.OTHER: ("InvalidObjectState",),  # a 403 of an archived object, and its text says so
 }
+
 _TROUBLE_OF_CODE = {code: trouble for trouble, codes in _TROUBLES.items() for code in codes}
 
 
