@@ -29,9 +29,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cloudload.config import ALWAYS, OFF
-from cloudload.dataset import Corpus, Dataset, is_in_place
 from cloudload.errors import CacheError, DatasetError
-from cloudload.mds import Shard, ShardInfo, fastest_hash
+from cloudload.mds.dataset import Corpus, Dataset, is_in_place
+from cloudload.mds.hashes import fastest_hash
+from cloudload.mds.index import ShardInfo
+from cloudload.mds.shard import Shard
 from cloudload.order import ORDERS_FOLDER
 from cloudload.shard_files import download_shard, fault_of_hash, fault_of_head
 from cloudload.storage.base import Retry

@@ -15,8 +15,8 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.config import RowsConfig
-from cloudload.dataset import Corpus
 from cloudload.lanes import Lanes, Layout
+from cloudload.mds.dataset import Corpus
 from cloudload.order import ORDERS_FOLDER, EpochOrders, OrderConfig, Sampling
 
 

@@ -27,16 +27,10 @@ import numpy as np
 
 from cloudload.errors import ConvertError
 from cloudload.journal import MAX_LISTED, ConvertReport, Counts, Done, Journal, Position, note_shard
-from cloudload.mds import (
-    DEFAULT_SHARD_BYTES,
-    Column,
-    ShardFormat,
-    compress,
-    compression_extension,
-    encode_sample,
-    encode_shard_head,
-    hash_bytes,
-)
+from cloudload.mds.codecs import compress, compression_extension
+from cloudload.mds.hashes import hash_bytes
+from cloudload.mds.index import Column
+from cloudload.mds.writer import DEFAULT_SHARD_BYTES, ShardFormat, encode_sample, encode_shard_head
 from cloudload.pool import SharedBytes, open_executor, run_in_order
 from cloudload.sources import DEFAULT_BLOCK_BYTES, Block, Record, Start, Unit, list_units, sum_bytes
 from cloudload.storage.objects import write_object

@@ -11,9 +11,9 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.cache import ShardCache
 from cloudload.config import Transform
-from cloudload.dataset import Corpus
 from cloudload.errors import DatasetError
-from cloudload.mds import Shard
+from cloudload.mds.dataset import Corpus
+from cloudload.mds.shard import Shard
 
 
 class DocumentReader:

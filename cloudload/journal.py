@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cloudload.errors import ConvertError, StoreError
-from cloudload.mds import INDEX_NAME, Column
+from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.sources import Start
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
 from cloudload.storage.redaction import hide_secrets

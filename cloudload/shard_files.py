@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cloudload.errors import DatasetError
-from cloudload.mds import MEND, FileInfo, Hasher, Shard, ShardInfo, decompress, fastest_hash
+from cloudload.mds.codecs import decompress
+from cloudload.mds.hashes import Hasher, fastest_hash
+from cloudload.mds.index import FileInfo, ShardInfo
+from cloudload.mds.shard import MEND, Shard
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import download_object
 

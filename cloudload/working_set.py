@@ -8,9 +8,9 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.components import Component
-from cloudload.dataset import Corpus, is_in_place
 from cloudload.errors import CacheError
 from cloudload.lanes import World
+from cloudload.mds.dataset import Corpus, is_in_place
 from cloudload.seekable import SeekableOrder
 
 _POSITIONS_AT_ONCE = 1 << 20

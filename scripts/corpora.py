@@ -16,16 +16,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from cloudload.mds import (
-    INDEX_NAME,
-    Column,
-    ShardFormat,
-    compress,
-    compression_extension,
-    encode_sample,
-    encode_shard,
-    hash_bytes,
-)
+from cloudload.mds.codecs import compress, compression_extension
+from cloudload.mds.hashes import hash_bytes
+from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 

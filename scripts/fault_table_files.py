@@ -307,7 +307,8 @@ def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...]
 
 def _write_raw(folder: Path, column: str, encoding: str, values: tuple[Any, ...]) -> str:
     """A dataset of one raw shard with one column of any encoding."""
-    from cloudload.mds import Column, ShardFormat, encode_sample, encode_shard
+    from cloudload.mds.index import Column
+    from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
 
     columns = (Column.of(column, encoding),)
     form = ShardFormat(columns, None, ())
@@ -375,7 +376,7 @@ def wrong_offset(bench: Bench) -> Seen:
 
 def bomb(bench: Bench) -> Seen:
     """A shard of a few bytes that unpack to a gigabyte."""
-    from cloudload.mds import compress
+    from cloudload.mds.codecs import compress
 
     data = bench.data(hashes=())
     zipped = compress("zstd", bytes(_BOMB_BYTES))

@@ -114,8 +114,10 @@ def index_seeds() -> list[bytes]:
 def run_index(data: bytes) -> None:
     """Parse an index, and ask all that only it decides."""
     from cloudload.cache import dataset_folder
-    from cloudload.dataset import Corpus, Dataset, check_text_column
-    from cloudload.mds import compression_extension, fastest_hash, parse_index
+    from cloudload.mds.codecs import compression_extension
+    from cloudload.mds.dataset import Corpus, Dataset, check_text_column
+    from cloudload.mds.hashes import fastest_hash
+    from cloudload.mds.index import parse_index
 
     dataset = Dataset("s3://bucket/folder", parse_index(data, "s3://bucket/folder"), "0" * 64)
     root = Path("/cache")
@@ -146,7 +148,8 @@ _COLUMNS = (("id", "str"), ("meta", "json"), ("n", "int"), ("text", "str"), ("z"
 @functools.cache
 def sound_shards() -> list[tuple[bytes, int, Any]]:
     """(raw bytes, samples, columns) of shards with one column, and with several."""
-    from cloudload.mds import Column, ShardFormat, encode_sample, encode_shard
+    from cloudload.mds.index import Column
+    from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
 
     several = tuple(Column.of(name, encoding) for name, encoding in _COLUMNS)
     values = [{"id": f"d{i}", "n": i, "meta": {"i": [i]}, "text": "aé狐"[: i % 4], "z": bytes([i])} for i in range(4)]
@@ -168,7 +171,8 @@ def shard_path() -> Path:
 def read_shard(raw: bytes, samples: int, columns: Any) -> None:
     """Open bytes as a shard, and read all of it in every way; a sample that cannot be read does not end it."""
     from cloudload.errors import DatasetError
-    from cloudload.mds import FileInfo, Shard, ShardInfo
+    from cloudload.mds.index import FileInfo, ShardInfo
+    from cloudload.mds.shard import Shard
 
     shard_path().write_bytes(raw)
     shard = Shard(shard_path(), ShardInfo(samples, columns, FileInfo("shard.mds", len(raw), {}), None, None))
@@ -228,7 +232,7 @@ def decompress_seeds() -> list[bytes]:
     import brotli
     import snappy
 
-    from cloudload.mds import compress
+    from cloudload.mds.codecs import compress
 
     packers: list[Callable[[bytes], bytes]] = [functools.partial(compress, name) for name in ("zstd", "gz", "bz2")]
     packers += [brotli.compress, snappy.compress]
@@ -237,7 +241,7 @@ def decompress_seeds() -> list[bytes]:
 
 def run_decompress(data: bytes) -> None:
     """Any bytes under any codec. The cache takes every `Exception` for a damaged file."""
-    from cloudload.mds import decompress
+    from cloudload.mds.codecs import decompress
 
     choices = Choices(data)
     codec = choices.pick(_CODECS)

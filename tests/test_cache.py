@@ -21,8 +21,8 @@ from fault_proxy import Fault, FaultProxy
 import cloudload.cache
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache import ShardCache, default_cache
-from cloudload.dataset import Corpus, open_corpus
 from cloudload.errors import CacheError, DatasetError, StoreError
+from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import read_object, write_object
 from cloudload.system.file_locks import locked, locked_if_free
 from cloudload.system.temp_files import TAG

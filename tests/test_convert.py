@@ -28,7 +28,9 @@ from cloudload import cli, convert, journal
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
 from cloudload.journal import ConvertReport
-from cloudload.mds import Shard, decompress, parse_index
+from cloudload.mds.codecs import decompress
+from cloudload.mds.index import parse_index
+from cloudload.mds.shard import Shard
 from cloudload.storage.objects import list_objects, read_object, write_object
 
 QUIET = {"progress": False, "processes": 1}

@@ -15,21 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
-from cloudload.mds import (
-    Column,
-    FileInfo,
-    Shard,
-    ShardFormat,
-    ShardInfo,
-    check_codec,
-    compress,
-    decompress,
-    encode_sample,
-    encode_shard,
-    fastest_hash,
-    hash_bytes,
-    parse_index,
-)
+from cloudload.mds.codecs import check_codec, compress, decompress
+from cloudload.mds.hashes import fastest_hash, hash_bytes
+from cloudload.mds.index import Column, FileInfo, ShardInfo, parse_index
+from cloudload.mds.shard import Shard
+from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
 
 TEXT = (Column.of("text", "str"),)
 
@@ -224,7 +214,7 @@ def test_no_two_files_of_a_dataset_fall_together(index: dict[str, Any], raw: str
 
 
 def test_a_million_values_are_read_but_not_more_than_an_index_of_a_million_shards_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudload.index._MOST_INDEX_VALUES", 1_000)
+    monkeypatch.setattr("cloudload.mds.index._MOST_INDEX_VALUES", 1_000)
     with pytest.raises(DatasetError, match="it has more than 1,000 values"):
         parse_index(b'{"version": 2, "shards": [' + b"[]," * 1_000 + b"[]]}", "d")
 

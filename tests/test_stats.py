@@ -16,8 +16,8 @@ from trainer import streams_of
 import cloudload.cache
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache import ShardCache
-from cloudload.dataset import open_corpus
 from cloudload.errors import DatasetError
+from cloudload.mds.dataset import open_corpus
 from cloudload.stats import DeliveryStats
 from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.traffic import Traffic

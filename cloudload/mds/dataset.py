@@ -12,8 +12,8 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.config import Stream
 from cloudload.errors import DatasetError
-from cloudload.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
-from cloudload.mds import check_codec
+from cloudload.mds.codecs import check_codec
+from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import hide_secrets

@@ -10,118 +10,26 @@ and a test says so. Nothing here trusts its input: names may not leave their fol
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import hashlib
 import json
 import mmap
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import xxhash
 
 from cloudload.errors import DatasetError
-from cloudload.index import COMPRESSIONS, FIXED_FORMATS
-from cloudload.index import INDEX_NAME as INDEX_NAME  # noqa: PLC0414 - these for those that name them from here
-from cloudload.index import Column as Column  # noqa: PLC0414
-from cloudload.index import FileInfo as FileInfo  # noqa: PLC0414
-from cloudload.index import ShardInfo as ShardInfo  # noqa: PLC0414
-from cloudload.index import parse_index as parse_index  # noqa: PLC0414
+from cloudload.mds.index import FIXED_FORMATS, ShardInfo
 
-DEFAULT_SHARD_BYTES = 1 << 26
 _MOST_HEADER_BYTES = 1 << 20
-
-
-# ---------------------------------------------------------------- write
-
-
-@dataclass(frozen=True)
-class ShardFormat:
-    """How shards are written: columns, compression (`zstd`, `zstd:7`, `gz`, `bz2` or None), hashes, and the most raw bytes."""
-
-    columns: tuple[Column, ...]
-    compression: str | None = "zstd"
-    hashes: tuple[str, ...] = ("xxh64",)
-    shard_bytes: int = DEFAULT_SHARD_BYTES
-
-    def __post_init__(self) -> None:
-        if list(self.columns) != sorted(self.columns, key=lambda column: column.name):
-            raise ValueError("columns must be in the order of their names")
-        for algorithm in self.hashes:
-            hash_bytes(algorithm, b"")
-        if self.compression is not None:
-            compress(self.compression, b"")
-
-    def config(self) -> dict[str, Any]:
-        """What every shard of the dataset says of itself, in its header and in the index."""
-        return {
-            "version": 2,
-            "format": "mds",
-            "compression": self.compression,
-            "hashes": list(self.hashes),
-            "size_limit": self.shard_bytes,
-            "column_names": [column.name for column in self.columns],
-            "column_encodings": [column.encoding for column in self.columns],
-            "column_sizes": [column.bytes for column in self.columns],
-        }
-
-    def header(self) -> bytes:
-        """The JSON that follows a shard's offsets."""
-        return json.dumps(self.config(), sort_keys=True).encode()
-
-    def empty_bytes(self) -> int:
-        """The size of a shard without samples; each sample adds 4 bytes to its own."""
-        return 8 + len(self.header())
-
-
-def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes:
-    """The bytes of a sample. Raises `TypeError`, `ValueError` or `struct.error` where a value does not fit its column."""
-    sizes: list[int] = []
-    parts: list[bytes] = []
-    for column in columns:
-        data = _encode(column.encoding, sample[column.name])
-        if column.bytes is None:
-            sizes.append(len(data))
-        parts.append(data)
-    return struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(parts)
-
-
-def encode_shard(form: ShardFormat, samples: Sequence[bytes]) -> bytes:
-    """The raw bytes of a shard of encoded samples."""
-    return b"".join([encode_shard_head(form, np.fromiter(map(len, samples), np.int64, len(samples))), *samples])
-
-
-def encode_shard_head(form: ShardFormat, sizes: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
-    """The raw bytes of a shard before its samples, which have these sizes."""
-    header = form.header()
-    offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(header)
-    if offsets[-1] >= 1 << 32:
-        raise ValueError(f"a shard of {offsets[-1]:,} bytes is more than an MDS shard can hold (4 GiB)")
-    return b"".join([struct.pack("<I", len(sizes)), offsets.astype("<u4").tobytes(), header])
-
-
-def _encode(encoding: str, value: Any) -> bytes:
-    if encoding == "str":
-        return bytes(value.encode("utf-8"))
-    if encoding == "bytes":
-        return bytes(value)
-    if encoding == "json":
-        return json.dumps(value).encode()
-    if encoding in FIXED_FORMATS:
-        return struct.pack(FIXED_FORMATS[encoding], value)
-    raise ValueError(f"cannot write a column of encoding {encoding!r}; use str, bytes, json, or a number")
-
 
 # ---------------------------------------------------------------- read
 
 ID_KEY = "id"
+
 MEND = "If it lies in the cache, delete it to fetch it again; if it is the dataset's own, convert or copy it again"
 
 
@@ -281,133 +189,3 @@ def decode_value(encoding: str, data: bytes) -> Any:
     if encoding in FIXED_FORMATS:
         return struct.unpack(FIXED_FORMATS[encoding], data)[0]
     raise DatasetError(f"a column of encoding {encoding!r} cannot be read; cloudload reads str, bytes, json and numbers")
-
-
-# ---------------------------------------------------------------- hashes and compression
-
-
-class Hasher:
-    """A running hash of one algorithm, from `hashlib` or `xxhash`, under the names that MDS indexes use."""
-
-    def __init__(self, algorithm: str) -> None:
-        try:
-            self._hash: Any = getattr(xxhash, algorithm)() if algorithm.startswith("xxh") else hashlib.new(algorithm)
-        except (AttributeError, ValueError):
-            raise ValueError(f"no hash named {algorithm!r}; use xxh64, xxh128, sha1, sha256, …") from None
-
-    def update(self, data: bytes) -> None:
-        self._hash.update(data)
-
-    def hexdigest(self) -> str:
-        return str(self._hash.hexdigest())
-
-
-def hash_bytes(algorithm: str, data: bytes) -> str:
-    """The hex digest of `data`."""
-    hasher = Hasher(algorithm)
-    hasher.update(data)
-    return hasher.hexdigest()
-
-
-def fastest_hash(hashes: Mapping[str, str]) -> str | None:
-    """The hash of an index entry that is cheapest to check, or None where there is none that we know."""
-    quick = [name for name in ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32") if name in hashes]
-    known = quick or [name for name in sorted(hashes) if _is_hash(name)]
-    return known[0] if known else None
-
-
-@cache
-def _is_hash(name: str) -> bool:
-    """Whether this machine has a hash of that name, with digests of one size."""
-    try:
-        return name in hashlib.algorithms_available and hashlib.new(name).digest_size > 0
-    except ValueError:
-        return False
-
-
-def compression_extension(compression: str) -> str:
-    """The file name extension of a compression such as `zstd:7`."""
-    return compression.partition(":")[0]
-
-
-def compress(compression: str, data: bytes) -> bytes:
-    """`data` under `zstd`, `gz` or `bz2`, with an optional `:level`; the same bytes every time."""
-    name, _, level = compression.partition(":")
-    codecs: dict[str, Callable[[], bytes]] = {
-        "zstd": lambda: _zstd_compress(data, int(level or 3)),
-        "gz": lambda: gzip.compress(data, int(level or 9), mtime=0),
-        "bz2": lambda: bz2.compress(data, int(level or 9)),
-    }
-    try:
-        return codecs[name]()
-    except Exception as error:
-        usable = "zstd or zstd:1 to zstd:22, gz or gz:1 to gz:9, bz2 or bz2:1 to bz2:9, or None"
-        raise ValueError(f"compression is {compression!r}; use {usable}") from error
-
-
-def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
-    """The raw bytes of a stored shard, at most `raw_bytes` + 1 of them, whatever the data says."""
-    name = compression.partition(":")[0]
-    if name == "zstd":
-        import zstandard
-
-        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            return reader.read(raw_bytes + 1)
-    if name == "gz":
-        import zlib
-
-        return zlib.decompressobj(wbits=31).decompress(data, raw_bytes + 1)
-    if name == "bz2":
-        return bz2.BZ2Decompressor().decompress(data, raw_bytes + 1)
-    if name == "br":
-        return _decompress_brotli(data, raw_bytes)
-    if name == "snappy":
-        return _decompress_snappy(data, raw_bytes)
-    raise ValueError(f"compression is {compression!r}, none of {', '.join(COMPRESSIONS)}")
-
-
-def check_codec(compression: str) -> None:
-    """Raises `DatasetError`, which names the package, where there is nothing here to unpack shards of a compression with."""
-    try:
-        if compression == "snappy":
-            import snappy  # noqa: F401
-        elif compression.partition(":")[0] == "br":
-            import brotli
-
-            brotli.Decompressor().process(b"", output_buffer_limit=1)
-    except (ImportError, TypeError) as error:
-        package = "python-snappy" if compression == "snappy" else "'brotli>=1.2'"
-        raise DatasetError(f"shards are compressed with {compression!r}: to read them, pip install {package}") from error
-
-
-def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
-    import brotli
-
-    decoder = brotli.Decompressor()
-    parts = [decoder.process(data, output_buffer_limit=raw_bytes + 1)]
-    # each call stops at the first buffer that is past the limit
-    left = raw_bytes + 1 - len(parts[0])
-    while left > 0 and not decoder.is_finished() and parts[-1]:
-        parts.append(decoder.process(b"", output_buffer_limit=left))
-        left -= len(parts[-1])
-    return b"".join(parts)[: raw_bytes + 1]
-
-
-def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
-    import snappy
-
-    # a block begins with its raw size, 7 bits a byte, the lowest first; no more than that is ever written
-    size = 0
-    for place, byte in enumerate(data[:5]):
-        size |= (byte & 127) << 7 * place
-        if byte < 128:
-            break
-    if size > raw_bytes:
-        raise ValueError(f"it unpacks to {size:,} bytes where the index has {raw_bytes:,}")
-    return bytes(snappy.uncompress(data))
-
-
-def _zstd_compress(data: bytes, level: int) -> bytes:
-    import zstandard
-
-    return zstandard.ZstdCompressor(level=level).compress(data)

@@ -21,9 +21,12 @@ from cloudload.errors import DatasetError
 from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
+
 # of a corpus of 10^6 shards, an index has some 500 bytes and 30 values for each
 MOST_INDEX_BYTES = 1 << 30
+
 _MOST_INDEX_VALUES = 1 << 26
+
 COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
 
 FIXED_FORMATS: dict[str, str] = {
@@ -39,13 +42,17 @@ FIXED_FORMATS: dict[str, str] = {
     "float32": "<f",
     "float64": "<d",
 }
+
 _FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()} | {"float16": 2}
 
 # the offsets of a shard are uint32
 _MOST_SHARD_BYTES = (1 << 32) - 1
+
 # the cache adds up to 18 bytes, and a name of a file system has up to 255
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
+
 _CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
+
 # names as writers make them, of which a million need no longer look
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)")
 

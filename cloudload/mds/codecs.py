@@ -1,0 +1,98 @@
+"""The compressions of stored shards. Output is bounded by the size that the index gives, whatever the data says."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from collections.abc import Callable
+
+from cloudload.errors import DatasetError
+from cloudload.mds.index import COMPRESSIONS
+
+
+def compression_extension(compression: str) -> str:
+    """The file name extension of a compression such as `zstd:7`."""
+    return compression.partition(":")[0]
+
+
+def compress(compression: str, data: bytes) -> bytes:
+    """`data` under `zstd`, `gz` or `bz2`, with an optional `:level`; the same bytes every time."""
+    name, _, level = compression.partition(":")
+    codecs: dict[str, Callable[[], bytes]] = {
+        "zstd": lambda: _zstd_compress(data, int(level or 3)),
+        "gz": lambda: gzip.compress(data, int(level or 9), mtime=0),
+        "bz2": lambda: bz2.compress(data, int(level or 9)),
+    }
+    try:
+        return codecs[name]()
+    except Exception as error:
+        usable = "zstd or zstd:1 to zstd:22, gz or gz:1 to gz:9, bz2 or bz2:1 to bz2:9, or None"
+        raise ValueError(f"compression is {compression!r}; use {usable}") from error
+
+
+def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
+    """The raw bytes of a stored shard, at most `raw_bytes` + 1 of them, whatever the data says."""
+    name = compression.partition(":")[0]
+    if name == "zstd":
+        import zstandard
+
+        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+            return reader.read(raw_bytes + 1)
+    if name == "gz":
+        import zlib
+
+        return zlib.decompressobj(wbits=31).decompress(data, raw_bytes + 1)
+    if name == "bz2":
+        return bz2.BZ2Decompressor().decompress(data, raw_bytes + 1)
+    if name == "br":
+        return _decompress_brotli(data, raw_bytes)
+    if name == "snappy":
+        return _decompress_snappy(data, raw_bytes)
+    raise ValueError(f"compression is {compression!r}, none of {', '.join(COMPRESSIONS)}")
+
+
+def check_codec(compression: str) -> None:
+    """Raises `DatasetError`, which names the package, where there is nothing here to unpack shards of a compression with."""
+    try:
+        if compression == "snappy":
+            import snappy  # noqa: F401
+        elif compression.partition(":")[0] == "br":
+            import brotli
+
+            brotli.Decompressor().process(b"", output_buffer_limit=1)
+    except (ImportError, TypeError) as error:
+        package = "python-snappy" if compression == "snappy" else "'brotli>=1.2'"
+        raise DatasetError(f"shards are compressed with {compression!r}: to read them, pip install {package}") from error
+
+
+def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
+    import brotli
+
+    decoder = brotli.Decompressor()
+    parts = [decoder.process(data, output_buffer_limit=raw_bytes + 1)]
+    # each call stops at the first buffer that is past the limit
+    left = raw_bytes + 1 - len(parts[0])
+    while left > 0 and not decoder.is_finished() and parts[-1]:
+        parts.append(decoder.process(b"", output_buffer_limit=left))
+        left -= len(parts[-1])
+    return b"".join(parts)[: raw_bytes + 1]
+
+
+def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
+    import snappy
+
+    # a block begins with its raw size, 7 bits a byte, the lowest first; no more than that is ever written
+    size = 0
+    for place, byte in enumerate(data[:5]):
+        size |= (byte & 127) << 7 * place
+        if byte < 128:
+            break
+    if size > raw_bytes:
+        raise ValueError(f"it unpacks to {size:,} bytes where the index has {raw_bytes:,}")
+    return bytes(snappy.uncompress(data))
+
+
+def _zstd_compress(data: bytes, level: int) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=level).compress(data)
