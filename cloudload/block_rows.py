@@ -13,9 +13,8 @@ from cloudload.lane_rows import CutRows
 from cloudload.pack import SPAN_FIELDS, Packing
 from cloudload.plan import Block
 from cloudload.rows import DOCUMENT, ROW
-from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED
+from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED, Traffic
 from cloudload.tail import FILTERED as FILTERED_SIZE
-from cloudload.traffic import Traffic
 
 
 class Cut(NamedTuple):

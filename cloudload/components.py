@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.cache.folder import ORDERS_FOLDER
 from cloudload.config import RowsConfig
 from cloudload.lanes import Lanes, Layout
 from cloudload.mds.dataset import Corpus
-from cloudload.order import ORDERS_FOLDER, EpochOrders, OrderConfig, Sampling
+from cloudload.order import EpochOrders, OrderConfig, Sampling
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.cache import ShardCache
+from cloudload.cache.shard_cache import ShardCache
 from cloudload.config import Transform
 from cloudload.errors import DatasetError
 from cloudload.mds.dataset import Corpus

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints, Tokens
-from cloudload.cache import ShardCache
+from cloudload.cache.shard_cache import ShardCache
 from cloudload.documents import DocumentReader
 from cloudload.errors import TokenizerError
 from cloudload.order import EpochOrders

@@ -25,7 +25,7 @@ from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch
 from cloudload.batches import Batches
 from cloudload.blocks import BatchParts, inline_blocks, process_blocks
-from cloudload.cache import default_cache, open_cache_folder
+from cloudload.cache.folder import default_cache, open_cache_folder
 from cloudload.callers import reason_to_refuse_caller
 from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
 from cloudload.errors import RanksDisagreeError

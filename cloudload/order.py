@@ -40,12 +40,14 @@ from cloudload.system.verified_files import is_sealed, seal
 
 logger = logging.getLogger(__name__)
 
-ORDERS_FOLDER = "orders"
 # below this, mapping costs more than reading
 _MAP_FROM_BYTES = 1 << 16
+
 # below this, an order is built sooner than a process is started
 _BACKGROUND_FROM_POSITIONS = 1 << 20
+
 _DRAWN_AT_ONCE = 1 << 20
+
 _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 

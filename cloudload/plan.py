@@ -19,8 +19,8 @@ from cloudload.gate import Choice
 from cloudload.lanes import rank_rows, worker_of_rows
 from cloudload.position import Position
 from cloudload.recipe import Recipe
+from cloudload.stats import Traffic
 from cloudload.tail import Tail
-from cloudload.traffic import Traffic
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
 _ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024}

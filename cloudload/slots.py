@@ -15,9 +15,8 @@ import numpy as np
 from cloudload.arrays import Tokens
 from cloudload.pack import SPAN_FIELDS, split_residues
 from cloudload.plan import Block, Plan
-from cloudload.stats import COUNTS
+from cloudload.stats import COUNTS, Traffic
 from cloudload.system.shared_memory import Ring
-from cloudload.traffic import Traffic
 
 # beside the tokens of a row, in a slot: its spans, cursor, and residue
 _EXTRA_BYTES_PER_ROW = 1024

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from cloudload.traffic import Traffic
+from typing import Any, NamedTuple
 
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING = range(len(COUNTS))
@@ -37,6 +35,20 @@ class StreamStats:
     """How far the stream's order has been read: 1.5 is halfway through its second epoch."""
     share: float
     """Its part of the run's tokens; 0 where there are none."""
+
+
+class Traffic(NamedTuple):
+    """Counts of some stretch of reading."""
+
+    hits: int = 0
+    """Shards that lay in the cache when they were first looked for."""
+    misses: int = 0
+    """Shards that had to be fetched, or waited for while another process fetched them."""
+    bytes_downloaded: int = 0
+    """Bytes of shards from the store, as they are stored; none of a download that broke off."""
+
+    def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
+        return Traffic(self[0] + other[0], self[1] + other[1], self[2] + other[2])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from cloudload.arrays import NEVER, Flags, Ints, Tokens, count_within
 from cloudload.best_fit_lanes import BestFitLanes
 from cloudload.block_rows import BlockRows, Cut
-from cloudload.cache import ShardCache
+from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.lane_documents import COUNT, SIZE, SLOT, SOURCE, Documents, Places, open_cache, open_documents
 from cloudload.lane_rows import ConcatLanes, LaneRows, PackerLanes, own_documents

@@ -228,7 +228,7 @@ def _other_left(job: Job) -> str:
 
 def _after_sweep(cache: Path) -> int:
     """What a loader that starts there next does not sweep."""
-    from cloudload.cache import sweep
+    from cloudload.cache.folder import sweep
 
     sweep(cache)
     return len(left_overs(cache))

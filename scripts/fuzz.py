@@ -113,7 +113,7 @@ def index_seeds() -> list[bytes]:
 
 def run_index(data: bytes) -> None:
     """Parse an index, and ask all that only it decides."""
-    from cloudload.cache import dataset_folder
+    from cloudload.cache.folder import dataset_folder
     from cloudload.mds.codecs import compression_extension
     from cloudload.mds.dataset import Corpus, Dataset, check_text_column
     from cloudload.mds.hashes import fastest_hash

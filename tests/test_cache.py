@@ -18,9 +18,9 @@ from awkward import EOS, byte_tokenizer
 from corpora import random_documents, write_mds
 from fault_proxy import Fault, FaultProxy
 
-import cloudload.cache
 from cloudload import CloudLoader, Retry, Stream
-from cloudload.cache import ShardCache, default_cache
+from cloudload.cache.folder import default_cache
+from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import CacheError, DatasetError, StoreError
 from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import read_object, write_object
@@ -249,7 +249,7 @@ def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_another_process_evicted_is_let_go_of(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloudload.cache, "_TOUCH_EVERY_S", 0.0)
+    monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)
     corpus = write(s3_url)
     cache = ShardCache(corpus, tmp_path, QUICK, limit_bytes=1 << 20, threads=1, verify="once")
     for number in range(4):

@@ -24,7 +24,7 @@ from fault_rows import left_overs, shared_memory, soon
 from jobs import Job, command_of, start_job
 
 from cloudload import CloudLoader
-from cloudload.cache import sweep
+from cloudload.cache.folder import sweep
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG, lock_of, make_folder
 from cloudload.testing import Leg, run_leg

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cloudload.order
-from cloudload.cache import sweep
+from cloudload.cache.folder import sweep
 from cloudload.errors import CacheError
 from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, reads_per_shard
 from cloudload.shuffles import shuffle_nodes

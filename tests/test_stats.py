@@ -13,14 +13,12 @@ from corpora import random_documents, write_mds
 from fault_proxy import Fault, FaultProxy
 from trainer import streams_of
 
-import cloudload.cache
 from cloudload import CloudLoader, Retry, Stream
-from cloudload.cache import ShardCache
+from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import DatasetError
 from cloudload.mds.dataset import open_corpus
-from cloudload.stats import DeliveryStats
+from cloudload.stats import DeliveryStats, Traffic
 from cloudload.storage.objects import list_objects, read_object, write_object
-from cloudload.traffic import Traffic
 
 DOCUMENTS = random_documents(12, 300)
 NO_STALL = 0.0
@@ -97,7 +95,7 @@ def test_what_was_evicted_is_missed_again(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
-    monkeypatch.setattr(cloudload.cache, "_TOUCH_EVERY_S", 0.0)  # lets go at once of what is evicted
+    monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)  # lets go at once of what is evicted
     limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
     cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
     s3_proxy.set_faults([])
@@ -112,7 +110,7 @@ def test_a_shard_that_was_let_go_of_and_not_evicted_is_a_hit(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
-    monkeypatch.setattr(cloudload.cache, "_MOST_OPEN_SHARDS", 1)
+    monkeypatch.setattr("cloudload.cache.shard_cache._MOST_OPEN_SHARDS", 1)
     cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
     for shard in (0, 1, 0, 0):
         cache.shard(shard)

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
-import re
 import resource
 import stat
 import time
@@ -28,44 +26,33 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO
 
+from cloudload.cache.counters import TrafficCounter
+from cloudload.cache.download import download_shard, fault_of_hash, fault_of_head
+from cloudload.cache.folder import _own_files, _stat, _sweep_up, dataset_folder
 from cloudload.config import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import ShardInfo
 from cloudload.mds.shard import Shard
-from cloudload.order import ORDERS_FOLDER
-from cloudload.shard_files import download_shard, fault_of_hash, fault_of_head
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets
-from cloudload.storage.urls import is_local, join_url, local_path
+from cloudload.storage.urls import join_url, local_path
 from cloudload.system.daemon_threads import Daemons
 from cloudload.system.file_locks import locked, locked_if_free
-from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX, TAG, file_of, is_left_over, lock_of, make_folder, part_of
+from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX, is_left_over, lock_of, make_folder, part_of
 from cloudload.system.verified_files import is_sealed, seal, touch
-from cloudload.traffic import TrafficCounter
 
 logger = logging.getLogger(__name__)
 
 # each is one of the process's open files, of which half are left to others
 _MOST_OPEN_SHARDS = 2_048
+
 _TOUCH_EVERY_S = 10.0
+
 _ATTEMPTS = 3
+
 _CLOSE_S = 2.0
-
-
-def default_cache() -> Path:
-    """The per-user cache folder: `$CLOUDLOAD_CACHE`, else `cloudload` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("CLOUDLOAD_CACHE") or Path(base, "cloudload")).expanduser()
-
-
-def dataset_folder(root: Path, dataset: Dataset) -> Path:
-    """The folder of one dataset as published."""
-    url = hide_secrets(dataset.url)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-40:]
-    digest = hashlib.sha256(f"{url}\n{dataset.index_hash}".encode()).hexdigest()[:16]
-    return root / f"{name}-{digest}"
 
 
 class ShardCache:
@@ -282,53 +269,3 @@ class ShardCache:
                 f"cache_limit {limit:,} is too small for {self._root}: {used:,} bytes are being fetched "
                 f"and {size:,} more are needed. Raise it to {used + size:,} or more"
             )
-
-
-# ---------------------------------------------------------------- what lies in a cache
-
-
-def open_cache_folder(root: Path, corpus: Corpus) -> None:
-    """Make a cache folder, and sweep it. Raises `CacheError` for one that cannot be, or lies within a dataset."""
-    for dataset in corpus.datasets:
-        if is_local(dataset.url) and root.resolve().is_relative_to(local_path(dataset.url).resolve()):
-            raise CacheError(
-                f"the cache {root} lies within the dataset {dataset.url}, which is left as it is. Choose another `local`"
-            )
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        sweep(root)
-    except OSError as error:
-        raise CacheError(f"cannot use the cache folder {root}: {error}. Choose another `local`") from error
-
-
-def sweep(root: Path) -> None:
-    """Remove what killed processes have left in a cache: parts and locks that nobody holds."""
-    for path in _own_files(root, ["", ORDERS_FOLDER]):
-        if is_left_over(path):
-            _sweep_up(path)
-    _sweep_up(root / f"space{LOCK_SUFFIX}")
-
-
-def _sweep_up(path: Path) -> bool:
-    """Remove a part or a lock if it is nobody's; whether it was."""
-    with contextlib.suppress(OSError), locked_if_free(lock_of(file_of(path))) as is_free:
-        if is_free and path.suffix == PART_SUFFIX:
-            path.unlink(missing_ok=True)
-        return is_free
-    return False  # in a folder of another user
-
-
-def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
-    """The files in the folders that cloudload has made in some places of a cache; nothing else is looked at."""
-    for place in places:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for folder in (root / place).iterdir():
-                if (folder / TAG).is_file():
-                    for parent, _, names in os.walk(folder):
-                        yield from (Path(parent, name) for name in names if name != TAG)
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    with contextlib.suppress(FileNotFoundError):
-        return path.lstat()
-    return None

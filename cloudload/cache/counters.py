@@ -9,21 +9,8 @@ A shard counts each time it is opened: as a miss if it was not there since it wa
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
 
-
-class Traffic(NamedTuple):
-    """Counts of some stretch of reading."""
-
-    hits: int = 0
-    """Shards that lay in the cache when they were first looked for."""
-    misses: int = 0
-    """Shards that had to be fetched, or waited for while another process fetched them."""
-    bytes_downloaded: int = 0
-    """Bytes of shards from the store, as they are stored; none of a download that broke off."""
-
-    def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
-        return Traffic(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+from cloudload.stats import Traffic
 
 
 class TrafficCounter:
