@@ -30,3 +30,9 @@ def count_within(sizes: Ints) -> Ints:
     """Number the members of each group from 0: groups of sizes 2, 0, 3 give 0 1 0 1 2."""
     within: Ints = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return within
+
+
+def divisors(number: int) -> list[int]:
+    """Every divisor, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

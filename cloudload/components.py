@@ -16,9 +16,10 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.cache.folder import ORDERS_FOLDER
 from cloudload.config import RowsConfig
-from cloudload.lanes import Lanes, Layout
 from cloudload.mds.dataset import Corpus
-from cloudload.order import EpochOrders, OrderConfig, Sampling
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.lanes import Lanes, Layout
+from cloudload.order.spec import OrderConfig, Sampling
 
 
 @dataclass(frozen=True)

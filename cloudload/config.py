@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from cloudload.arrays import divisors
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets
 from cloudload.storage.urls import check_location, join_url
@@ -282,12 +283,6 @@ def parse_bytes(value: int | str) -> int:
     if size < 1:
         raise ValueError(f"{value!r} is not a size; write bytes, or a number with kb, mb, gb or tb")
     return size
-
-
-def divisors(number: int) -> list[int]:
-    """Every divisor, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -25,8 +25,9 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.batch import Progress
+from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
-from cloudload.lanes import World, rank_rows
+from cloudload.order.lanes import rank_rows
 from cloudload.pack import split_residues
 from cloudload.position import LaneArrays
 from cloudload.recipe import Recipe

@@ -18,7 +18,7 @@ from cloudload.arrays import NEVER, Flags, Ints, Tokens
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.documents import DocumentReader
 from cloudload.errors import TokenizerError
-from cloudload.order import EpochOrders
+from cloudload.order.epoch_orders import EpochOrders
 from cloudload.plan import Plan
 from cloudload.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED

@@ -28,10 +28,10 @@ from cloudload.blocks import BatchParts, inline_blocks, process_blocks
 from cloudload.cache.folder import default_cache, open_cache_folder
 from cloudload.callers import reason_to_refuse_caller
 from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
+from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.gate import choose_backend
-from cloudload.lanes import World, check_world, find_world, place_in_mesh
 from cloudload.passes import Pass
 from cloudload.plan import Plan
 from cloudload.position import Position

@@ -16,7 +16,7 @@ import numpy as np
 from cloudload.arrays import NEVER, Ints, Tokens
 from cloudload.config import FASTOKENS, HF, DeliveryConfig
 from cloudload.gate import Choice
-from cloudload.lanes import rank_rows, worker_of_rows
+from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.position import Position
 from cloudload.recipe import Recipe
 from cloudload.stats import Traffic

@@ -22,7 +22,7 @@ from cloudload.batch import Batch
 from cloudload.config import Stream, Transform
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
-from cloudload.order import positions_of
+from cloudload.order.canonical import positions_of
 from cloudload.plan import Plan
 from cloudload.state import Saved, read_state
 from cloudload.trace import TracedSpan, Tracer

@@ -18,9 +18,9 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.components import Component, build_components, component_sizes
 from cloudload.config import SAME, RowsConfig
-from cloudload.lanes import Layout, resolve
 from cloudload.mds.dataset import Corpus, check_text_column, open_corpus
-from cloudload.mixture import Mixture, build_mixture
+from cloudload.order.lanes import Layout, resolve
+from cloudload.order.mixture import Mixture, build_mixture
 from cloudload.pack import Packing
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets

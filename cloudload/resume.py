@@ -17,7 +17,7 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.components import Component
 from cloudload.errors import StreamChangedError
-from cloudload.lanes import Lanes
+from cloudload.order.lanes import Lanes
 from cloudload.pack import residue_spans, unpack_residue
 from cloudload.position import Position
 from cloudload.recipe import Recipe

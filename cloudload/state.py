@@ -36,8 +36,8 @@ import numpy as np
 import cloudload
 from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
-from cloudload.lanes import Layout
-from cloudload.mixture import Mixture
+from cloudload.order.lanes import Layout
+from cloudload.order.mixture import Mixture
 from cloudload.pack import split_residues
 from cloudload.position import LaneArrays, LaneTable, Position, Residues
 from cloudload.recipe import Recipe

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
 from cloudload.blocks import inline_blocks
-from cloudload.lanes import World
+from cloudload.delivery.world import World
 from cloudload.loader import CloudLoader
 from cloudload.segments import IGNORED_LABEL
 from cloudload.state import State

@@ -8,10 +8,10 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.components import Component
+from cloudload.delivery.world import World
 from cloudload.errors import CacheError
-from cloudload.lanes import World
 from cloudload.mds.dataset import Corpus, is_in_place
-from cloudload.seekable import SeekableOrder
+from cloudload.order.seekable import SeekableOrder
 
 _POSITIONS_AT_ONCE = 1 << 20
 

@@ -24,9 +24,10 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402 - needs the path set above
 
-from cloudload import shuffles  # noqa: E402
-from cloudload.order import OrderConfig, canonical_order  # noqa: E402
-from cloudload.seekable import SeekableOrder, Shuffle  # noqa: E402
+from cloudload.order import streaming_shuffles as shuffles  # noqa: E402
+from cloudload.order.canonical import canonical_order  # noqa: E402
+from cloudload.order.seekable import SeekableOrder, Shuffle  # noqa: E402
+from cloudload.order.spec import OrderConfig  # noqa: E402
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]
@@ -72,7 +73,8 @@ _BUILD = r"""
 import re, statistics, sys, tempfile, threading, time
 from pathlib import Path
 import numpy as np
-from cloudload.order import EpochOrders, OrderConfig
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.spec import OrderConfig
 algorithm, documents, nodes, block = sys.argv[1], *map(int, sys.argv[2:])
 anonymous = [0]
 def watch():

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from cloudload.config import RowsConfig, Stream, divisors, parse_bytes
+from cloudload.arrays import divisors
+from cloudload.config import RowsConfig, Stream, parse_bytes
+from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import group_processes
-from cloudload.lanes import Lanes, World, check_world, find_world, place_in_mesh, rank_rows, resolve, worker_of_rows
+from cloudload.order.lanes import Lanes, rank_rows, resolve, worker_of_rows
 
 
 @given(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
-from cloudload.mixture import Mixture, Weights, build_mixture, find_step
+from cloudload.order.mixture import Mixture, Weights, build_mixture
+from cloudload.order.mixture_step import find_step
 
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
 MANY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

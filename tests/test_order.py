@@ -24,8 +24,11 @@ from hypothesis import strategies as st
 import cloudload.order
 from cloudload.cache.folder import sweep
 from cloudload.errors import CacheError
-from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, reads_per_shard
-from cloudload.shuffles import shuffle_nodes
+from cloudload.order.canonical import canonical_order, interleave
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.sampling import reads_per_shard
+from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.order.streaming_shuffles import shuffle_nodes
 from cloudload.system.file_locks import locked
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
@@ -135,7 +138,7 @@ def check_shuffle(algorithm: str, shards: list[int], num_nodes: int, block_size:
 
 
 def test_of_samples_that_land_on_one_place_the_earlier_is_first() -> None:
-    from cloudload import shuffles
+    from cloudload.order import streaming_shuffles as shuffles
 
     places = np.array([3.0, 1.0, 2.0, 1.0, 3.0, 1.0, 2.0 + 1e-12, 2.0])
     assert shuffles._order_of(places).tolist() == np.argsort(places, kind="stable").tolist()
@@ -246,7 +249,7 @@ def test_a_daemonic_worker_may_build_ahead(tmp_path: Path) -> None:
 
 
 def build_ahead(folder: Path) -> None:
-    cloudload.order._BACKGROUND_FROM_POSITIONS = 0
+    cloudload.order.epoch_orders._BACKGROUND_FROM_POSITIONS = 0
     assert EpochOrders(folder, np.array(SHARDS), AHEAD).build_in_background(1)
     assert wait_until(lambda: orders_in(folder) == ["epoch-1.npy"])
 
@@ -257,7 +260,8 @@ def test_a_builder_ends_with_the_training_process_and_leaves_nothing(tmp_path: P
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from cloudload.order import EpochOrders, OrderConfig
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.spec import OrderConfig
 folder = Path({str(tmp_path)!r})
 def build():
     sizes = np.array([5_000] * 20_000)

@@ -17,10 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
+from cloudload.delivery.world import World
 from cloudload.errors import CacheError
-from cloudload.lanes import Lanes, World
-from cloudload.order import EpochOrders, OrderConfig, Sampling, canonical_order, interleave, positions_of
-from cloudload.seekable import SeekableOrder, Shuffle, permute, scramble
+from cloudload.order.bijection import permute, scramble
+from cloudload.order.canonical import canonical_order, interleave, positions_of
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.lanes import Lanes
+from cloudload.order.seekable import SeekableOrder, Shuffle
+from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.working_set import check_cache_limit
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
@@ -175,7 +179,7 @@ def test_ten_billion_samples_cost_neither_time_nor_memory() -> None:
     code = """
 import re, time
 import numpy as np
-from cloudload.seekable import SeekableOrder, Shuffle
+from cloudload.order.seekable import SeekableOrder, Shuffle
 sizes = np.full(2_000_000, 5_000, np.int64)
 def peak():  # of this process alone: ru_maxrss begins with its parent's
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])

@@ -12,22 +12,24 @@ changes what a row holds.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ints
-from cloudload.config import RowsConfig, divisors
+from cloudload.arrays import Ints, divisors
+from cloudload.config import RowsConfig
 
 # 2^8·3·5 divides by every world size that is common up to 3,840 ranks
 _LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60)
+
 _FEWEST_LANES = 12
+
 _MOST_CANONICAL_NODES = 64
+
 _SHARDS_PER_NODE = 4
+
 _SHARDS_PER_WINDOW = 4
 
 
@@ -143,77 +145,6 @@ def _reverse_digits(number: int) -> Ints:
             reversed_numbers += numbers % base * place
             numbers = numbers // base
     return reversed_numbers
-
-
-# ---------------------------------------------------------------- ranks and workers
-
-
-@dataclass(frozen=True)
-class World:
-    """The data-parallel ranks of a run, and this process's place among them."""
-
-    rank: int
-    size: int
-    ranks_per_node: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise ValueError(f"data-parallel rank {self.rank} is not in a world of {self.size}")
-
-    @property
-    def index(self) -> int:
-        """The virtual index: neighbours stand on different nodes, so that each node keeps to its own canonical nodes."""
-        if self.size % self.ranks_per_node:
-            return self.rank
-        node, local_rank = divmod(self.rank, self.ranks_per_node)
-        return local_rank * (self.size // self.ranks_per_node) + node
-
-    def lanes(self, num_lanes: int) -> range:
-        """The lanes of this rank, ascending."""
-        return range(self.index, num_lanes, self.size)
-
-
-def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> World:
-    """The world as told; else torch.distributed's; else `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`; else one rank."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        rank, size = dist.get_rank(), dist.get_world_size()
-    else:
-        rank, size = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
-    ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
-    if dp_rank is None or dp_world_size is None:
-        return World(rank, size, ranks_per_node)
-    # A guess: a data-parallel rank may span nodes, or a node have them all. It decides which node reads which shards,
-    # never what a row holds, and must be the same for all, so it is made of what every process knows.
-    num_nodes = size // ranks_per_node
-    return World(dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes)
-
-
-def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
-    """(data-parallel rank, ranks) of a `DeviceMesh`, all of whose dimensions are data-parallel: the last one varies fastest."""
-    coordinate = device_mesh.get_coordinate()
-    if coordinate is None:
-        raise ValueError(
-            f"this process is not in the device_mesh {device_mesh}. Make the mesh of all processes, and a loader in each"
-        )
-    return int(np.ravel_multi_index(coordinate, device_mesh.shape)), device_mesh.size()
-
-
-def _environment_number(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    if text and not text.isdecimal():
-        raise ValueError(f"the environment variable {name} is {text!r}; it must be a whole number")
-    return int(text) if text else default
-
-
-def check_world(num_lanes: int, world_size: int) -> None:
-    """Raises `ValueError` where the ranks cannot share the lanes evenly."""
-    if num_lanes % world_size:
-        raise ValueError(
-            f"cannot share {num_lanes} lanes over {world_size} ranks: {num_lanes % world_size} would be left over. "
-            f"Use a world size from {divisors(num_lanes)}, or start a new run with another num_lanes"
-        )
 
 
 def rank_rows(start: int, stop: int, index: int, world_size: int) -> range:

@@ -23,95 +23,12 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ids, Words
+from cloudload.order.bijection import _AT_ONCE, _GOLDEN, _HALF, group_starts, narrow_dtype, permute, permute_groups, scramble
 
 Weights = Sequence[tuple[int, int]]
 
-ROUNDS = 8
-_SMALL, _ROUNDS_OF_SMALL = np.uint64(64), 24
-_AT_ONCE = 1 << 14
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
-_HALF = np.uint64(32)
 # never zero: SeedSequence does not see zeros at an end
 _OF_RUN, _OF_EPOCH = 1, 2
-
-
-# ---------------------------------------------------------------- bijections
-
-
-def scramble(words: Words) -> Words:
-    """Mix the bits of each word, in place, one to one: SplitMix64's last steps."""
-    words ^= words >> _SHIFTS[0]
-    words *= _FACTORS[0]
-    words ^= words >> _SHIFTS[1]
-    words *= _FACTORS[1]
-    words ^= words >> _SHIFTS[2]
-    return words
-
-
-def permute(places: Words, sizes: Words, keys: Words, *, inverse: bool = False) -> Words:
-    """Where each place of 0 … size - 1 goes in the bijection of its size and key, or comes from: uint64 [n] each."""
-    if sizes.min(initial=_SMALL) >= _SMALL:
-        return _walk(places, sizes, keys, ROUNDS, inverse)
-    # a small grid mixes slowly
-    moved, small = np.empty_like(places), sizes < _SMALL
-    for of_kind, rounds in ((small, _ROUNDS_OF_SMALL), (~small, ROUNDS)):
-        moved[of_kind] = _walk(places[of_kind], sizes[of_kind], keys[of_kind], rounds, inverse)
-    return moved
-
-
-def _walk(places: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
-    moved = _cross(places, sizes, keys, rounds, inverse)
-    while (beyond := np.flatnonzero(moved >= sizes)).size:
-        moved[beyond] = _cross(moved[beyond], sizes[beyond], keys[beyond], rounds, inverse)
-    return moved
-
-
-def _cross(places: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
-    # even, for moves along odd sides alone make even permutations only
-    rows = np.ceil(np.sqrt(sizes.astype(np.float64)) / 2).astype(np.uint64) * np.uint64(2)
-    columns = (sizes + rows - np.uint64(1)) // rows
-    row = places // columns
-    column = places - row * columns
-    for number in reversed(range(rounds)) if inverse else range(rounds):
-        moving, fixed, size = (column, row, columns) if number % 2 else (row, column, rows)
-        by = fixed * _GOLDEN
-        by += keys
-        by += np.uint64(number)
-        scramble(by)
-        by >>= _HALF
-        by *= size
-        by >>= _HALF
-        # what goes below zero is huge, so that the lesser is the remainder
-        if inverse:
-            moving -= by
-            np.minimum(moving, moving + size, out=moving)
-        else:
-            moving += by
-            np.minimum(moving, moving - size, out=moving)
-    row *= columns
-    row += column
-    crossed: Words = row
-    return crossed
-
-
-def _permutations(counts: Ids, keys: Words) -> Ids:
-    """A permutation of each of consecutive groups, by the numbers of their members: [sum of counts], of a narrow type."""
-    starts = _starts(counts)
-    permuted = np.empty(starts[-1], _narrow(int(starts[-1])))
-    for first in range(0, len(permuted), _AT_ONCE):
-        members = np.arange(first, min(first + _AT_ONCE, len(permuted)))
-        groups = np.searchsorted(starts, members, side="right") - 1
-        places = permute((members - starts[groups]).astype(np.uint64), counts[groups].astype(np.uint64), keys[groups])
-        permuted[first : first + _AT_ONCE] = starts[groups] + places.astype(np.int64)
-    return permuted
-
-
-def _narrow(most: int) -> np.dtype[Any]:
-    # uint64 and int64 would meet in a float
-    return np.min_scalar_type(most) if most < 1 << 32 else np.dtype(np.int64)
-
 
 # ---------------------------------------------------------------- runs and spans
 
@@ -173,10 +90,10 @@ def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _S
 
     Arrays are narrow, and freed early: at 10^10 samples each byte of a span takes 2 MB.
     """
-    sizes = runs.sizes.astype(_narrow(int(runs.sizes.max(initial=0))))
-    order = np.arange(len(sizes)) if keys is None else _permutations(np.array([len(sizes)]), keys[0])
+    sizes = runs.sizes.astype(narrow_dtype(int(runs.sizes.max(initial=0))))
+    order = np.arange(len(sizes)) if keys is None else permute_groups(np.array([len(sizes)]), keys[0])
     sizes = _take(sizes, order)
-    ends = _starts(sizes)[1:]
+    ends = group_starts(sizes)[1:]
     cut_runs = np.searchsorted(ends, bounds, side="right")
     cuts = bounds - np.where(cut_runs > 0, ends[cut_runs - 1], 0)
     del ends
@@ -188,11 +105,11 @@ def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _S
     sizes = stops - offsets
     del stops
     if keys is not None:
-        turn = _permutations(np.diff(np.concatenate([[0], first_spans, [len(order)]])), keys[1])
+        turn = permute_groups(np.diff(np.concatenate([[0], first_spans, [len(order)]])), keys[1])
         order, offsets, sizes = _take(order, turn), _take(offsets, turn), _take(sizes, turn)
         del turn
     shards = order if runs.shards is None else runs.shards[order]
-    return _Spans(shards, offsets, _starts(sizes), None if runs.is_draw is None else runs.is_draw[order])
+    return _Spans(shards, offsets, group_starts(sizes), None if runs.is_draw is None else runs.is_draw[order])
 
 
 def _take(values: Ids, places: Ids) -> Ids:
@@ -201,14 +118,6 @@ def _take(values: Ids, places: Ids) -> Ids:
     for first in range(0, len(places), _AT_ONCE):
         taken[first : first + _AT_ONCE] = values[places[first : first + _AT_ONCE]]
     return taken
-
-
-def _starts(sizes: Ids) -> Ids:
-    """Where each of consecutive stretches begins, and where the last ends: int64 [sizes + 1]."""
-    starts = np.zeros(len(sizes) + 1, np.int64)
-    starts[1:] = sizes
-    # in place: a sum of narrow numbers would copy them first
-    return np.cumsum(starts, out=starts)
 
 
 # ---------------------------------------------------------------- the order
@@ -258,7 +167,7 @@ class SeekableOrder:
         keys = None if self._block_size is None else (run_key, span_keys)
         self._spans = _lay_spans(runs, self._node_starts[1:-1], keys)
         del runs
-        self._shard_starts = _starts(shard_sizes)
+        self._shard_starts = group_starts(shard_sizes)
 
     def __len__(self) -> int:
         return self._length

@@ -1,0 +1,81 @@
+"""The data-parallel ranks of a run, and this process's place among them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cloudload.arrays import divisors
+
+# ---------------------------------------------------------------- ranks and workers
+
+
+@dataclass(frozen=True)
+class World:
+    """The data-parallel ranks of a run, and this process's place among them."""
+
+    rank: int
+    size: int
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"data-parallel rank {self.rank} is not in a world of {self.size}")
+
+    @property
+    def index(self) -> int:
+        """The virtual index: neighbours stand on different nodes, so that each node keeps to its own canonical nodes."""
+        if self.size % self.ranks_per_node:
+            return self.rank
+        node, local_rank = divmod(self.rank, self.ranks_per_node)
+        return local_rank * (self.size // self.ranks_per_node) + node
+
+    def lanes(self, num_lanes: int) -> range:
+        """The lanes of this rank, ascending."""
+        return range(self.index, num_lanes, self.size)
+
+
+def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> World:
+    """The world as told; else torch.distributed's; else `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`; else one rank."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+    else:
+        rank, size = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+    ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
+    if dp_rank is None or dp_world_size is None:
+        return World(rank, size, ranks_per_node)
+    # A guess: a data-parallel rank may span nodes, or a node have them all. It decides which node reads which shards,
+    # never what a row holds, and must be the same for all, so it is made of what every process knows.
+    num_nodes = size // ranks_per_node
+    return World(dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes)
+
+
+def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
+    """(data-parallel rank, ranks) of a `DeviceMesh`, all of whose dimensions are data-parallel: the last one varies fastest."""
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise ValueError(
+            f"this process is not in the device_mesh {device_mesh}. Make the mesh of all processes, and a loader in each"
+        )
+    return int(np.ravel_multi_index(coordinate, device_mesh.shape)), device_mesh.size()
+
+
+def _environment_number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if text and not text.isdecimal():
+        raise ValueError(f"the environment variable {name} is {text!r}; it must be a whole number")
+    return int(text) if text else default
+
+
+def check_world(num_lanes: int, world_size: int) -> None:
+    """Raises `ValueError` where the ranks cannot share the lanes evenly."""
+    if num_lanes % world_size:
+        raise ValueError(
+            f"cannot share {num_lanes} lanes over {world_size} ranks: {num_lanes % world_size} would be left over. "
+            f"Use a world size from {divisors(num_lanes)}, or start a new run with another num_lanes"
+        )
