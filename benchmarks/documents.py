@@ -107,7 +107,7 @@ def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[P
 
 def framing_of(tokenizer: Path) -> tuple[int, tuple[int, ...]]:
     """The id that ends a document, and all ids that frame one."""
-    from cloudload.tokenizer import load_tokenizer
+    from cloudload.tokenization.tokenizer import load_tokenizer
 
     bos, eos = load_tokenizer(str(tokenizer)).frames[0]
     if eos is None:

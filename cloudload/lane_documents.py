@@ -22,7 +22,7 @@ from cloudload.order.epoch_orders import EpochOrders
 from cloudload.plan import Plan
 from cloudload.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
-from cloudload.tokenizer import DocumentTokenizer
+from cloudload.tokenization.tokenizer import DocumentTokenizer
 
 FIELDS = ("slot", "ordinal", "stream", "epoch", "sample", "size", "count", "base", "source", "start")
 SLOT, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, SOURCE, START = range(len(FIELDS))

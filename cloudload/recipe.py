@@ -24,7 +24,7 @@ from cloudload.order.mixture import Mixture, build_mixture
 from cloudload.pack import Packing
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets
-from cloudload.tokenizer import TokenizerSpec, load_tokenizer
+from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
 
 _CONFIG_FIELDS = ("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key", "min_tokens")
 

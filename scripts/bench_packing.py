@@ -174,7 +174,7 @@ def read_corpus(args: argparse.Namespace) -> list[str]:
 
 def count_tokens(texts: Sequence[str], tokenizer: str) -> list[int]:
     """The tokens of each text as the loader counts them, with what frames a document."""
-    from cloudload.tokenizer import DocumentTokenizer, load_tokenizer
+    from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 
     encoder = DocumentTokenizer(load_tokenizer(tokenizer))
     chunks = [texts[start : start + 64] for start in range(0, len(texts), 64)]

@@ -424,7 +424,7 @@ def tokenizers() -> list[tuple[Any, Any, set[int], list[str]]]:
     from train_tokenizer import END_OF_TEXT, train_tokenizer
 
     from cloudload.config import FASTOKENS, HF
-    from cloudload.tokenizer import DocumentTokenizer, load_tokenizer
+    from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 
     texts = ["the quick brown fox jumps over the lazy dog", "one two three", "Grüße an die Füchse", "狐 🦊"]
     trained = train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>"))

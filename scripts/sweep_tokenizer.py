@@ -3,7 +3,7 @@
     python scripts/sweep_tokenizer.py gpt2-folder llama3-folder
 
 A loader sweeps the assigned code points, once for each cache folder; this sweeps all 1,112,064, in some 15 seconds each. Run
-it before a version is added to `cloudload.gate.MEASURED_VERSIONS`. Ends with 1 where any tokenizer has other ids.
+it before a version is added to `cloudload.tokenization.backend.MEASURED_VERSIONS`. Ends with 1 where any tokenizer has other ids.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def main() -> int:
 
 def sweep(name: str) -> int:
     """Print what is found of one tokenizer; 1 where it has other ids."""
-    from cloudload.gate import all_code_points, check_probes, check_structure, sweep_code_points
-    from cloudload.tokenizer import load_tokenizer
+    from cloudload.tokenization.backend import check_probes, check_structure, sweep_code_points
+    from cloudload.tokenization.probes import all_code_points
+    from cloudload.tokenization.tokenizer import load_tokenizer
 
     text = load_tokenizer(name, [(None, None)]).json
     content = json.loads(text)

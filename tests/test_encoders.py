@@ -20,12 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
 
-from cloudload import CloudLoader, encoders, gate
+from cloudload import CloudLoader, gate
 from cloudload.config import HF
-from cloudload.encoders import FastokensEncoder, HFEncoder, open_encoder
 from cloudload.errors import TokenizerError
-from cloudload.gate import choose_backend
-from cloudload.tokenizer import DocumentTokenizer, load_tokenizer
+from cloudload.tokenization import encoders
+from cloudload.tokenization.backend import choose_backend
+from cloudload.tokenization.encoders import FastokensEncoder, HFEncoder, open_encoder
+from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "tokenizer" / "tokenizer.json"
 

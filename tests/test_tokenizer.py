@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from cloudload.config import AUTO
 from cloudload.errors import TokenizerError
-from cloudload.tokenizer import DocumentTokenizer, TokenizerSpec
-from cloudload.tokenizer import load_tokenizer as load_tokenizer_of_streams
+from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
+from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
 
 END = "<|endoftext|>"
 

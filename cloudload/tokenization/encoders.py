@@ -27,7 +27,6 @@ from cloudload.config import FASTOKENS
 from cloudload.errors import TokenizerError
 
 logger = logging.getLogger(__name__)
-
 # of each process: its first documents, and one in so many of the rest; hf takes 10 to 130 times as long for one
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
 # hf takes some 60 bytes of memory for each: a book of 100 MB would take as much as all else
@@ -156,7 +155,6 @@ def _comparison(text: str) -> _Comparison:
 
 # one for each process: a thread does not survive a fork
 os.register_at_fork(after_in_child=_comparison.cache_clear)
-
 
 # ---------------------------------------------------------------- loading
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cloudload.arrays import Frame, Ints
-from cloudload.arrays import Tokens as Tokens  # noqa: PLC0414 - for those that name it from here
+from cloudload.arrays import Tokens as Tokens
 from cloudload.config import AUTO, HF
-from cloudload.encoders import HFEncoder, load_hf, open_encoder
 from cloudload.errors import TokenizerError
+from cloudload.tokenization.encoders import HFEncoder, load_hf, open_encoder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
