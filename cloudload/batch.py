@@ -24,7 +24,7 @@ class Batch(dict[str, torch.Tensor]):
     `cu_seqlens`, int32 [segments + 1], and `max_seqlen`, int32 [].
 
     `first_row` is the row of the run that the rank's first row is, `row_step` the distance to the next; `spans` says what the
-    rows are made of: int64 [spans, 6] with the columns of `cloudload.pack.SPAN_FIELDS` (row of the batch, stream, epoch, sample,
+    rows are made of: int64 [spans, 6] with the columns of `cloudload.packing.tables.SPAN_FIELDS` (row of the batch, stream, epoch, sample,
     start, stop). A copy that a framework makes of the tensors alone knows none of these.
     """
 

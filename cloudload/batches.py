@@ -23,10 +23,11 @@ from cloudload.batch import Batch, Progress, join_blocks, join_progress
 from cloudload.blocks import BatchParts
 from cloudload.errors import DatasetError, StreamChangedError, WorkerError
 from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Window, move_lanes
+from cloudload.packing.tables import NO_DOCUMENT
+from cloudload.packing.tail import next_stages, pack_tail
 from cloudload.plan import Block, Plan
 from cloudload.position import LaneTable, Position
 from cloudload.stats import EMPTY, FILTERED, DeliveryMeter
-from cloudload.tail import NO_DOCUMENT, next_stages, pack_tail
 
 
 class _Arrived(NamedTuple):

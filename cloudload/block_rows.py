@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
-from cloudload.lane_documents import FIELDS, SOURCE, STREAM
-from cloudload.lane_rows import CutRows
-from cloudload.pack import SPAN_FIELDS, Packing
+from cloudload.packing.lane_packer import CutRows
+from cloudload.packing.packers import Packing
+from cloudload.packing.tables import DOCUMENT, FIELDS, ROW, SOURCE, SPAN_FIELDS, STREAM
+from cloudload.packing.tables import FILTERED as FILTERED_SIZE
 from cloudload.plan import Block
-from cloudload.rows import DOCUMENT, ROW
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED, Traffic
-from cloudload.tail import FILTERED as FILTERED_SIZE
 
 
 class Cut(NamedTuple):

@@ -28,7 +28,7 @@ from cloudload.batch import Progress
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
 from cloudload.order.lanes import rank_rows
-from cloudload.pack import split_residues
+from cloudload.packing.residue import split_residues
 from cloudload.position import LaneArrays
 from cloudload.recipe import Recipe
 

@@ -19,16 +19,11 @@ from cloudload.cache.shard_cache import ShardCache
 from cloudload.documents import DocumentReader
 from cloudload.errors import TokenizerError
 from cloudload.order.epoch_orders import EpochOrders
+from cloudload.packing.tables import BASE, COUNT, EPOCH, FIELDS, ORDINAL, SAMPLE, SIZE, SLOT, STREAM, Documents
 from cloudload.plan import Plan
 from cloudload.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 from cloudload.tokenization.tokenizer import DocumentTokenizer
-
-FIELDS = ("slot", "ordinal", "stream", "epoch", "sample", "size", "count", "base", "source", "start")
-SLOT, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, SOURCE, START = range(len(FIELDS))
-"""Columns of a document table, int64 [documents, 10]. `sample` counts within its stream; `size` is the tokens to be packed, none
-of a document that is left out; `count` what it counts as in `stats.COUNTS`; `base` where its first token would stand in its
-source, bos included; `source` which buffer that is; `start` the tokens of it that are in rows already."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +40,6 @@ class Places:
 
     def __getitem__(self, chosen: slice | Ints) -> Places:
         return Places(self.slots[chosen], self.ordinals[chosen], self.epochs[chosen], self.samples[chosen])
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Documents and their tokens: `ids` has those of their texts, one after the other; bos and eos are not among them."""
-
-    table: Ints
-    ids: Tokens
 
 
 class LaneDocuments:

@@ -31,6 +31,7 @@ from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stre
 from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
+from cloudload.packing.tail import next_stages
 from cloudload.passes import Pass
 from cloudload.plan import Plan
 from cloudload.position import Position
@@ -39,7 +40,6 @@ from cloudload.resume import go_on
 from cloudload.state import State, build_state, mask_lanes, read_state
 from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
 from cloudload.storage.base import Retry
-from cloudload.tail import next_stages
 from cloudload.tokenization.backend import choose_backend
 from cloudload.trace import TracedSpan, Tracer
 from cloudload.working_set import check_cache_limit

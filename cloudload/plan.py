@@ -16,10 +16,10 @@ import numpy as np
 from cloudload.arrays import NEVER, Ints, Tokens
 from cloudload.config import FASTOKENS, HF, DeliveryConfig
 from cloudload.order.lanes import rank_rows, worker_of_rows
+from cloudload.packing.tail import Tail
 from cloudload.position import Position
 from cloudload.recipe import Recipe
 from cloudload.stats import Traffic
-from cloudload.tail import Tail
 from cloudload.tokenization.backend import Choice
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.packing.tail import Stages
 from cloudload.recipe import Recipe
 from cloudload.stats import COUNTS
-from cloudload.tail import Stages
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
 

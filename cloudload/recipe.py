@@ -21,7 +21,7 @@ from cloudload.config import SAME, RowsConfig
 from cloudload.mds.dataset import Corpus, check_text_column, open_corpus
 from cloudload.order.lanes import Layout, resolve
 from cloudload.order.mixture import Mixture, build_mixture
-from cloudload.pack import Packing
+from cloudload.packing.packers import Packing
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer

@@ -18,7 +18,7 @@ from cloudload.arrays import Ints
 from cloudload.components import Component
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Lanes
-from cloudload.pack import residue_spans, unpack_residue
+from cloudload.packing.residue import residue_spans, unpack_residue
 from cloudload.position import Position
 from cloudload.recipe import Recipe
 from cloudload.state import Saved, show

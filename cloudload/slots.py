@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.arrays import Tokens
-from cloudload.pack import SPAN_FIELDS, split_residues
+from cloudload.packing.residue import split_residues
+from cloudload.packing.tables import SPAN_FIELDS
 from cloudload.plan import Block, Plan
 from cloudload.stats import COUNTS, Traffic
 from cloudload.system.shared_memory import Ring

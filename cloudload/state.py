@@ -38,7 +38,7 @@ from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Layout
 from cloudload.order.mixture import Mixture
-from cloudload.pack import split_residues
+from cloudload.packing.residue import split_residues
 from cloudload.position import LaneArrays, LaneTable, Position, Residues
 from cloudload.recipe import Recipe
 from cloudload.stats import COUNTS

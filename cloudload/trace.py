@@ -13,9 +13,10 @@ import numpy as np
 
 from cloudload.arrays import Ints, Tokens
 from cloudload.documents import DocumentReader
-from cloudload.lane_documents import SIZE, LaneDocuments, Places, open_cache, open_documents, open_reader
+from cloudload.lane_documents import LaneDocuments, Places, open_cache, open_documents, open_reader
+from cloudload.packing.rows import Framing, fill_rows
+from cloudload.packing.tables import SIZE
 from cloudload.plan import Plan
-from cloudload.rows import Framing, fill_rows
 
 ID_KEY = "id"
 

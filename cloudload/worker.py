@@ -14,19 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints, Tokens, count_within
-from cloudload.best_fit_lanes import BestFitLanes
 from cloudload.block_rows import BlockRows, Cut
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.lane_documents import COUNT, SIZE, SLOT, SOURCE, Documents, Places, open_cache, open_documents
-from cloudload.lane_rows import ConcatLanes, LaneRows, PackerLanes, own_documents
-from cloudload.pack import Packing
+from cloudload.lane_documents import Places, open_cache, open_documents
+from cloudload.packing.best_fit_lanes import BestFitLanes
+from cloudload.packing.concat_lanes import ConcatLanes
+from cloudload.packing.lane_packer import LaneRows, PackerLanes, own_documents
+from cloudload.packing.packers import Packing
+from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
+from cloudload.packing.tables import COUNT, DOCUMENT, NO_DOCUMENT, SIZE, SLOT, SOURCE, Documents
+from cloudload.packing.tables import FILTERED as FILTERED_SIZE
+from cloudload.packing.tail import Tail
 from cloudload.plan import Block, Plan
 from cloudload.read_ahead import ReadAhead
-from cloudload.rows import DOCUMENT, Framing, fill_rows, list_spans, row_lengths
 from cloudload.stats import FILTERED
-from cloudload.tail import FILTERED as FILTERED_SIZE
-from cloudload.tail import NO_DOCUMENT, Tail
 
 _DOCUMENTS_AT_ONCE = 256
 _GUESSED_BYTES_PER_TOKEN = 4

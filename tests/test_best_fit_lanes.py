@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.arrays import Ints
-from cloudload.best_fit_lanes import BestFitLanes
-from cloudload.lane_documents import BASE, COUNT, EPOCH, FIELDS, ORDINAL, SAMPLE, SIZE, SLOT, STREAM, Documents
-from cloudload.lane_rows import CutRows, LaneRows, PackerLanes
-from cloudload.pack import Packing, unpack_residue
-from cloudload.rows import DOCUMENT, Framing, fill_rows
+from cloudload.packing.best_fit_lanes import BestFitLanes
+from cloudload.packing.lane_packer import CutRows, LaneRows, PackerLanes
+from cloudload.packing.packers import Packing
+from cloudload.packing.residue import unpack_residue
+from cloudload.packing.rows import Framing, fill_rows
+from cloudload.packing.tables import BASE, COUNT, DOCUMENT, EPOCH, FIELDS, ORDINAL, SAMPLE, SIZE, SLOT, STREAM, Documents
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))

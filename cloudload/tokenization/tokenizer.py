@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cloudload.arrays import Frame, Ints
-from cloudload.arrays import Tokens as Tokens
+from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.config import AUTO, HF
 from cloudload.errors import TokenizerError
 from cloudload.tokenization.encoders import HFEncoder, load_hf, open_encoder

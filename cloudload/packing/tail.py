@@ -18,12 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.pack import Packer, Packing, residue_spans
-
-# what stands in place of a document's size
-NO_DOCUMENT, FILTERED = -2, -1
-
-UNIT_FIELDS = ("lane", "ordinal", "start", "stop", "size")
+from cloudload.packing.packers import Packer, Packing
+from cloudload.packing.residue import residue_spans
+from cloudload.packing.tables import NO_DOCUMENT, UNIT_FIELDS
 
 Stages = tuple[tuple[int, int], ...]
 """(seq_len, rows) for each row length that the tail was packed to so far, and the rows of it that were handed out."""

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.arrays import Flags, Ints, count_within
-from cloudload.lane_documents import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, START, STREAM, Documents
-from cloudload.lane_rows import CutRows
-from cloudload.pack import EMPTY_GROUP, BestFitPacker, Packing, encode_group, encode_spans, extend_group, residue_spans
+from cloudload.packing.lane_packer import CutRows
+from cloudload.packing.packers import BestFitPacker, Packing
+from cloudload.packing.residue import EMPTY_GROUP, encode_group, encode_spans, extend_group, residue_spans
+from cloudload.packing.tables import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, START, STREAM, Documents
 
 _TOKEN_BYTES = _PIECE_BYTES = 4
-
 _Row = tuple[int, int, bytes, bytes, bytes]
 """The cursor after it, the residue after it, its pieces, and the last piece of each document that its cursor is the first to be
 past. Plain tuples and bytes: the garbage collector would go through lists and named tuples again and again."""

@@ -15,11 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.arrays import Frame, Ints, Tokens
-from cloudload.lane_documents import BASE, EPOCH, SAMPLE, SIZE, SOURCE, STREAM
-from cloudload.pack import SPAN_FIELDS
-
-ROW, DOCUMENT, PIECE_START, PIECE_STOP = range(4)
-"""Columns of pieces, int64 [pieces, 4], by ascending row: tokens [start, stop) of a document, bos and eos included."""
+from cloudload.packing.tables import (
+    BASE,
+    DOCUMENT,
+    EPOCH,
+    PIECE_START,
+    PIECE_STOP,
+    ROW,
+    SAMPLE,
+    SIZE,
+    SOURCE,
+    SPAN_FIELDS,
+    STREAM,
+)
 
 
 @dataclass(frozen=True)
