@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("cloudload")
-except PackageNotFoundError:
-    __version__ = "0.0.0"
+from cloudload._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from cloudload.batch import Batch as Batch
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.from_start import FromStart as FromStart
     from cloudload.loader import CloudLoader as CloudLoader
-    from cloudload.state import merge_state_dicts as merge_state_dicts
+    from cloudload.run.state import merge_state_dicts as merge_state_dicts
     from cloudload.storage.base import Retry as Retry
 
 # imported when first used, so that `cloudload --help` and the converter never wait for torch
@@ -30,7 +26,7 @@ _HOMES = {
     "Retry": "storage.base",
     "Stream": "config",
     "convert_to_mds": "convert",
-    "merge_state_dicts": "state",
+    "merge_state_dicts": "run.state",
 }
 __all__ = ["Batch", "CloudLoader", "CloudloadError", "FromStart", "Retry", "Stream", "convert_to_mds", "merge_state_dicts"]
 

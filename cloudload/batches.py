@@ -26,7 +26,7 @@ from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Wi
 from cloudload.packing.tables import NO_DOCUMENT
 from cloudload.packing.tail import next_stages, pack_tail
 from cloudload.plan import Block, Plan
-from cloudload.position import LaneTable, Position
+from cloudload.run.position import LaneTable, Position
 from cloudload.stats import EMPTY, FILTERED, DeliveryMeter
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudload
+from cloudload._version import __version__
 from cloudload.config import parse_bytes
 from cloudload.errors import CloudloadError
 
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example:\n  cloudload convert corpus/ s3://bucket/mds --split train",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"cloudload {cloudload.__version__}")
+    parser.add_argument("--version", action="version", version=f"cloudload {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_convert(commands)
     _add_trace(commands)

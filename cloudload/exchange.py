@@ -29,8 +29,8 @@ from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
 from cloudload.order.lanes import rank_rows
 from cloudload.packing.residue import split_residues
-from cloudload.position import LaneArrays
-from cloudload.recipe import Recipe
+from cloudload.run.position import LaneArrays
+from cloudload.run.recipe import Recipe
 
 _HEADER = 3
 _FIRST_CAPACITY = 1 << 10

@@ -21,7 +21,7 @@ from cloudload.errors import TokenizerError
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.tables import BASE, COUNT, EPOCH, FIELDS, ORDINAL, SAMPLE, SIZE, SLOT, STREAM, Documents
 from cloudload.plan import Plan
-from cloudload.recipe import Recipe
+from cloudload.run.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 from cloudload.tokenization.tokenizer import DocumentTokenizer
 

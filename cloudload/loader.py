@@ -34,10 +34,10 @@ from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.packing.tail import next_stages
 from cloudload.passes import Pass
 from cloudload.plan import Plan
-from cloudload.position import Position
-from cloudload.recipe import open_recipe
-from cloudload.resume import go_on
-from cloudload.state import State, build_state, mask_lanes, read_state
+from cloudload.run.position import Position
+from cloudload.run.recipe import open_recipe
+from cloudload.run.resume import go_on
+from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
 from cloudload.storage.base import Retry
 from cloudload.tokenization.backend import choose_backend

@@ -17,8 +17,8 @@ from cloudload.arrays import NEVER, Ints, Tokens
 from cloudload.config import FASTOKENS, HF, DeliveryConfig
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
-from cloudload.position import Position
-from cloudload.recipe import Recipe
+from cloudload.run.position import Position
+from cloudload.run.recipe import Recipe
 from cloudload.stats import Traffic
 from cloudload.tokenization.backend import Choice
 

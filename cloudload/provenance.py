@@ -24,7 +24,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.order.canonical import positions_of
 from cloudload.plan import Plan
-from cloudload.state import Saved, read_state
+from cloudload.run.state import Saved, read_state
 from cloudload.trace import TracedSpan, Tracer
 
 _ROWS_AT_ONCE = 16

@@ -24,8 +24,8 @@ from cloudload.batch import Batch
 from cloudload.blocks import inline_blocks
 from cloudload.delivery.world import World
 from cloudload.loader import CloudLoader
+from cloudload.run.state import State
 from cloudload.segments import IGNORED_LABEL
-from cloudload.state import State
 
 
 class MakeLoader(Protocol):

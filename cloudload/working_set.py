@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.components import Component
 from cloudload.delivery.world import World
 from cloudload.errors import CacheError
 from cloudload.mds.dataset import Corpus, is_in_place
 from cloudload.order.seekable import SeekableOrder
+from cloudload.run.components import Component
 
 _POSITIONS_AT_ONCE = 1 << 20
 

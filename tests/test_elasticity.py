@@ -22,7 +22,7 @@ from cloudload.errors import DatasetError
 from cloudload.order.canonical import canonical_order
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.packing.residue import residue_spans
-from cloudload.state import State, read_state
+from cloudload.run.state import State, read_state
 from cloudload.testing import Leg, MakeLoader, Row, check_resume, check_worlds, real_tokens, run_leg
 
 # for each kind of run; `make test-long` tries 1,000

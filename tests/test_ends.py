@@ -22,7 +22,7 @@ from test_processes import Run, launch
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError, RanksDisagreeError, StreamChangedError
-from cloudload.state import State
+from cloudload.run.state import State
 from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, real_tokens, run_leg
 

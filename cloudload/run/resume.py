@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.components import Component
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Lanes
 from cloudload.packing.residue import residue_spans, unpack_residue
-from cloudload.position import Position
-from cloudload.recipe import Recipe
-from cloudload.state import Saved, show
+from cloudload.run.components import Component
+from cloudload.run.position import Position
+from cloudload.run.recipe import Recipe
+from cloudload.run.state import Saved
+from cloudload.run.state_codec import show
 from cloudload.stats import COUNTS
 
 logger = logging.getLogger(__name__)
-
 _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
     "shards": "shards (fingerprints of the documents in each, from which the order follows)",

@@ -10,7 +10,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.packing.tail import Stages
-from cloudload.recipe import Recipe
+from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
@@ -30,7 +30,6 @@ class LaneArrays:
 
 Move = Callable[[LaneArrays, Sequence[Any]], None]
 """Moves arrays on, in place, by several updates in their order."""
-
 _MOST_PENDING = 64
 
 

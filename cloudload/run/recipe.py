@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.components import Component, build_components, component_sizes
 from cloudload.config import SAME, RowsConfig
 from cloudload.mds.dataset import Corpus, check_text_column, open_corpus
 from cloudload.order.lanes import Layout, resolve
 from cloudload.order.mixture import Mixture, build_mixture
 from cloudload.packing.packers import Packing
+from cloudload.run.components import Component, build_components, component_sizes
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer

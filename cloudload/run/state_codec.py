@@ -1,0 +1,148 @@
+"""How the arrays and lists of a state become text, and back; text that cannot be one is refused by the name of its field."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.errors import StreamChangedError
+from cloudload.packing.residue import split_residues
+from cloudload.run.position import Residues
+from cloudload.stats import COUNTS
+
+_MOST_COUNTED = 1 << 62
+# of spans and of cursors, see `pack.encode_spans` and `lane_rows`
+_MOST_ORDINAL = {"best_fit": 1 << 30}
+_MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
+_MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
+SHOWN_CHARACTERS = 200
+
+
+def read_cursors(state: Mapping[str, Any]) -> Ints:
+    data, num_lanes = _decode("cursors", state["cursors"]), state["num_lanes"]
+    num_components = len(read_numbers("num_canonical_nodes", state["num_canonical_nodes"]))
+    expected = num_components * num_lanes * 8
+    if len(data) not in (expected, 2 * expected):
+        raise damaged("cursors", f"{len(data)} bytes where {num_lanes} lanes need {expected}")
+    numbers = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
+    cursors = numbers.reshape(num_components, num_lanes, 2).astype(np.int64)
+    most = [_MOST_ORDINAL.get(state["packing"], _MOST_ORDINAL_ELSE), _MOST_OFFSET]
+    if len(out := np.argwhere(cursors > most)):
+        component, lane, _ = out[0].tolist()
+        raise damaged("cursors", f"lane {lane} stands at {cursors[component, lane].tolist()}, further than any run gets")
+    return cursors
+
+
+def read_counts(text: Any) -> Ints:
+    try:
+        counts = np.array(json.loads(text))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise damaged("counts", str(error)[:SHOWN_CHARACTERS]) from error
+    if counts.ndim != 2 or counts.shape[1] != len(COUNTS):
+        raise damaged("counts", f"{counts.shape} numbers where each stream has {len(COUNTS)}")
+    if counts.dtype != np.int64 or counts.min() < 0 or counts.max() > _MOST_COUNTED:
+        raise damaged("counts", f"{show(text)} are not all counts")
+    return counts
+
+
+def read_numbers(name: str, text: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(_read_number, text.split(",")))
+    except (AttributeError, ValueError) as error:
+        raise damaged(name, f"{show(text)} is not a list of numbers") from error
+
+
+def _read_number(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise ValueError("no number")
+    return int(text)
+
+
+def join_pairs(pairs: Sequence[tuple[int, int]]) -> str:
+    return ",".join(f"{one}:{other}" for one, other in pairs)
+
+
+def read_pairs(name: str, text: Any) -> tuple[tuple[int, int], ...]:
+    try:
+        pairs = [tuple(map(_read_number, pair.split(":"))) for pair in text.split(",") if pair]
+        return tuple((one, other) for one, other in pairs)
+    except (AttributeError, ValueError) as error:
+        raise damaged(name, f"{show(text)} is not a list of pairs of numbers") from error
+
+
+def _decode(name: str, text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise damaged(name, f"not base64 ({error})") from error
+
+
+def show(value: object) -> str:
+    """A value for a message, however long it is."""
+    shown = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | bytes) else value)
+    return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
+
+
+def damaged(name: str, what: str) -> StreamChangedError:
+    return StreamChangedError(f"{name}: {what}. The state is damaged: load an earlier one")
+
+
+def encode_cursors(cursors: Ints) -> str:
+    width = "<i4" if cursors.max(initial=0) < 1 << 31 else "<i8"
+    return base64.b64encode(cursors.astype(width).data).decode("ascii")
+
+
+def encode_residues(residues: Residues | None) -> str:
+    """Base64 of a zlib stream of little-endian int32: the sizes in bytes of all lanes of all components, and then their residues.
+
+    The numbers' low bytes come first, then their next, …: so they compress to three quarters, and faster.
+    """
+    if residues is None:
+        return ""
+    parts = residues.ravel().tolist()
+    numbers = np.array([len(part) for part in parts], "<i4").tobytes() + b"".join(parts)
+    planes = np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes()
+    return base64.b64encode(zlib.compress(planes, 1)).decode("ascii")
+
+
+def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
+    if state["packing"] != "best_fit":
+        if state["residues"] != "":
+            raise damaged("residues", f"a state of packing {show(state['packing'])} has none")
+        return None
+    shape = cursors.shape[:2]
+    try:
+        planes = _unpack(_decode("residues", state["residues"]), _most_residue_bytes(cursors[..., 0]))
+        data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
+        sizes = np.frombuffer(data, "<i4", shape[0] * shape[1])
+        if (sizes < 0).any() or sizes.nbytes + int(sizes.sum(dtype=np.int64)) != len(data):
+            raise ValueError("sizes that do not add up")
+    except (zlib.error, ValueError) as error:
+        raise damaged("residues", str(error)) from error
+    residues = np.empty(shape, object)
+    residues.reshape(-1)[:] = split_residues(data[sizes.nbytes :], sizes.tolist())
+    return residues
+
+
+def _most_residue_bytes(ordinals: Ints) -> int:
+    """What all residues take at most: each document before a lane's cursor has one span in it, in an open row of its own."""
+    slots, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
+    return min(_MOST_RESIDUE_BYTES, 8 * slots + spans * (4 + _BYTES_PER_SPAN))
+
+
+def _unpack(data: bytes, most: int) -> bytes:
+    decoder = zlib.decompressobj()
+    unpacked = decoder.decompress(data, most + 1)
+    if len(unpacked) > most:
+        raise ValueError(f"more than the {most:,} bytes that the cursors allow")
+    if not decoder.eof or decoder.unused_data:
+        raise ValueError("not one whole zlib stream")
+    return unpacked
