@@ -10,8 +10,8 @@ import torch
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.config import DeliveryConfig
-from cloudload.plan import Block
 from cloudload.segments import IGNORED_LABEL, cu_seqlens, mask_document_edges, position_ids, segment_ids
+from cloudload.workers.block import Block
 
 UNKNOWN = -1
 

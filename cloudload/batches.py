@@ -20,14 +20,15 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch, Progress, join_blocks, join_progress
-from cloudload.blocks import BatchParts
 from cloudload.errors import DatasetError, StreamChangedError, WorkerError
 from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Window, move_lanes
 from cloudload.packing.tables import NO_DOCUMENT
 from cloudload.packing.tail import next_stages, pack_tail
-from cloudload.plan import Block, Plan
 from cloudload.run.position import LaneTable, Position
 from cloudload.stats import EMPTY, FILTERED, DeliveryMeter
+from cloudload.workers.block import Block
+from cloudload.workers.plan import Plan
+from cloudload.workers.processes import BatchParts
 
 
 class _Arrived(NamedTuple):

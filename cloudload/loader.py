@@ -24,7 +24,6 @@ import numpy as np
 from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch
 from cloudload.batches import Batches
-from cloudload.blocks import BatchParts, inline_blocks, process_blocks
 from cloudload.cache.folder import default_cache, open_cache_folder
 from cloudload.callers import reason_to_refuse_caller
 from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
@@ -33,7 +32,6 @@ from cloudload.errors import RanksDisagreeError
 from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.packing.tail import next_stages
 from cloudload.passes import Pass
-from cloudload.plan import Plan
 from cloudload.run.position import Position
 from cloudload.run.recipe import open_recipe
 from cloudload.run.resume import go_on
@@ -41,7 +39,9 @@ from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
 from cloudload.storage.base import Retry
 from cloudload.tokenization.backend import choose_backend
-from cloudload.trace import TracedSpan, Tracer
+from cloudload.workers.plan import Plan
+from cloudload.workers.processes import BatchParts, inline_blocks, process_blocks
+from cloudload.workers.trace import TracedSpan, Tracer
 from cloudload.working_set import check_cache_limit
 
 logger = logging.getLogger(__name__)

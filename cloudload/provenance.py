@@ -23,9 +23,9 @@ from cloudload.config import Stream, Transform
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.order.canonical import positions_of
-from cloudload.plan import Plan
 from cloudload.run.state import Saved, read_state
-from cloudload.trace import TracedSpan, Tracer
+from cloudload.workers.plan import Plan
+from cloudload.workers.trace import TracedSpan, Tracer
 
 _ROWS_AT_ONCE = 16
 _MISSED_EPOCHS = 3

@@ -21,11 +21,11 @@ from typing import Any, Protocol
 
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
-from cloudload.blocks import inline_blocks
 from cloudload.delivery.world import World
 from cloudload.loader import CloudLoader
 from cloudload.run.state import State
 from cloudload.segments import IGNORED_LABEL
+from cloudload.workers.processes import inline_blocks
 
 
 class MakeLoader(Protocol):

@@ -19,9 +19,10 @@ from awkward import EOS, byte_tokenizer
 from corpora import random_documents, write_mds
 from trainer import streams_of
 
-from cloudload import CloudLoader, worker_processes
+from cloudload import CloudLoader
 from cloudload.errors import DatasetError, RanksDisagreeError, WorkerError
 from cloudload.testing import Leg, Row, run_leg
+from cloudload.workers import processes as worker_processes
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = Path(__file__).with_name("trainer.py")

@@ -16,21 +16,21 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.plan import Plan
-from cloudload.slots import PackedBlock, Slots
 from cloudload.system.open_files import allow_descriptors
 from cloudload.system.parent_watch import TOLD_TO_END, tie_to_parent
 from cloudload.system.shared_memory import Ring
-from cloudload.worker import read_blocks
+from cloudload.workers.block import Block
+from cloudload.workers.plan import Plan
+from cloudload.workers.transport import PackedBlock, Slots, slot_bytes, unpack_block
+from cloudload.workers.worker import read_blocks
 
 logger = logging.getLogger(__name__)
-
 _STARTS, _START_S, _END_S, _LOOK_EVERY_S = 3, 60.0, 3.0, 1.0
 
 
@@ -165,3 +165,46 @@ def _work(plan: Plan, number: int, ring: Ring, slots_each: int, connection: Conn
         connection.send(type(error)(str(error)))
     except Exception:
         connection.send(_Failed(traceback.format_exc()))
+
+
+class BatchParts(NamedTuple):
+    """The workers' blocks that have a batch, and which of their batches it is."""
+
+    blocks: list[Block]
+    number: int
+
+
+def inline_blocks(plan: Plan) -> Iterator[BatchParts]:
+    """The blocks of each batch, made in this process."""
+    workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
+    try:
+        while True:
+            yield from _by_batch([next(worker) for worker in workers])
+    finally:
+        for worker in workers:
+            worker.close()  # type: ignore[attr-defined]
+
+
+def process_blocks(plan: Plan) -> Iterator[BatchParts]:
+    """The blocks of each batch, from worker processes that run ahead."""
+    # the block that is being read, and at least two beyond it
+    slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
+    ring = Ring(plan.num_workers * slots_each, slot_bytes(plan))
+    workers: list[WorkerProcess] = []
+    try:
+        for number in range(plan.num_workers):
+            workers.append(WorkerProcess(plan, number, ring, slots_each))
+        for worker in workers:
+            worker.await_start()
+        while True:
+            packed = [block for worker in workers if (block := worker.receive()) is not None]
+            if len(packed) < len(workers):
+                return
+            yield from _by_batch([unpack_block(block, ring) for block in packed])
+    finally:
+        # not left to the collector: the next iteration must not fork beside these
+        end_workers(workers)
+
+
+def _by_batch(blocks: list[Block]) -> Iterator[BatchParts]:
+    return (BatchParts(blocks, number) for number in range(max(1, len(blocks[0].bounds) - 1)))

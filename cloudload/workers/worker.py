@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints, Tokens, count_within
-from cloudload.block_rows import BlockRows, Cut
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.lane_documents import Places, open_cache, open_documents
 from cloudload.packing.best_fit_lanes import BestFitLanes
 from cloudload.packing.concat_lanes import ConcatLanes
 from cloudload.packing.lane_packer import LaneRows, PackerLanes, own_documents
@@ -26,9 +24,11 @@ from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
 from cloudload.packing.tables import COUNT, DOCUMENT, NO_DOCUMENT, SIZE, SLOT, SOURCE, Documents
 from cloudload.packing.tables import FILTERED as FILTERED_SIZE
 from cloudload.packing.tail import Tail
-from cloudload.plan import Block, Plan
-from cloudload.read_ahead import ReadAhead
 from cloudload.stats import FILTERED
+from cloudload.workers.block import Block, BlockRows, Cut
+from cloudload.workers.documents import Places, open_cache, open_documents
+from cloudload.workers.plan import Plan
+from cloudload.workers.prefetch import ReadAhead
 
 _DOCUMENTS_AT_ONCE = 256
 _GUESSED_BYTES_PER_TOKEN = 4
@@ -36,7 +36,6 @@ _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
 # how many times what lanes lack is read at once: each call costs as much as some documents, and what waits takes memory
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
-
 NewTokens = Callable[[int, int], Tokens]
 """Gives int32 [rows, seq_len] to write tokens into; what it holds is undefined."""
 

@@ -15,9 +15,10 @@ import numpy as np
 from cloudload.arrays import Tokens
 from cloudload.packing.residue import split_residues
 from cloudload.packing.tables import SPAN_FIELDS
-from cloudload.plan import Block, Plan
 from cloudload.stats import COUNTS, Traffic
 from cloudload.system.shared_memory import Ring
+from cloudload.workers.block import Block
+from cloudload.workers.plan import Plan
 
 # beside the tokens of a row, in a slot: its spans, cursor, and residue
 _EXTRA_BYTES_PER_ROW = 1024

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from cloudload.arrays import NEVER, Ints, Tokens
+from cloudload.arrays import NEVER, Ints
 from cloudload.config import FASTOKENS, HF, DeliveryConfig
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
-from cloudload.stats import Traffic
 from cloudload.tokenization.backend import Choice
 
 # enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
@@ -93,51 +91,3 @@ class Plan:
         numbers = np.arange(rows.start, rows.stop, rows.step)
         own: Ints = numbers[self.worker_places(rows)[worker]]
         return own
-
-
-@dataclass(frozen=True)
-class Block:
-    """What one worker adds to some consecutive batches of its rank."""
-
-    bounds: Ints
-    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the block."""
-    tokens: Tokens
-    """int32 [rows, seq_len], in the order of the rank's rows."""
-    lengths: Ints
-    """int64 [rows]: the real tokens at the start of each row; the rest is padding. Where a plan is measured, document sizes."""
-    cursors: Ints
-    """int64 [rows, 2]: the lane's cursor after each row."""
-    residues: list[bytes]
-    """The lane's residue after each row; empty where the packing has none."""
-    spans: Ints
-    """int64 [spans, 6]: row of the block, stream, epoch, sample, start, stop."""
-    counts: Ints
-    """int64 [batches, streams, counts]: what the rows of each batch add to the statistics, by `stats.COUNTS`."""
-    traffic: Traffic
-    """What the worker's shard cache did since the worker's last block."""
-    first_dry: int
-    """The first row of the run that its lane could not fill, from which on all is void; `NEVER` where there is none."""
-
-    def rows_of(self, batch: int) -> slice:
-        """The rows of a batch."""
-        return slice(*self._row_bounds[batch : batch + 2])
-
-    def spans_of(self, batch: int) -> slice:
-        """The spans of a batch."""
-        return slice(*self._span_bounds[batch : batch + 2])
-
-    # lists of integers, which the garbage collector has no look at
-    @cached_property
-    def _row_bounds(self) -> list[int]:
-        bounds: list[int] = self.bounds.tolist()
-        return bounds
-
-    @cached_property
-    def _span_bounds(self) -> list[int]:
-        bounds: list[int] = np.searchsorted(self.spans[:, 0], self.bounds).tolist()
-        return bounds
-
-    @cached_property
-    def is_full(self) -> bool:
-        """Whether no row has padding."""
-        return bool(self.lengths.min(initial=NEVER) >= self.tokens.shape[1])

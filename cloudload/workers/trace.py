@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
-from cloudload.documents import DocumentReader
-from cloudload.lane_documents import LaneDocuments, Places, open_cache, open_documents, open_reader
 from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import SIZE
-from cloudload.plan import Plan
+from cloudload.workers.documents import DocumentReader, LaneDocuments, Places, open_cache, open_documents, open_reader
+from cloudload.workers.plan import Plan
 
 ID_KEY = "id"
 

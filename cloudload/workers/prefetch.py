@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from cloudload.arrays import Ints, count_within
-from cloudload.lane_documents import LaneDocuments, Places
-from cloudload.plan import Plan
+from cloudload.workers.documents import LaneDocuments, Places
+from cloudload.workers.plan import Plan
 
 
 class ReadAhead:
