@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from cloudload.config import Stream as Stream
     from cloudload.convert import convert_to_mds as convert_to_mds
     from cloudload.errors import CloudloadError as CloudloadError
-    from cloudload.from_start import FromStart as FromStart
     from cloudload.loader import CloudLoader as CloudLoader
+    from cloudload.loader import FromStart as FromStart
     from cloudload.run.state import merge_state_dicts as merge_state_dicts
     from cloudload.storage.base import Retry as Retry
 
@@ -22,7 +22,7 @@ _HOMES = {
     "Batch": "batch",
     "CloudLoader": "loader",
     "CloudloadError": "errors",
-    "FromStart": "from_start",
+    "FromStart": "loader",
     "Retry": "storage.base",
     "Stream": "config",
     "convert_to_mds": "convert",

@@ -23,15 +23,15 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch
-from cloudload.batches import Batches
 from cloudload.cache.folder import default_cache, open_cache_folder
-from cloudload.callers import reason_to_refuse_caller
 from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
+from cloudload.delivery.exchange import DistributedExchange, Exchange, NoExchange
+from cloudload.delivery.iteration import Batches
+from cloudload.delivery.passes import Pass, reason_to_refuse_caller
+from cloudload.delivery.working_set import check_cache_limit
 from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
-from cloudload.exchange import DistributedExchange, Exchange, NoExchange
 from cloudload.packing.tail import next_stages
-from cloudload.passes import Pass
 from cloudload.run.position import Position
 from cloudload.run.recipe import open_recipe
 from cloudload.run.resume import go_on
@@ -42,10 +42,8 @@ from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Plan
 from cloudload.workers.processes import BatchParts, inline_blocks, process_blocks
 from cloudload.workers.trace import TracedSpan, Tracer
-from cloudload.working_set import check_cache_limit
 
 logger = logging.getLogger(__name__)
-
 _HISTORY = 4
 _NO_DATASET = "A CloudLoader is no dataset: iterate over it, and do not wrap it in a DataLoader"
 
@@ -559,3 +557,20 @@ def _as_streams(data: str | os.PathLike[str] | Stream | Sequence[str | Stream]) 
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
         raise ValueError(f"data is {wrong[0]!r}; give the URL or folder of an MDS dataset, a Stream, or a list of them")
     return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)
+
+
+class FromStart:
+    """A loader of which every pass begins where it stands now: an evaluation reads the same batches each time.
+
+    Give it a loader of its own, with `epochs=1`, or with `stop_every` for a part of the data.
+    """
+
+    def __init__(self, loader: CloudLoader) -> None:
+        if loader.is_endless:
+            raise ValueError("an evaluation with this loader would never end. Give the loader epochs=1, or stop_every=<batches>")
+        self._loader, self._start = loader, loader.state_dict()
+        self.batch_size = loader.batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._loader.load_state_dict(self._start)
+        return iter(self._loader)

@@ -18,9 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cloudload.arrays import divisors
 from cloudload.config import RowsConfig, Stream, parse_bytes
+from cloudload.delivery.exchange import group_processes
 from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
-from cloudload.exchange import group_processes
 from cloudload.order.lanes import Lanes, rank_rows, resolve, worker_of_rows
 
 

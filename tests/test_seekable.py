@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
+from cloudload.delivery.working_set import check_cache_limit
 from cloudload.delivery.world import World
 from cloudload.errors import CacheError
 from cloudload.order.bijection import permute, scramble
@@ -25,7 +26,6 @@ from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.lanes import Lanes
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling
-from cloudload.working_set import check_cache_limit
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
-from cloudload.from_start import FromStart
-from cloudload.loader import CloudLoader
+from cloudload.loader import CloudLoader, FromStart
 from cloudload.segments import IGNORED_LABEL
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ except ImportError:  # its other package
 
 from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
-from cloudload.from_start import FromStart
-from cloudload.loader import CloudLoader
+from cloudload.loader import CloudLoader, FromStart
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from cloudload.errors import StreamChangedError
-from cloudload.from_start import FromStart
-from cloudload.loader import CloudLoader
+from cloudload.loader import CloudLoader, FromStart
 
 logger = logging.getLogger(__name__)
 

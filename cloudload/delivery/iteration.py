@@ -19,9 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
-from cloudload.batch import Batch, Progress, join_blocks, join_progress
+from cloudload.batch import Batch
+from cloudload.delivery.collate import join_blocks
+from cloudload.delivery.exchange import DistributedExchange, Exchange
+from cloudload.delivery.progress import Progress, Report, Update, Window, join_progress, move_lanes
 from cloudload.errors import DatasetError, StreamChangedError, WorkerError
-from cloudload.exchange import DistributedExchange, Exchange, Report, Update, Window, move_lanes
 from cloudload.packing.tables import NO_DOCUMENT
 from cloudload.packing.tail import next_stages, pack_tail
 from cloudload.run.position import LaneTable, Position

@@ -7,10 +7,12 @@ The workers that read ahead go on from one pass to the next.
 
 from __future__ import annotations
 
+import sys
+
 from collections.abc import Callable, Iterator
 
 from cloudload.batch import Batch
-from cloudload.batches import Batches
+from cloudload.delivery.iteration import Batches
 
 
 class Pass(Iterator[Batch]):
@@ -39,3 +41,23 @@ class Pass(Iterator[Batch]):
     def _end(self, batches: Batches) -> None:
         self._is_over, self._batches = True, None
         self._keep(batches)
+
+
+# ---------------------------------------------------------------- frameworks that need an adapter
+
+# Composer would not save the state, and skips batches by counting its own epochs; Lightning saves it one batch too far,
+# and does not load it at the end of an epoch.
+_INSTEAD = {
+    "composer.trainer.trainer": "Composer data_spec(loader), or eval_spec(loader), of cloudload.integrations.composer",
+    "lightning.pytorch.utilities.combined_loader": (
+        "Lightning datamodule=CloudloadDataModule(loader), of cloudload.integrations.lightning; and for evaluation "
+        "cloudload.FromStart(loader)"
+    ),
+}
+_INSTEAD["pytorch_lightning.utilities.combined_loader"] = _INSTEAD["lightning.pytorch.utilities.combined_loader"]
+
+
+def reason_to_refuse_caller() -> str | None:
+    """Why what called the caller of this may not iterate, and what it is to be given; None for all but a few modules."""
+    instead = _INSTEAD.get(sys._getframe(2).f_globals.get("__name__", ""))
+    return instead and f"read like this, a resumed run would lose or repeat batches. Give {instead}"
