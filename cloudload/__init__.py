@@ -10,7 +10,7 @@ from cloudload._version import __version__ as __version__
 if TYPE_CHECKING:
     from cloudload.batch import Batch as Batch
     from cloudload.config import Stream as Stream
-    from cloudload.convert import convert_to_mds as convert_to_mds
+    from cloudload.convert.convert import convert_to_mds as convert_to_mds
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.loader import CloudLoader as CloudLoader
     from cloudload.loader import FromStart as FromStart

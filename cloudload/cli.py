@@ -19,7 +19,7 @@ from cloudload.config import parse_bytes
 from cloudload.errors import CloudloadError
 
 if TYPE_CHECKING:
-    from cloudload.journal import ConvertReport
+    from cloudload.convert.journal import ConvertReport
     from cloudload.provenance import Run
 
 _SHOWN_CHARACTERS = 160
@@ -110,7 +110,7 @@ def _bytes(text: str) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from cloudload.convert import convert_to_mds
+    from cloudload.convert.convert import convert_to_mds
 
     if options.report and not options.report.absolute().parent.is_dir():
         raise ValueError(f"--report {options.report}: there is no folder {options.report.parent}")

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cloudload.convert import convert_to_mds  # noqa: E402 - needs the path set above
+from cloudload.convert.convert import convert_to_mds  # noqa: E402 - needs the path set above
 
 
 def main() -> None:

@@ -24,10 +24,11 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudload import cli, convert, journal
-from cloudload.convert import convert_to_mds
+from cloudload import cli, convert
+from cloudload.convert import journal
+from cloudload.convert.convert import convert_to_mds
+from cloudload.convert.journal import ConvertReport
 from cloudload.errors import ConvertError, StoreError
-from cloudload.journal import ConvertReport
 from cloudload.mds.codecs import decompress
 from cloudload.mds.index import parse_index
 from cloudload.mds.shard import Shard

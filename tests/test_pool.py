@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from cloudload.convert.process_pool import open_executor, run_in_order
+from cloudload.convert.shared_bytes import SharedBytes, _Message, _receive
 from cloudload.errors import WorkerError
-from cloudload.pool import SharedBytes, _Message, _receive, open_executor, run_in_order
 
 LARGE = 3 << 20
 

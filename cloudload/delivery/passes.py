@@ -8,7 +8,6 @@ The workers that read ahead go on from one pass to the next.
 from __future__ import annotations
 
 import sys
-
 from collections.abc import Callable, Iterator
 
 from cloudload.batch import Batch

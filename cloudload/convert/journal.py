@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from cloudload.convert.records import Start
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
-from cloudload.sources import Start
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
 from cloudload.storage.redaction import hide_secrets
 from cloudload.storage.urls import is_local, join_url, local_path
@@ -31,7 +31,6 @@ from cloudload.storage.urls import is_local, join_url, local_path
 JOURNAL_FOLDER = ".convert"
 REPORT_NAME = "convert-report.json"
 MAX_LISTED = 20
-
 _SHARD_NAME = re.compile(r"shard\.\d{5,}\.mds(\.\w+)?")
 _NOTE_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
 _LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp")
@@ -96,7 +95,7 @@ class ConvertReport:
 
 
 @dataclass(frozen=True)
-class Position:
+class InputPosition:
     """Where a shard begins: the unit of the input, the block in it, the sample in that; and the counts before that block."""
 
     unit: int = 0
@@ -105,9 +104,9 @@ class Position:
     counts: Counts = field(default_factory=Counts)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Position:
+    def from_json(value: Mapping[str, Any]) -> InputPosition:
         """The position of a journal entry."""
-        return Position(value["unit"], Start(**value["start"]), value["sample"], Counts.from_json(value["counts"]))
+        return InputPosition(value["unit"], Start(**value["start"]), value["sample"], Counts.from_json(value["counts"]))
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Done:
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     columns: tuple[Column, ...] | None = None
-    position: Position | None = field(default_factory=Position)
+    position: InputPosition | None = field(default_factory=InputPosition)
     counts: Counts = field(default_factory=Counts)
 
 
@@ -165,7 +164,7 @@ class Journal:
                 if notes[number] != _note_name(number) or not self._is_stored(note["shard"], names):
                     break
                 done.entries.append(note["shard"])
-                following = Position.from_json(note["next"]) if note["next"] else None
+                following = InputPosition.from_json(note["next"]) if note["next"] else None
                 done = replace(done, position=following, counts=Counts.from_json(note["counts"]))
         return done
 
@@ -226,7 +225,7 @@ class Journal:
                     )
 
 
-def note_shard(location: str, number: int, entry: Mapping[str, Any], following: Position | None, counts: Counts) -> None:
+def note_shard(location: str, number: int, entry: Mapping[str, Any], following: InputPosition | None, counts: Counts) -> None:
     """Enter a stored shard: its index entry, where the next shard begins, and the counts of what was read by then."""
     note = {"shard": entry, "next": asdict(following) if following else None, "counts": asdict(counts)}
     write_object(join_url(location, _note_name(number)), json.dumps(note).encode())

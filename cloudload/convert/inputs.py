@@ -1,0 +1,179 @@
+"""Raw corpora as one deterministic sequence of blocks, and blocks as records.
+
+    inputs   corpus/  s3://b/more/*.jsonl.gz  -          files sorted within each input, the inputs in the order given
+    units    a file of lines | a Parquet file | a group of whole text files | rows of a dataset
+    blocks   8 MB of whole lines | a batch of rows | a group of files
+    records  one a line, row or file: its fields, or what is wrong with it
+
+A block depends on the data and `block_bytes` alone, never on who reads it, when, or how much the store returned at once: lines
+end a block at the first line end at or after `block_bytes`. `Start` says where a block begins; a reader can begin there, too.
+Blocks are made by one process, in order; their records are taken apart anywhere, by any number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from cloudload.convert.input_files import SourceFile
+from cloudload.convert.readers.lines import LinesUnit
+from cloudload.convert.readers.parquet import ParquetUnit
+from cloudload.convert.readers.rows import RowsUnit
+from cloudload.convert.readers.text import TextUnit
+from cloudload.convert.records import Unit, sum_bytes
+from cloudload.errors import ConvertError
+from cloudload.storage.objects import list_objects
+from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.urls import check_location, is_local, local_path
+
+FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
+_MAX_FILES_A_BLOCK = 1024
+_COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+_FORMATS_BY_EXTENSION = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+
+# ---------------------------------------------------------------- inputs to units
+
+
+def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[Unit]:
+    """What to read, in order. An input is a location, `-` for stdin, `hf://NAME`, a `datasets` object, or an iterable of rows."""
+    if format not in FORMATS:
+        raise ValueError(f"no format named {format!r}; use one of {', '.join(FORMATS)}")
+    several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    if not several:
+        raise ValueError("no inputs; name files, folders, globs, a dataset, or - for stdin")
+    found: list[list[SourceFile] | Unit] = [_resolve(item, format, split) for item in several]
+    named = iter(_unique_names([files for files in found if isinstance(files, list)]))
+    units: list[Unit] = []
+    for item in found:
+        units.extend(_group(next(named), block_bytes) if isinstance(item, list) else [item])
+    return units
+
+
+def _resolve(item: Any, format: str, split: str | None) -> list[SourceFile] | Unit:
+    if isinstance(item, str | Path):
+        text = str(item)
+        if text == "-":
+            return [SourceFile("-", "stdin", None, "jsonl" if format == "auto" else format, None)]
+        if text.startswith("hf://") and not text.startswith("hf://datasets/"):
+            return _load_dataset(text, split)
+        return [_source_file(url, name, size, format) for url, name, size in _find_files(text)]
+    if isinstance(item, Mapping):
+        return _split_of(item, split)
+    if isinstance(item, Iterable):
+        return RowsUnit(str(getattr(getattr(item, "info", None), "dataset_name", None) or "row"), item)
+    raise ValueError(f"{type(item).__name__} is no input; give a location, a datasets object, or an iterable of rows")
+
+
+def _split_of(datasets: Mapping[str, Any], split: str | None) -> Unit:
+    if not all(hasattr(value, "__iter__") and not isinstance(value, str | bytes) for value in datasets.values()):
+        raise ValueError("a dict is no input; for rows in memory give an iterator over them: iter([{...}, ...])")
+    chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
+    if chosen is None or chosen not in datasets:
+        raise ValueError(f"the dataset has no split {chosen!r}; set split to one of {sorted(datasets)}")
+    return RowsUnit(chosen, datasets[chosen])
+
+
+def _load_dataset(url: str, split: str | None) -> Unit:
+    """`hf://owner/name?config=en&split=train`, streamed."""
+    parts = urlsplit(url)
+    name, query = parts.netloc + parts.path, parse_qs(parts.query)
+    if unknown := sorted(set(query) - {"config", "split"}):
+        raise ValueError(f"{url} asks for {unknown}; after the name only ?config= and &split= can follow")
+    try:
+        import datasets
+    except ImportError:
+        raise ConvertError(f"reading {url} needs the datasets package; pip install 'cloudload[datasets]'") from None
+    chosen = query.get("split", [split or "train"])[0]
+    try:
+        loaded = datasets.load_dataset(name, query.get("config", [None])[0], split=chosen, streaming=True)
+    except Exception as error:
+        raise ConvertError(f"cannot load {url} (split {chosen!r}): {type(error).__name__}: {error}") from error
+    return RowsUnit(PurePosixPath(name).name, loaded)
+
+
+def _find_files(location: str) -> list[tuple[str, str, int]]:
+    """The files of a file, folder or glob as (url, name below it, bytes), sorted; hidden files and `_SUCCESS` are passed over."""
+    check_location(location)
+    location = str(local_path(location)) if is_local(location) else location
+    is_glob = any(sign in location for sign in "*?[") and not (is_local(location) and Path(location).exists())
+    root = _folder_before_wildcard(location) if is_glob else location.rstrip("/")
+    pattern = re.compile(_glob_pattern(location)) if is_glob else None
+    files = []
+    for item in list_objects(root):
+        name = _name_below(item.url, root)
+        if (_is_hidden(name) and item.url != root) or (pattern and not pattern.fullmatch(item.url)):
+            continue
+        files.append((item.url, name, item.bytes))
+    if not files:
+        raise ConvertError(f"no files in {hide_secrets(location)}; check the location (hidden files are passed over)")
+    return files
+
+
+def _name_below(url: str, root: str) -> str:
+    if url == root:
+        return PurePosixPath(url).name
+    return PurePosixPath(url).relative_to(root).as_posix() if is_local(url) else url.removeprefix(root).lstrip("/")
+
+
+def _folder_before_wildcard(location: str) -> str:
+    head = re.split(r"[*?\[]", location, maxsplit=1)[0]
+    return head.rpartition("/")[0] or ("/" if head.startswith("/") else ".")
+
+
+def _glob_pattern(location: str) -> str:
+    """A regular expression for a glob in which `*` stays within a folder and `**` does not."""
+    signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
+    translated = [signs.get(part) or _glob_literal(part) for part in parts]
+    # a listing of the current folder puts ./ in front, or nothing
+    return r"(?:\./)?" + "".join(translated)
+
+
+def _glob_literal(part: str) -> str:
+    return part.replace("[!", "[^") if len(part) > 2 and part[0] == "[" and part[-1] == "]" else re.escape(part)
+
+
+def _is_hidden(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return any(part.startswith(".") for part in parts) or parts[-1] == "_SUCCESS"
+
+
+def _source_file(url: str, name: str, size: int, format: str) -> SourceFile:
+    path = PurePosixPath(name.lower())
+    compression = _COMPRESSIONS.get(path.suffix)
+    extension = path.with_suffix("").suffix if compression else path.suffix
+    return SourceFile(url, name, size, _FORMATS_BY_EXTENSION.get(extension, "text") if format == "auto" else format, compression)
+
+
+def _unique_names(inputs: list[list[SourceFile]]) -> list[list[SourceFile]]:
+    """Ids come from names: where two inputs have a file of the same name, each name gets its input's number in front."""
+    urls = Counter(file.url for files in inputs for file in files)
+    if twice := [url for url, count in urls.items() if count > 1]:
+        raise ValueError(f"{hide_secrets(twice[0])} is given twice; its documents would be written twice")
+    names = Counter(file.name for files in inputs for file in files)
+    if max(names.values(), default=0) == 1:
+        return inputs
+    return [[replace(file, name=f"{number}/{file.name}") for file in files] for number, files in enumerate(inputs)]
+
+
+def _group(files: list[SourceFile], block_bytes: int) -> Iterator[Unit]:
+    """Line and Parquet files stand alone; neighbouring whole-text files share a unit of about `block_bytes`."""
+    group: list[SourceFile] = []
+    for file in files:
+        full = len(group) == _MAX_FILES_A_BLOCK or sum_bytes(group) >= block_bytes
+        if group and (full or file.format != "text"):
+            yield TextUnit(tuple(group))
+            group = []
+        if file.format == "text":
+            group.append(file)
+        elif file.format == "parquet":
+            yield ParquetUnit(file)
+        else:
+            yield LinesUnit(file)
+    if group:
+        yield TextUnit(tuple(group))

@@ -1,0 +1,106 @@
+"""Parquet files, a document a row."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudload.convert.input_files import SourceFile, read_uncompressed, shown
+from cloudload.convert.records import MAX_ROWS_A_BLOCK, FileUnit, InputBlock, Record, Start, not_utf8
+from cloudload.errors import ConvertError
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import download_object
+from cloudload.storage.urls import is_local, local_path
+
+_LONG_DOWNLOAD = Retry(deadline_s=3600.0)
+
+# ---------------------------------------------------------------- Parquet
+
+
+@dataclass(frozen=True)
+class ParquetUnit(FileUnit):
+    """A Parquet file; only the columns that are asked for are read."""
+
+    def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise ConvertError(f"reading {self.name} needs pyarrow; pip install 'cloudload[parquet]'") from None
+        with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
+            path = _local_copy(self.file, Path(folder))
+            try:
+                with pyarrow.parquet.ParquetFile(path) as parquet:
+                    yield from self._batches(parquet, start, block_bytes, fields)
+            except (pyarrow.ArrowException, OSError) as error:
+                where = shown(self.file)
+                raise ConvertError(f"{where} cannot be read as Parquet: {error}. Mend the file or leave it out") from error
+
+    def _batches(self, parquet: Any, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]:
+        """Batches of rows that follow from the file's metadata alone."""
+        rows, size = parquet.metadata.num_rows, self.file.bytes or 0
+        columns = [name for name in parquet.schema_arrow.names if name in fields]
+        groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+        row_bytes = max(1, sum(group.total_byte_size for group in groups) // max(1, rows))
+        batch_rows = min(max(1, block_bytes // row_bytes), MAX_ROWS_A_BLOCK)
+        ordinal, row = 0, 1
+        for number, group in enumerate(groups):
+            if row + group.num_rows <= start.line:
+                ordinal, row = ordinal - (-group.num_rows // batch_rows), row + group.num_rows
+                continue
+            for batch in parquet.iter_batches(batch_rows, row_groups=[number], columns=columns):
+                stored, end = size * (row - 1) // rows, size * (row - 1 + batch.num_rows) // rows
+                if row >= start.line:
+                    yield ParquetBlock(self.file, Start(ordinal, 0, row, stored), end - stored, batch.num_rows, _pack(batch))
+                ordinal, row = ordinal + 1, row + batch.num_rows
+
+
+def _local_copy(file: SourceFile, folder: Path) -> Path:
+    """A path to the file's uncompressed bytes: Parquet is read from its end."""
+    if file.url != "-" and is_local(file.url) and file.compression is None:
+        return local_path(file.url)
+    path = folder / "file.parquet"
+    with path.open("w+b") as target:
+        if file.url == "-" or file.compression:
+            target.writelines(read_uncompressed(file))
+        else:
+            download_object(file.url, target, _LONG_DOWNLOAD)
+    return path
+
+
+def _pack(batch: Any) -> bytes:
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+@dataclass(frozen=True)
+class ParquetBlock:
+    """A batch of rows, packed as an Arrow stream."""
+
+    file: SourceFile
+    start: Start
+    input_bytes: int
+    num_rows: int
+    packed: bytes
+
+    def records(self, text_key: str) -> Iterator[Record]:
+        import pyarrow
+
+        where = shown(self.file)
+        with pyarrow.ipc.open_stream(self.packed) as reader:
+            batch = reader.read_next_batch()
+        for position in range(self.num_rows):
+            row = self.start.line + position
+            try:
+                fields = {name: column[position].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+                yield Record(f"{where}:{row}", f"{self.file.name}:{row}", fields)
+            except UnicodeDecodeError as error:
+                yield Record(f"{where}:{row}", f"{self.file.name}:{row}", None, not_utf8(error))

@@ -1,0 +1,95 @@
+"""Rows of a `datasets` object, or of any iterable."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloudload.convert.input_files import SourceFile
+from cloudload.convert.records import MAX_ROWS_A_BLOCK, InputBlock, Record, Start
+from cloudload.errors import ConvertError
+
+# ---------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True)
+class RowsUnit:
+    """A `datasets` object, or any iterable of mappings or strings."""
+
+    name: str
+    rows: Any
+
+    @property
+    def size(self) -> int | None:
+        try:
+            return len(self.rows)
+        except TypeError:
+            return None
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        return ()
+
+    def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]:
+        rows = _select(self.rows, fields)
+        skipped = start.line - 1
+        if skipped:
+            rows = rows.skip(skipped) if hasattr(rows, "skip") else itertools.islice(rows, skipped, None)
+        for batch in _batched(self._iterate(rows), block_bytes, fields):
+            yield RowsBlock(self.name, start, 0, batch)
+            start = Start(start.block + 1, 0, start.line + len(batch))
+
+    def _iterate(self, rows: Any) -> Iterator[Any]:
+        try:
+            yield from rows
+        except (GeneratorExit, ConvertError):
+            raise
+        except Exception as error:
+            message = f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Run again to go on"
+            raise ConvertError(message) from error
+
+
+def _select(rows: Any, fields: Sequence[str]) -> Any:
+    """Columns that nobody asks for, such as images, are never decoded."""
+    names = getattr(rows, "column_names", None)
+    if names and hasattr(rows, "select_columns") and (wanted := [name for name in names if name in fields]):
+        return rows.select_columns(wanted)
+    return rows
+
+
+def _batched(rows: Iterator[Any], block_bytes: int, fields: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows together until their text would fill a block."""
+    batch: list[Any] = []
+    size = 0
+    for row in rows:
+        kept = {name: row[name] for name in fields if name in row} if isinstance(row, Mapping) else row
+        batch.append(kept)
+        values = kept.values() if isinstance(kept, dict) else [kept]
+        size += sum(len(value) for value in values if isinstance(value, str | bytes))
+        if size >= block_bytes or len(batch) == MAX_ROWS_A_BLOCK:
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)
+
+
+@dataclass(frozen=True)
+class RowsBlock:
+    """Some rows, as they came."""
+
+    name: str
+    start: Start
+    input_bytes: int
+    rows: tuple[Any, ...]
+
+    def records(self, text_key: str) -> Iterator[Record]:
+        for number, row in enumerate(self.rows, self.start.line):
+            name = f"{self.name}:{number}"
+            if isinstance(row, Mapping):
+                yield Record(name, name, row)
+            elif isinstance(row, str):
+                yield Record(name, name, {text_key: row})
+            else:
+                yield Record(name, name, None, f"a row is {type(row).__name__}, not a mapping or a string")

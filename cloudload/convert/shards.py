@@ -1,0 +1,207 @@
+"""Blocks of records to shards: encoded in worker processes, cut in order, then compressed, hashed and stored in workers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cloudload.convert.config import ConvertConfig
+from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, note_shard
+from cloudload.convert.records import InputBlock, Record
+from cloudload.convert.shared_bytes import SharedBytes
+from cloudload.mds.codecs import compress, compression_extension
+from cloudload.mds.hashes import hash_bytes
+from cloudload.mds.index import Column
+from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard_head
+from cloudload.storage.objects import write_object
+from cloudload.storage.urls import join_url
+
+_MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
+
+# ---------------------------------------------------------------- in workers
+
+
+@dataclass(frozen=True)
+class ShardContext:
+    """What a worker knows."""
+
+    config: ConvertConfig
+    form: ShardFormat
+    location: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The encoded samples of a block, end to end, with the size of each."""
+
+    data: bytes | SharedBytes
+    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """A shard to be stored: its samples, where the next shard begins (None: nowhere), and the counts of what was read by then."""
+
+    number: int
+    parts: tuple[bytes | SharedBytes, ...]
+    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    next: InputPosition | None
+    counts: Counts
+
+
+class _BadRecordError(Exception):
+    """Why a record cannot be converted."""
+
+
+def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> Samples:
+    block = numbered[1]
+    columns, text_size = context.form.columns, struct.Struct("<I")
+    variable = [column.name for column in columns if column.bytes is None]
+    text_at = 4 * variable.index("text")
+    samples: list[bytes] = []
+    bad: list[str] = []
+    empty = text_bytes = 0
+    for record in block.records(context.config.text_key):
+        try:
+            sample = encode_sample(columns, _sample(context, record))
+            if len(sample) > _MAX_SAMPLE_BYTES:
+                raise _BadRecordError(f"{len(sample):,} bytes are more than an MDS shard can hold")
+        except _BadRecordError as error:
+            bad.append(f"{record.where}: {error}")
+            continue
+        except UnicodeEncodeError:
+            bad.append(f"{record.where}: not UTF-8 (half of a surrogate pair)")
+            continue
+        except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
+            bad.append(f"{record.where}: a kept field does not fit its column ({error})")
+            continue
+        size = text_size.unpack_from(sample, text_at)[0]
+        text_bytes += size
+        if size:
+            samples.append(sample)
+        else:
+            empty += 1
+    counts = Counts(len(samples), empty, len(bad), tuple(bad[:MAX_LISTED]), block.input_bytes, text_bytes)
+    return Samples(b"".join(samples), np.fromiter(map(len, samples), np.int64, len(samples)), counts)
+
+
+def _sample(context: ShardContext, record: Record) -> dict[str, Any]:
+    if record.fields is None:
+        raise _BadRecordError(record.problem)
+    text = _text(record.fields, context.config.text_key)
+    own_id = record.fields.get(context.config.id_key)
+    usable = isinstance(own_id, str | int) and not isinstance(own_id, bool) and own_id != ""
+    sample = {"text": text, "id": str(own_id) if usable else record.name}
+    for column in context.form.columns:
+        if column.name not in sample:
+            sample[column.name] = _kept_value(record.fields.get(column.name), column)
+    return sample
+
+
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    if key not in fields:
+        names = ", ".join(sorted(map(str, fields))[:8]) or "no fields at all"
+        raise _BadRecordError(f"no text field {key!r}; it has: {names}")
+    value = fields[key]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise _BadRecordError(f"not UTF-8 (byte 0x{value[error.start]:02x} at {error.start} of {key!r})") from None
+    if not isinstance(value, str):
+        raise _BadRecordError(f"{key!r} is {type(value).__name__}, not a string")
+    return value
+
+
+def _kept_value(value: Any, column: Column) -> Any:
+    if column.encoding == "json":
+        # what JSON cannot say, such as a date, is written as its text
+        return value if isinstance(value, str | int | float | None) else json.loads(json.dumps(value, default=str))
+    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
+    fits = kinds.get(column.encoding, (int, float) if column.encoding.startswith("float") else (int,))
+    if isinstance(value, bool) or not isinstance(value, fits):
+        found = "missing" if value is None else type(value).__name__
+        raise _BadRecordError(
+            f"the field {column.name!r} is {found}, not {column.encoding}; {column.name}:json would keep any value"
+        )
+    return value
+
+
+def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
+    """Build, compress, hash and store a shard, then enter it in the journal; returns its index entry."""
+    parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
+    raw = b"".join([encode_shard_head(context.form, job.sizes), *parts])
+    name = f"shard.{job.number:05}.mds"
+    entry = {
+        "samples": len(job.sizes),
+        "raw_data": _file_entry(context.form, name, raw),
+        "zip_data": None,
+    } | context.form.config()
+    stored = raw
+    if context.form.compression:
+        stored, name = compress(context.form.compression, raw), f"{name}.{compression_extension(context.form.compression)}"
+        entry["zip_data"] = _file_entry(context.form, name, stored)
+    parent = multiprocessing.parent_process()
+    if parent and not parent.is_alive():
+        raise SystemExit("the conversion was stopped")  # another run may be writing here by now
+    write_object(join_url(context.location, name), stored)
+    note_shard(context.location, job.number, entry, job.next, job.counts)
+    return entry
+
+
+def _file_entry(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
+    return {"basename": name, "bytes": len(data), "hashes": {algorithm: hash_bytes(algorithm, data) for algorithm in form.hashes}}
+
+
+# ---------------------------------------------------------------- cutting
+
+
+class Cutter:
+    """Cuts the samples into shards as `MDSWriter` does, and knows where in the input each shard ends."""
+
+    def __init__(self, form: ShardFormat, number: int, position: InputPosition) -> None:
+        self.counts, self._number, self._skip = position.counts, number, position.sample
+        self._limit, self._empty_bytes = form.shard_bytes, form.empty_bytes()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parts: list[bytes | SharedBytes] = []
+        self._sizes: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        self._bytes = self._empty_bytes
+
+    def cut(self, blocks: Iterable[tuple[InputPosition, Samples]]) -> Iterator[ShardJob]:
+        """The shards of these blocks' samples, in order."""
+        for position, samples in blocks:
+            yield from self._cut_block(replace(position, counts=self.counts), samples)
+            self.counts = self.counts.plus(samples.counts)
+        if self._parts:
+            yield self._flush(None)
+
+    def _cut_block(self, position: InputPosition, samples: Samples) -> Iterator[ShardJob]:
+        ends = np.concatenate([[0], np.cumsum(samples.sizes)])
+        costs = ends + 4 * np.arange(len(ends))
+        first, self._skip = self._skip, 0
+        while first < len(samples.sizes):
+            room = self._limit - self._bytes
+            last = int(np.searchsorted(costs, costs[first] + room, side="right")) - 1
+            if last <= first and self._parts:
+                yield self._flush(replace(position, sample=first))
+                continue
+            last = max(last, first + 1)
+            self._parts.append(samples.data[int(ends[first]) : int(ends[last])])
+            self._sizes.append(samples.sizes[first:last])
+            self._bytes += int(costs[last] - costs[first])
+            first = last
+
+    def _flush(self, following: InputPosition | None) -> ShardJob:
+        job = ShardJob(self._number, tuple(self._parts), np.concatenate(self._sizes), following, self.counts)
+        self._number += 1
+        self._reset()
+        return job
