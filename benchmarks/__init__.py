@@ -1,1 +1,2 @@
-"""Benchmarks: cloudload beside the bare tokenizers and other loaders. `make bench`, `make bench-cold`."""
+"""Benchmarks: cloudload beside the bare tokenizers and other loaders. `make bench`, `make
+bench-cold`."""

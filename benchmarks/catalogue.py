@@ -1,6 +1,7 @@
 """Which sides race, in which races, and what their environments need.
 
-To add a peer: write `side_<peer>.py`, give it an `Entry` here, and an environment if cloudload's own does not do.
+To add a peer: write `side_<peer>.py`, give it an `Entry` here, and an environment if cloudload's
+own does not do.
 """
 
 from __future__ import annotations
@@ -8,17 +9,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-BARE, OURS, PEER, CEILING = "bare tokenizer", "cloudload", "tokenizes on the way", "tokenized before"
+BARE, OURS, PEER, CEILING = (
+    "bare tokenizer",
+    "cloudload",
+    "tokenizes on the way",
+    "tokenized before",
+)
 
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "hf": ("torch==2.13.0", "datasets==5.2.0", "torchdata==0.11.0", "tokenizers=={tokenizers}"),
     "litdata": ("torch==2.13.0", "litdata==0.2.76"),
     "lance": ("torch==2.13.0", "lancedb==0.40.0", "pylance==14.0.2"),
 }
-"""Requirements of the peers whose versions clash with ours; `{tokenizers}` is the version in cloudload's environment."""
+"""Requirements of the peers whose versions clash with ours; `{tokenizers}` is the version in
+cloudload's environment."""
 
 ADDITIONS: dict[str, tuple[str, ...]] = {
-    "epochraft": ("epochraft==0.1.0.dev20231107", "braceexpand==0.1.7", "smart-open==7.5.0", "wrapt==2.0.1"),
+    "epochraft": (
+        "epochraft==0.1.0.dev20231107",
+        "braceexpand==0.1.7",
+        "smart-open==7.5.0",
+        "wrapt==2.0.1",
+    ),
 }
 """Packages of the peers that run in cloudload's own environment, beside what that has."""
 
@@ -37,7 +49,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Race:
-    """Sides that take turns on the same cores; the ratios are to the baseline's turn of the same round."""
+    """Sides that take turns on the same cores; the ratios are to the baseline's turn of the same
+    round."""
 
     name: str
     title: str
@@ -57,9 +70,13 @@ def pretokenized(name: str, script: str, environment: str, **options: Any) -> En
 
 
 BARE_HF = Entry("HF tokenizers, bare", BARE, "side_bare", {"backend": "hf", "documents": "fresh"})
-BARE_FASTOKENS = Entry("fastokens, bare", BARE, "side_bare", {"backend": "fastokens", "documents": "fresh"})
+BARE_FASTOKENS = Entry(
+    "fastokens, bare", BARE, "side_bare", {"backend": "fastokens", "documents": "fresh"}
+)
 STREAMING_EACH = Entry("Streaming, llm-foundry's way", PEER, "side_streaming", {"calls": "each"})
-STREAMING_GROUPS = Entry("Streaming, documents in groups", PEER, "side_streaming", {"calls": "groups"})
+STREAMING_GROUPS = Entry(
+    "Streaming, documents in groups", PEER, "side_streaming", {"calls": "groups"}
+)
 HF_DATASETS = Entry("HF datasets + torchdata", PEER, "side_hf_datasets", {}, "hf")
 
 RACES = (
@@ -70,18 +87,32 @@ RACES = (
         BARE_HF.name,
         (
             BARE_FASTOKENS,
-            Entry("fastokens, bare, same strings", BARE, "side_bare", {"backend": "fastokens", "documents": "kept"}),
+            Entry(
+                "fastokens, bare, same strings",
+                BARE,
+                "side_bare",
+                {"backend": "fastokens", "documents": "kept"},
+            ),
             BARE_HF,
-            Entry("HF tokenizers, bare, same strings", BARE, "side_bare", {"backend": "hf", "documents": "kept"}),
+            Entry(
+                "HF tokenizers, bare, same strings",
+                BARE,
+                "side_bare",
+                {"backend": "hf", "documents": "kept"},
+            ),
             ours("cloudload, fastokens", tokenizer_backend="fastokens"),
-            ours("cloudload, fastokens, best_fit", tokenizer_backend="fastokens", packing="best_fit"),
+            ours(
+                "cloudload, fastokens, best_fit", tokenizer_backend="fastokens", packing="best_fit"
+            ),
             ours("cloudload, HF", tokenizer_backend="hf"),
             STREAMING_EACH,
             STREAMING_GROUPS,
             HF_DATASETS,
             Entry("Epochraft", PEER, "side_epochraft", {}, "epochraft"),
             pretokenized("LitData, pre-tokenized", "side_litdata", "litdata"),
-            pretokenized("LanceDB, pre-tokenized, packed", "side_lancedb", "lance", packing="packed"),
+            pretokenized(
+                "LanceDB, pre-tokenized, packed", "side_lancedb", "lance", packing="packed"
+            ),
             pretokenized("LanceDB, pre-tokenized, rows", "side_lancedb", "lance", packing="rows"),
         ),
     ),
@@ -97,8 +128,16 @@ RACES = (
             ours("960 lanes", num_lanes=960),
             ours("8,192 lanes", num_lanes=8192),
             ours("state_dict() after every batch", state_every_batch=True),
-            ours("8,192 lanes, state_dict() after every batch", num_lanes=8192, state_every_batch=True),
-            ours("best_fit, state_dict() after every batch", packing="best_fit", state_every_batch=True),
+            ours(
+                "8,192 lanes, state_dict() after every batch",
+                num_lanes=8192,
+                state_every_batch=True,
+            ),
+            ours(
+                "best_fit, state_dict() after every batch",
+                packing="best_fit",
+                state_every_batch=True,
+            ),
         ),
     ),
     Race(
@@ -111,8 +150,21 @@ RACES = (
             ours("cloudload, fastokens, 2 workers", 2, tokenizer_backend="fastokens"),
             ours("cloudload, HF, 1 worker", 1, tokenizer_backend="hf"),
             ours("cloudload, HF, 2 workers", 2, tokenizer_backend="hf"),
-            Entry("Streaming, documents in groups, 2 workers", PEER, "side_streaming", {"calls": "groups"}, num_workers=2),
-            Entry("HF datasets + torchdata, 2 workers", PEER, "side_hf_datasets", {}, "hf", num_workers=2),
+            Entry(
+                "Streaming, documents in groups, 2 workers",
+                PEER,
+                "side_streaming",
+                {"calls": "groups"},
+                num_workers=2,
+            ),
+            Entry(
+                "HF datasets + torchdata, 2 workers",
+                PEER,
+                "side_hf_datasets",
+                {},
+                "hf",
+                num_workers=2,
+            ),
         ),
     ),
     Race(
@@ -122,9 +174,15 @@ RACES = (
         "960 lanes",
         (
             ours("960 lanes", num_lanes=960),
-            ours("960 lanes, state_dict() after every batch", num_lanes=960, state_every_batch=True),
+            ours(
+                "960 lanes, state_dict() after every batch", num_lanes=960, state_every_batch=True
+            ),
             ours("8,192 lanes", num_lanes=8192),
-            ours("8,192 lanes, state_dict() after every batch", num_lanes=8192, state_every_batch=True),
+            ours(
+                "8,192 lanes, state_dict() after every batch",
+                num_lanes=8192,
+                state_every_batch=True,
+            ),
         ),
     ),
 )

@@ -1,9 +1,11 @@
-"""From an empty cache on an S3 server of this machine: how long until the first batch, and how many bytes for an epoch.
+"""From an empty cache on an S3 server of this machine: how long until the first batch, and how many
+bytes for an epoch.
 
     python -m benchmarks.cold_start --corpus FOLDER --tokenizers FOLDER
 
-cloudload and MosaicML Streaming (a StreamingDataset with default settings, tokenized and concatenated around it) read the same
-zstd shards, with one worker, through a proxy that puts --latency-ms before every request and counts the bytes of every answer.
+cloudload and MosaicML Streaming (a StreamingDataset with default settings, tokenized and
+concatenated around it) read the same zstd shards, with one worker, through a proxy that puts
+--latency-ms before every request and counts the bytes of every answer.
 
     first batch   --shards shards of --shard-mb of text; seconds from the loader's construction, imports done, to its first
                   batch, and those of the whole process; the loaders take turns, each in a new process with an empty cache
@@ -61,9 +63,14 @@ class Store:
     eos: int
     latency_s: float
 
-    def child(self, what: str, loader: str, node: int, cache: Path, **more: Any) -> subprocess.Popen[str]:
-        """Start a loader in a process of its own, which reads through the node's proxy, whose counts begin anew."""
-        self.proxies[node].set_faults([Fault("", "delay", seconds=self.latency_s)] if self.latency_s else [])
+    def child(
+        self, what: str, loader: str, node: int, cache: Path, **more: Any
+    ) -> subprocess.Popen[str]:
+        """Start a loader in a process of its own, which reads through the node's proxy, whose
+        counts begin anew."""
+        self.proxies[node].set_faults(
+            [Fault("", "delay", seconds=self.latency_s)] if self.latency_s else []
+        )
         data = {"first_batch": "cold", "epoch": "epoch"}[what]
         request = {
             "what": what,
@@ -74,12 +81,32 @@ class Store:
             "node": node,
             **more,
         }
-        environment = os.environ | self.server.environment(self.proxies[node].endpoint) | {"TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, "-m", "benchmarks.cold_start_child", json.dumps(request | {"tokenizer": str(self.tokenizer)})]
+        environment = (
+            os.environ
+            | self.server.environment(self.proxies[node].endpoint)
+            | {"TOKENIZERS_PARALLELISM": "false"}
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.cold_start_child",
+            json.dumps(request | {"tokenizer": str(self.tokenizer)}),
+        ]
         if "port" in more:
-            environment |= {"RANK": str(node), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": str(more["nodes"])}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(more["port"]), "GLOO_SOCKET_IFNAME": "lo"}
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+            environment |= {
+                "RANK": str(node),
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "WORLD_SIZE": str(more["nodes"]),
+            }
+            environment |= {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(more["port"]),
+                "GLOO_SOCKET_IFNAME": "lo",
+            }
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        )
 
     def downloaded(self, node: int) -> int:
         """Bytes that a node's proxy has passed on."""
@@ -90,11 +117,15 @@ def main() -> None:
     args = parse()
     corpus = args.corpus or beside("corpus")
     with (
-        tempfile.TemporaryDirectory(prefix="cloudload-cold-", ignore_cleanup_errors=True) as temporary,
+        tempfile.TemporaryDirectory(
+            prefix="cloudload-cold-", ignore_cleanup_errors=True
+        ) as temporary,
         contextlib.ExitStack() as open_,
     ):
         work = Path(temporary)
-        texts = list(read_corpus(corpus, CORPUS_BYTES) if corpus else read_environment(work, CORPUS_BYTES))
+        texts = list(
+            read_corpus(corpus, CORPUS_BYTES) if corpus else read_environment(work, CORPUS_BYTES)
+        )
         (tokenizer,) = find_tokenizers(args.tokenizers or beside("tokenizers"), [args.name], work)
         server = open_.enter_context(start_s3(BUCKET))
         proxies = tuple(open_.enter_context(start_fault_proxy(server.endpoint)) for _ in range(2))
@@ -113,23 +144,46 @@ def main() -> None:
     lines = ["# Cold start: results", "", "Written by `make bench-cold`; do not edit.", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     said = (__doc__ or "").split("FOLDER\n\n")[1].split("\n\nWrites")[0]
-    (args.output / "COLD_START.md").write_text("\n".join([*lines, "", body, "", "## How it was measured", "", said, ""]))
+    (args.output / "COLD_START.md").write_text(
+        "\n".join([*lines, "", body, "", "## How it was measured", "", said, ""])
+    )
     note(f"\nwritten to {args.output}")
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, metavar="FOLDER", help="of *.jsonl.gz with a field `text`")
-    parser.add_argument("--tokenizers", type=Path, metavar="FOLDER", help="with a folder for each tokenizer")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--corpus", type=Path, metavar="FOLDER", help="of *.jsonl.gz with a field `text`"
+    )
+    parser.add_argument(
+        "--tokenizers", type=Path, metavar="FOLDER", help="with a folder for each tokenizer"
+    )
     parser.add_argument("--name", default="gpt2", help="of the tokenizer (default: %(default)s)")
     parser.add_argument("--shards", type=int, default=100, help="default: %(default)s")
-    parser.add_argument("--shard-mb", type=float, default=64.0, help="of text before compression (default: %(default)s)")
+    parser.add_argument(
+        "--shard-mb",
+        type=float,
+        default=64.0,
+        help="of text before compression (default: %(default)s)",
+    )
     parser.add_argument("--epoch-shard-mb", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument("--latency-ms", type=float, default=20.0, help="before every request (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="first batches of each loader (default: %(default)s)")
+    parser.add_argument(
+        "--latency-ms", type=float, default=20.0, help="before every request (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="first batches of each loader (default: %(default)s)"
+    )
     parser.add_argument("--only", choices=["first-batch", "epoch"], help="one part")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", metavar="FOLDER", help="default: benchmarks")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "benchmarks",
+        metavar="FOLDER",
+        help="default: benchmarks",
+    )
     return parser.parse_args()
 
 
@@ -140,7 +194,11 @@ def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, 
     """Write both datasets to the store; the bytes that each has there."""
     from cloudload import convert_to_mds
 
-    short = [text[first : first + SHORT_BYTES] for text in texts for first in range(0, len(text), SHORT_BYTES)]
+    short = [
+        text[first : first + SHORT_BYTES]
+        for text in texts
+        for first in range(0, len(text), SHORT_BYTES)
+    ]
     plans = {"cold": (texts, args.shard_mb), "epoch": (short, args.epoch_shard_mb)}
     sizes = {}
     for name, (pool, shard_mb) in plans.items():
@@ -148,8 +206,13 @@ def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, 
             continue
         shard_bytes = int(shard_mb * 1e6)
         samples = repeat(pool, args.shards * shard_bytes)
-        report = convert_to_mds(samples, f"s3://{BUCKET}/{name}", shard_bytes=shard_bytes, progress=False)
-        note(f"{name}: {report.documents:,} documents, {report.shards} shards, {report.stored_bytes / 1e6:.1f} MB stored")
+        report = convert_to_mds(
+            samples, f"s3://{BUCKET}/{name}", shard_bytes=shard_bytes, progress=False
+        )
+        note(
+            f"{name}: {report.documents:,} documents, {report.shards} shards, "
+            f"{report.stored_bytes / 1e6:.1f} MB stored"
+        )
         sizes[name] = report.stored_bytes
     return sizes
 
@@ -177,7 +240,9 @@ def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list
             with cache_folder(work) as cache:
                 process = store.child("first_batch", loader, 0, cache)
                 result = read_result(process)
-                found.append(result | {"bytes": store.downloaded(0)})  # it reads on until it has closed
+                found.append(
+                    result | {"bytes": store.downloaded(0)}
+                )  # it reads on until it has closed
                 finish(process)
             note(f"first batch {repeat_ + 1} of {repeats}, {loader}: {found[-1]}")
     return times
@@ -193,7 +258,8 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
                 if loader == "cloudload_finite" and nodes > 1:
                     (port,) = free_ports(1)
                     running = [
-                        store.child("epoch", loader, node, cache, nodes=nodes, port=port) for node, cache in enumerate(folders)
+                        store.child("epoch", loader, node, cache, nodes=nodes, port=port)
+                        for node, cache in enumerate(folders)
                     ]
                     done = [read_result(process) for process in running]
                     for process in running:
@@ -227,7 +293,9 @@ def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
         if line.startswith("{"):
             result: dict[str, float] = json.loads(line)
             return result
-    raise SystemExit(f"a loader ended with status {process.wait()}, having measured nothing; its words are above")
+    raise SystemExit(
+        f"a loader ended with status {process.wait()}, having measured nothing; its words are above"
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> None:
@@ -242,20 +310,32 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 def first_table(times: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """Medians and spread of the first batches."""
-    lines = ["| loader | s to the first batch | s of the process | MB downloaded by then |", "|---|---:|---:|---:|"]
+    lines = [
+        "| loader | s to the first batch | s of the process | MB downloaded by then |",
+        "|---|---:|---:|---:|",
+    ]
     for loader, found in times.items():
-        columns: list[Spread] = [spread_of([entry[name] for entry in found]) for name in ("seconds", "process")]
+        columns: list[Spread] = [
+            spread_of([entry[name] for entry in found]) for name in ("seconds", "process")
+        ]
         megabytes = spread_of([entry["bytes"] / 1e6 for entry in found])
-        lines.append(f"| {LOADERS[loader]} | {columns[0]:.2f} | {columns[1]:.2f} | {megabytes:.1f} |")
+        lines.append(
+            f"| {LOADERS[loader]} | {columns[0]:.2f} | {columns[1]:.2f} | {megabytes:.1f} |"
+        )
     return "\n".join(lines)
 
 
 def epoch_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The shares of the dataset that nodes download in an epoch."""
-    lines = ["| loader | nodes | bytes downloaded / bytes of the dataset, by node | in all |", "|---|---:|---:|---:|"]
+    lines = [
+        "| loader | nodes | bytes downloaded / bytes of the dataset, by node | in all |",
+        "|---|---:|---:|---:|",
+    ]
     for row in rows:
         shares = " · ".join(f"{share:.3f}" for share in row["shares"])
-        lines.append(f"| {EPOCHS[row['loader']]} | {row['nodes']} | {shares} | {sum(row['shares']):.3f} |")
+        lines.append(
+            f"| {EPOCHS[row['loader']]} | {row['nodes']} | {shares} | {sum(row['shares']):.3f} |"
+        )
     return "\n".join(lines)
 
 
@@ -272,7 +352,8 @@ def facts_of(args: argparse.Namespace, sizes: Mapping[str, int]) -> dict[str, st
         "hardware": f"{hardware()}; server, proxies and loaders share it",
         "latency": f"{args.latency_ms:g} ms before every request",
         **{
-            f"dataset, {name}": f"{args.shards} shards of {stored[name]:g} MB, {size / 1e6:.1f} MB stored"
+            "dataset, "
+            f"{name}": f"{args.shards} shards of {stored[name]:g} MB, {size / 1e6:.1f} MB stored"
             for name, size in sizes.items()
         },
         "versions": ", ".join(f"{name} {metadata.version(name)}" for name in names),

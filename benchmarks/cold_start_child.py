@@ -1,4 +1,5 @@
-"""One loader in a process of its own, for `benchmarks.cold_start`: to its first batch, or through one epoch.
+"""One loader in a process of its own, for `benchmarks.cold_start`: to its first batch, or through
+one epoch.
 
     python -m benchmarks.cold_start_child '{"what": "first_batch", "loader": "cloudload", ...}'
 
@@ -35,7 +36,10 @@ def main() -> None:
         if request["what"] == "first_batch":
             break
     ended = time.perf_counter()
-    print(json.dumps({"seconds": ended - started, "process": ended - STARTED, "batches": count}), flush=True)
+    print(
+        json.dumps({"seconds": ended - started, "process": ended - STARTED, "batches": count}),
+        flush=True,
+    )
     # whatever waits for its own end keeps nobody waiting
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
     signal.alarm(20)
@@ -76,7 +80,8 @@ def finite_cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
 
 
 def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
-    """StreamingDataset, shuffled, all else by default; for a whole epoch its samples alone, since tokens download nothing."""
+    """StreamingDataset, shuffled, all else by default; for a whole epoch its samples alone, since
+    tokens download nothing."""
     from streaming import StreamingDataset
     from streaming.base.world import World
     from torch.utils.data import DataLoader
@@ -86,7 +91,12 @@ def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
     # one rank a node, and this is its world; workers are found later
     world = World(request.get("nodes", 1), 1, 1, request["node"])
     World.detect = classmethod(lambda _: world.copy())
-    source = StreamingDataset(remote=request["data"], local=f"{request['cache']}/local", shuffle=True, batch_size=BATCH_SIZE)
+    source = StreamingDataset(
+        remote=request["data"],
+        local=f"{request['cache']}/local",
+        shuffle=True,
+        batch_size=BATCH_SIZE,
+    )
     if request["what"] == "epoch":
         yield from DataLoader(source, batch_size=BATCH_SIZE, num_workers=1)
         return
@@ -95,7 +105,11 @@ def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
     yield from DataLoader(rows, batch_size=BATCH_SIZE, num_workers=1)
 
 
-LOADERS = {"cloudload": cloudload_batches, "cloudload_finite": finite_cloudload_batches, "streaming": streaming_batches}
+LOADERS = {
+    "cloudload": cloudload_batches,
+    "cloudload_finite": finite_cloudload_batches,
+    "streaming": streaming_batches,
+}
 
 if __name__ == "__main__":
     main()

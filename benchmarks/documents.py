@@ -41,14 +41,22 @@ def lay_out(corpus: Path | None, folder: Path, most_bytes: float) -> Documents:
 
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "texts").mkdir(parents=True)
-    texts = list(read_corpus(corpus, most_bytes) if corpus else read_environment(folder, most_bytes))
+    texts = list(
+        read_corpus(corpus, most_bytes) if corpus else read_environment(folder, most_bytes)
+    )
     random.Random(0).shuffle(texts)
     for number in range(NUM_FILES):
         lines = [json.dumps({"text": text}) + "\n" for text in texts[number::NUM_FILES]]
         (folder / "texts" / f"part-{number}.jsonl").write_text("".join(lines))
     samples = iter([{"text": text} for text in texts])
-    convert_to_mds(samples, folder / "mds", compression=None, shard_bytes=SHARD_BYTES, progress=False)
-    source = ", ".join(name_of(file) for file in files_of(corpus)) if corpus else "sources and texts of the Python environment"
+    convert_to_mds(
+        samples, folder / "mds", compression=None, shard_bytes=SHARD_BYTES, progress=False
+    )
+    source = (
+        ", ".join(name_of(file) for file in files_of(corpus))
+        if corpus
+        else "sources and texts of the Python environment"
+    )
     return Documents(folder, source, len(texts), sum(len(text.encode()) for text in texts))
 
 
@@ -101,7 +109,9 @@ def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[P
         return [work / "trained-4096"]
     found = [folder / name for name in names]
     if missing := [path.name for path in found if not (path / "tokenizer.json").exists()]:
-        raise SystemExit(f"no tokenizer.json for {', '.join(missing)} in {folder}. Name others with --names")
+        raise SystemExit(
+            f"no tokenizer.json for {', '.join(missing)} in {folder}. Name others with --names"
+        )
     return found
 
 
@@ -130,7 +140,9 @@ def write_tokens(documents: Documents, tokenizer: Path, eos: int) -> Path:
     for file in sorted((documents.folder / "texts").glob("*.jsonl")):
         texts = list(read_file(file))
         for first in range(0, len(texts), 64):
-            encodings = encoder.encode_batch_fast(texts[first : first + 64], add_special_tokens=False)
+            encodings = encoder.encode_batch_fast(
+                texts[first : first + 64], add_special_tokens=False
+            )
             pieces += [np.array([*encoding.ids, eos], np.int32) for encoding in encodings]
     np.save(folder / "tokens.npy", np.concatenate(pieces))
     np.save(folder / "offsets.npy", np.cumsum([0, *map(len, pieces)]))

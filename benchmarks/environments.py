@@ -1,7 +1,7 @@
 """Where the peers live, made once by pip: `.bench/<peer>/`.
 
-A peer whose versions clash with cloudload's has a virtual environment of its own. One that does not has a folder of the packages
-that cloudload's environment lacks, and shares all else.
+A peer whose versions clash with cloudload's has a virtual environment of its own. One that does not
+has a folder of the packages that cloudload's environment lacks, and shares all else.
 """
 
 from __future__ import annotations
@@ -21,18 +21,26 @@ class EnvironmentFailedError(Exception):
 
 
 def environment_of(peer: str, base: Path) -> tuple[Path, list[Path]]:
-    """The interpreter of a peer and the folders to put on its path; made now where they are not there yet."""
+    """The interpreter of a peer and the folders to put on its path; made now where they are not
+    there yet."""
     folder = base / peer
     own = folder / "bin" / "python"
     if peer in ADDITIONS:
-        _make(folder, ADDITIONS[peer], [sys.executable, "-m", "pip", "install", "--no-deps", f"--target={folder}"])
+        _make(
+            folder,
+            ADDITIONS[peer],
+            [sys.executable, "-m", "pip", "install", "--no-deps", f"--target={folder}"],
+        )
         return Path(sys.executable), [folder]
     _make(folder, ENVIRONMENTS[peer], [str(own), "-m", "pip", "install"])
     return own, []
 
 
 def _make(folder: Path, requirements: Sequence[str], pip: list[str]) -> None:
-    wanted = [requirement.format(tokenizers=metadata.version("tokenizers")) for requirement in requirements]
+    wanted = [
+        requirement.format(tokenizers=metadata.version("tokenizers"))
+        for requirement in requirements
+    ]
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text().split("\n") == wanted:
         return
@@ -46,7 +54,11 @@ def _make(folder: Path, requirements: Sequence[str], pip: list[str]) -> None:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
-        errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")] or done.stdout.splitlines()[-3:]
+        errors = [
+            line for line in done.stdout.splitlines() if line.startswith("ERROR")
+        ] or done.stdout.splitlines()[-3:]
         raise EnvironmentFailedError(f"{command[3]} failed: {' '.join(errors)[:300]}")

@@ -1,7 +1,9 @@
-"""A race: every side in a process group of its own, pinned to the same cores, one turn after another in rounds.
+"""A race: every side in a process group of its own, pinned to the same cores, one turn after
+another in rounds.
 
-While one side has its turn the others are stopped (SIGSTOP), with their workers, so that whatever else the machine does slows
-all alike. Every other round goes backwards. A side that fails is left out from then on, with the reason.
+While one side has its turn the others are stopped (SIGSTOP), with their workers, so that whatever
+else the machine does slows all alike. Every other round goes backwards. A side that fails is left
+out from then on, with the reason.
 """
 
 from __future__ import annotations
@@ -50,7 +52,11 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         # beside the medians of the report, for sides that work in bursts
-        overall = sum(turn.tokens for turn in self.turns) / sum(turn.wall for turn in self.turns) if self.turns else None
+        overall = (
+            sum(turn.tokens for turn in self.turns) / sum(turn.wall for turn in self.turns)
+            if self.turns
+            else None
+        )
         return {
             "entry": asdict(self.entry),
             "overall tokens/s": overall,
@@ -78,10 +84,22 @@ class SideFailedError(Exception):
 class Side:
     """A running side, stopped but for its turns."""
 
-    def __init__(self, command: list[str], folders: list[Path], request: dict[str, Any], cores: set[int], log: Path) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        folders: list[Path],
+        request: dict[str, Any],
+        cores: set[int],
+        log: Path,
+    ) -> None:
         self.log = log
         environment = (
-            os.environ | ONE_THREAD | {"HOME": request["scratch"], "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))}
+            os.environ
+            | ONE_THREAD
+            | {
+                "HOME": request["scratch"],
+                "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders])),
+            }
         )
         with log.open("w") as words, pinned(cores):  # a child inherits its parent's cores
             self.process = subprocess.Popen(
@@ -140,16 +158,25 @@ class Side:
                 return answer
         except BrokenPipeError:
             pass
-        words = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        words = [
+            line.strip()
+            for line in self.log.read_text(errors="replace").splitlines()
+            if line.strip()
+        ]
         raise SideFailedError(f"ended: {words[-1][:300] if words else 'without a word'}")
 
 
-def run_race(race: Race, requests: Sequence[dict[str, Any]], cores: set[int], length: tuple[int, float]) -> list[Result]:
-    """Start the sides of a race, each with its request, and let them take turns: so many rounds, of so many seconds each."""
+def run_race(
+    race: Race, requests: Sequence[dict[str, Any]], cores: set[int], length: tuple[int, float]
+) -> list[Result]:
+    """Start the sides of a race, each with its request, and let them take turns: so many rounds, of
+    so many seconds each."""
     rounds, seconds = length
     results = [Result(entry) for entry in race.entries]
     sides: dict[int, Side] = {}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or stopped sides would outlive the run
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # or stopped sides would outlive the run
     try:
         for number, (result, request) in enumerate(zip(results, requests, strict=True)):
             try:
@@ -175,11 +202,21 @@ def run_race(race: Race, requests: Sequence[dict[str, Any]], cores: set[int], le
 def start_side(result: Result, request: dict[str, Any], cores: set[int]) -> Side:
     """A side that is ready and stopped."""
     entry = result.entry
-    python, folders = environment_of(entry.environment, ROOT / ".bench") if entry.environment else (Path(sys.executable), [])
+    python, folders = (
+        environment_of(entry.environment, ROOT / ".bench")
+        if entry.environment
+        else (Path(sys.executable), [])
+    )
     scratch = Path(request["scratch"])
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    side = Side([str(python), "-m", f"benchmarks.{entry.script}"], folders, request, cores, scratch.with_suffix(".log"))
+    side = Side(
+        [str(python), "-m", f"benchmarks.{entry.script}"],
+        folders,
+        request,
+        cores,
+        scratch.with_suffix(".log"),
+    )
     try:
         result.versions = side.start()
     except BaseException:

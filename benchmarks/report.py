@@ -1,4 +1,5 @@
-"""What a run of the benchmarks leaves: tables on stdout and in RESULTS.md, results.json, and a bar chart."""
+"""What a run of the benchmarks leaves: tables on stdout and in RESULTS.md, results.json, and a bar
+chart."""
 
 from __future__ import annotations
 
@@ -57,14 +58,26 @@ def main_ms(turn: Turn) -> float:
 
 def summarize(race: Race, results: Sequence[Result]) -> list[dict[str, Any]]:
     """The spreads of each side that took turns, and its ratios to the baseline, round by round."""
-    baseline = next((result for result in results if result.entry.name == race.baseline and not result.failure), None)
+    baseline = next(
+        (result for result in results if result.entry.name == race.baseline and not result.failure),
+        None,
+    )
     rows = []
     for result in results:
-        row: dict[str, Any] = {"name": result.entry.name, "kind": result.entry.kind, "failure": result.failure}
+        row: dict[str, Any] = {
+            "name": result.entry.name,
+            "kind": result.entry.kind,
+            "failure": result.failure,
+        }
         if not result.failure:
             turns = result.turns
-            row |= {"wall": spread_of([*map(by_wall, turns)]), "cpu": spread_of([*map(by_cpu, turns)])}
-            row |= {"main": spread_of([*map(main_ms, turns)]) if result.entry.kind != BARE else None}
+            row |= {
+                "wall": spread_of([*map(by_wall, turns)]),
+                "cpu": spread_of([*map(by_cpu, turns)]),
+            }
+            row |= {
+                "main": spread_of([*map(main_ms, turns)]) if result.entry.kind != BARE else None
+            }
             for name, measure in {"wall ratio": by_wall, "cpu ratio": by_cpu}.items():
                 row[name] = baseline and spread_of([*map(_ratio(measure), turns, baseline.turns)])
         rows.append(row)
@@ -81,7 +94,8 @@ def _ratio(measure: Measure) -> Callable[[Turn, Turn], float]:
 def table(race: Race, rows: Sequence[dict[str, Any]]) -> str:
     """A Markdown table of a race."""
     lines = [
-        "| side | million tokens/s | relative | million tokens per CPU s | relative | training process, CPU ms a batch |",
+        "| side | million tokens/s | relative | million tokens per CPU s | relative | training "
+        "process, CPU ms a batch |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
@@ -94,7 +108,10 @@ def table(race: Race, rows: Sequence[dict[str, Any]]) -> str:
             f"{_millions(row['cpu']):.2f}",
             _form(row["cpu ratio"]),
         ]
-        lines.append(f"| {row['name']} | {' | '.join(cells)} | {format(row['main'], '.2f') if row['main'] else '-'} |")
+        lines.append(
+            f"| {row['name']} | {' | '.join(cells)} | "
+            f"{format(row['main'], '.2f') if row['main'] else '-'} |"
+        )
     return "\n".join([*lines, "", f"Relative is to {race.baseline}."])
 
 
@@ -109,9 +126,15 @@ def _millions(spread: Spread) -> Spread:
 def hardware() -> str:
     """The processor, and how many cores of it there are."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GB of memory, Linux {platform.release().split('-')[0]}"
+    return (
+        f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GB of memory, Linux "
+        f"{platform.release().split('-')[0]}"
+    )
 
 
 def set_ups(races: Sequence[Race]) -> str:
@@ -124,7 +147,9 @@ def set_ups(races: Sequence[Race]) -> str:
     return "\n\n".join(parts)
 
 
-def write_markdown(path: Path, facts: dict[str, str], races: Sequence[Race], sections: Sequence[tuple[str, str]]) -> None:
+def write_markdown(
+    path: Path, facts: dict[str, str], races: Sequence[Race], sections: Sequence[tuple[str, str]]
+) -> None:
     """RESULTS.md."""
     text = ["# Benchmarks: results", "", "Written by `make bench`; do not edit.", ""]
     text += [f"- {name}: {value}" for name, value in facts.items()]
@@ -146,7 +171,12 @@ network: the tokenizers' caches of words are warm, on every side. Loaders make r
 
 def write_json(path: Path, facts: dict[str, str], races: dict[str, list[Result]]) -> None:
     """results.json: every turn."""
-    data = {"facts": facts, "races": {name: [result.as_dict() for result in results] for name, results in races.items()}}
+    data = {
+        "facts": facts,
+        "races": {
+            name: [result.as_dict() for result in results] for name, results in races.items()
+        },
+    }
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
@@ -154,19 +184,30 @@ def write_json(path: Path, facts: dict[str, str], races: dict[str, list[Result]]
 
 
 def draw(path: Path, title: str, panels: dict[str, Sequence[dict[str, Any]]]) -> None:
-    """Horizontal bars, one panel a tokenizer, on one logarithmic scale; sides in the order of their best speed."""
+    """Horizontal bars, one panel a tokenizer, on one logarithmic scale; sides in the order of their
+    best speed."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    measured = {name: {row["name"]: row for row in rows if not row["failure"]} for name, rows in panels.items()}
+    measured = {
+        name: {row["name"]: row for row in rows if not row["failure"]}
+        for name, rows in panels.items()
+    }
     names = sorted(
         dict.fromkeys(name for rows in measured.values() for name in rows),
-        key=lambda name: max(rows[name]["wall"].median for rows in measured.values() if name in rows),
+        key=lambda name: max(
+            rows[name]["wall"].median for rows in measured.values() if name in rows
+        ),
     )
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(5.2 + 4.2 * len(panels), 1.6 + 0.36 * len(names)), sharey=True, sharex=True, squeeze=False
+        1,
+        len(panels),
+        figsize=(5.2 + 4.2 * len(panels), 1.6 + 0.36 * len(names)),
+        sharey=True,
+        sharex=True,
+        squeeze=False,
     )
     for axis, (panel, rows) in zip(axes[0], measured.items(), strict=True):
         for place, name in enumerate(names):

@@ -3,9 +3,10 @@
     python -m benchmarks.run --corpus FOLDER --tokenizers FOLDER
     python -m benchmarks.run --quick
 
-FOLDER has *.jsonl or *.jsonl.gz with a field `text`; the other one a folder for each tokenizer. Without them ../shared/corpus and
-../shared/tokenizers beside the repository are taken, or else the sources of this Python environment and a tokenizer trained
-on its standard library. Peers whose versions clash with cloudload's are installed into .bench/ by pip, once.
+FOLDER has *.jsonl or *.jsonl.gz with a field `text`; the other one a folder for each tokenizer.
+Without them ../shared/corpus and ../shared/tokenizers beside the repository are taken, or else the
+sources of this Python environment and a tokenizer trained on its standard library. Peers whose
+versions clash with cloudload's are installed into .bench/ by pip, once.
 
 Prints tables, and writes RESULTS.md, results.json and results.png to --output.
 """
@@ -26,7 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.catalogue import RACES, Entry, Race
-from benchmarks.documents import Documents, find_tokenizers, framing_of, lay_out, name_of, write_tokens
+from benchmarks.documents import (
+    Documents,
+    find_tokenizers,
+    framing_of,
+    lay_out,
+    name_of,
+    write_tokens,
+)
 from benchmarks.race import Result, note, pinned, run_race
 from benchmarks.report import draw, hardware, summarize, table, write_json, write_markdown
 
@@ -63,7 +71,9 @@ def main() -> None:
     corpus = args.corpus or beside("corpus")
     documents = lay_out(corpus, work / "data", 1e6 * (args.megabytes or length.megabytes))
     note(f"{documents.count:,} documents, {documents.num_bytes / 1e6:.1f} MB: {documents.source}")
-    tokenizers = find_tokenizers(args.tokenizers or beside("tokenizers"), args.names[:1] if args.quick else args.names, work)
+    tokenizers = find_tokenizers(
+        args.tokenizers or beside("tokenizers"), args.names[:1] if args.quick else args.names, work
+    )
     outcomes: dict[str, list[Result]] = {}
     sections: list[tuple[str, str]] = []
     panels: dict[str, Sequence[dict[str, Any]]] = {}
@@ -72,9 +82,15 @@ def main() -> None:
         for race in races:
             title = f"{race.title}: {tokenizer.name}"
             note(title)
-            entries = [entry for entry in race.entries if not args.sides or any(part in entry.name for part in args.sides)]
+            entries = [
+                entry
+                for entry in race.entries
+                if not args.sides or any(part in entry.name for part in args.sides)
+            ]
             race = Race(race.name, race.title, race.cores, race.baseline, tuple(entries))  # noqa: PLW2901 - the same, less of it
-            results = run_on_cores(race, [requests.of(race, entry) for entry in entries], rounds, length.seconds)
+            results = run_on_cores(
+                race, [requests.of(race, entry) for entry in entries], rounds, length.seconds
+            )
             rows = summarize(race, results)
             outcomes[f"{race.name}, {tokenizer.name}"] = results
             sections.append((title, table(race, rows)))
@@ -97,16 +113,46 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, metavar="FOLDER", help="of *.jsonl.gz with a field `text`")
-    parser.add_argument("--tokenizers", type=Path, metavar="FOLDER", help="with a folder for each tokenizer")
-    parser.add_argument("--names", nargs="+", default=["gpt2", "llama3"], help="of the tokenizers (default: gpt2 llama3)")
-    parser.add_argument("--quick", action="store_true", help="little data, few turns, one tokenizer, peers only: minutes")
-    parser.add_argument("--races", nargs="+", choices=[race.name for race in RACES], help="only these")
-    parser.add_argument("--sides", nargs="+", metavar="TEXT", help="only sides whose names have one of these in them")
-    parser.add_argument("--megabytes", type=float, help=f"of text, at most (default: {FULL.megabytes:.0f})")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--corpus", type=Path, metavar="FOLDER", help="of *.jsonl.gz with a field `text`"
+    )
+    parser.add_argument(
+        "--tokenizers", type=Path, metavar="FOLDER", help="with a folder for each tokenizer"
+    )
+    parser.add_argument(
+        "--names",
+        nargs="+",
+        default=["gpt2", "llama3"],
+        help="of the tokenizers (default: gpt2 llama3)",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="little data, few turns, one tokenizer, peers only: minutes",
+    )
+    parser.add_argument(
+        "--races", nargs="+", choices=[race.name for race in RACES], help="only these"
+    )
+    parser.add_argument(
+        "--sides",
+        nargs="+",
+        metavar="TEXT",
+        help="only sides whose names have one of these in them",
+    )
+    parser.add_argument(
+        "--megabytes", type=float, help=f"of text, at most (default: {FULL.megabytes:.0f})"
+    )
     parser.add_argument("--rounds", type=int, help=f"turns of each side (default: {FULL.rounds})")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", metavar="FOLDER", help="default: benchmarks")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "benchmarks",
+        metavar="FOLDER",
+        help="default: benchmarks",
+    )
     return parser.parse_args()
 
 
@@ -142,24 +188,31 @@ class Requests:
         }
 
 
-def run_on_cores(race: Race, requests: list[dict[str, Any]], rounds: int, seconds: float) -> list[Result]:
+def run_on_cores(
+    race: Race, requests: list[dict[str, Any]], rounds: int, seconds: float
+) -> list[Result]:
     """Run a race on the last cores, and the harness on the first."""
     cores = sorted(os.sched_getaffinity(0))
     with pinned({cores[0]}):
         return run_race(race, requests, set(cores[-race.cores :]), (rounds, seconds))
 
 
-def facts_of(documents: Documents, rounds: int, length: Length, outcomes: dict[str, list[Result]]) -> dict[str, str]:
+def facts_of(
+    documents: Documents, rounds: int, length: Length, outcomes: dict[str, list[Result]]
+) -> dict[str, str]:
     """What the numbers are of."""
     results = [result for results in outcomes.values() for result in results]
-    versions = sorted({f"{name} {version}" for result in results for name, version in result.versions.items()})
+    versions = sorted(
+        {f"{name} {version}" for result in results for name, version in result.versions.items()}
+    )
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "command": shown_command("benchmarks.run"),
         "cloudload": f"{metadata.version('cloudload')}, commit {commit()}",
         "hardware": hardware(),
         "Python": sys.version.split()[0],
-        "documents": f"{documents.count:,}, {documents.num_bytes / 1e6:.1f} MB of text ({documents.source})",
+        "documents": f"{documents.count:,}, {documents.num_bytes / 1e6:.1f} MB of text "
+        f"({documents.source})",
         "turns": f"{rounds} of {length.seconds} s a side",
         "versions": ", ".join(versions),
     }
@@ -174,8 +227,12 @@ def shown_command(module: str) -> str:
 def commit() -> str:
     """The commit that is measured, and whether the tree differs from it."""
     git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    dirty = subprocess.run([*git, "status", "--porcelain", "cloudload"], capture_output=True, text=True, check=False).stdout
+    head = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    dirty = subprocess.run(
+        [*git, "status", "--porcelain", "cloudload"], capture_output=True, text=True, check=False
+    ).stdout
     return f"{head or 'unknown'}{' and changes' if dirty else ''}"
 
 

@@ -7,8 +7,9 @@
                                           <-  {"tokens": ..., "documents": ..., "batches": ..., "wall": ..., "cpu": ..., ...}
     end of stdin                          ->  closes its loader and ends
 
-One JSON object a line, over stdin and stdout; whatever a library prints goes to stderr. A side that cannot run answers
-{"unavailable": "why"}. Needs nothing but the standard library, so that it runs in any peer's environment.
+One JSON object a line, over stdin and stdout; whatever a library prints goes to stderr. A side that
+cannot run answers {"unavailable": "why"}. Needs nothing but the standard library, so that it runs
+in any peer's environment.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 WARM_UP_S, WARM_UP_BATCHES = 2.0, 16
-BATCHES_AT_ONCE = 4  # a turn ends after a multiple of it, for some loaders deliver several batches at a time
+BATCHES_AT_ONCE = (
+    4  # a turn ends after a multiple of it, for some loaders deliver several batches at a time
+)
 SAMPLED_BATCHES = 32
 
 
@@ -71,8 +74,11 @@ class Turn:
     """CPU seconds of the process alone, which in a training run is the one that trains."""
 
 
-def serve_batches(make_batches: Callable[[Request], Iterator[Any]], packages: Sequence[str]) -> None:
-    """Serve turns of a loader: `make_batches` gives the ids of one batch after another, without an end."""
+def serve_batches(
+    make_batches: Callable[[Request], Iterator[Any]], packages: Sequence[str]
+) -> None:
+    """Serve turns of a loader: `make_batches` gives the ids of one batch after another, without an
+    end."""
 
     def start(request: Request) -> Callable[[float], Turn]:
         batches = make_batches(request)
@@ -87,7 +93,8 @@ def serve_batches(make_batches: Callable[[Request], Iterator[Any]], packages: Se
 
 
 def take_batches(batches: Iterator[Any], seconds: float, request: Request) -> Turn:
-    """Take batches for some seconds. What they hold is looked at when the clocks have stopped, and of the first ones only."""
+    """Take batches for some seconds. What they hold is looked at when the clocks have stopped, and
+    of the first ones only."""
     at_once = BATCHES_AT_ONCE * max(1, request.num_workers)
     sample: list[Any] = []
     turn, ids = Turn(), 0
@@ -122,7 +129,12 @@ def serve(start: Callable[[Request], Callable[[float], Turn]], packages: Sequenc
         fields = json.loads(sys.stdin.readline())
         paths = {name: Path(fields[name]) for name in ("data", "ids", "scratch", "tokenizer")}
         take = start(Request(**fields | paths | {"specials": tuple(fields["specials"])}))
-        print(json.dumps({"ready": True, "versions": {name: metadata.version(name) for name in packages}}), file=answers)
+        print(
+            json.dumps(
+                {"ready": True, "versions": {name: metadata.version(name) for name in packages}}
+            ),
+            file=answers,
+        )
         for line in sys.stdin:
             print(json.dumps(asdict(take(json.loads(line)["seconds"]))), file=answers)
     except UnavailableError as error:
@@ -135,13 +147,20 @@ def serve(start: Callable[[Request], Callable[[float], Turn]], packages: Sequenc
 def family_cpu() -> float:
     """CPU seconds of this process and all its descendants; those that have ended count, too."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(cpu_of, descendants(os.getpid())))
+    return (
+        time.process_time()
+        + ended.ru_utime
+        + ended.ru_stime
+        + sum(map(cpu_of, descendants(os.getpid())))
+    )
 
 
 def cpu_of(pid: int) -> float:
     """CPU seconds of another process; 0 if it has just ended."""
     try:
-        return time.clock_gettime((~pid << 3) | 2)  # its CPU clock, as clock_getcpuclockid(3) numbers it
+        return time.clock_gettime(
+            (~pid << 3) | 2
+        )  # its CPU clock, as clock_getcpuclockid(3) numbers it
     except OSError:
         return 0.0
 

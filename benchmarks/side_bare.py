@@ -1,10 +1,12 @@
-"""The bare tokenizer on documents in memory: 64 a call, one thread, no ends of documents added, the ids not looked at.
+"""The bare tokenizer on documents in memory: 64 a call, one thread, no ends of documents added, the
+ids not looked at.
 
     fastokens   encode_batch_flat(documents, add_special_tokens=False, split_special_tokens=True)
     hf          encode_batch_fast(documents, add_special_tokens=False), with encode_special_tokens
 
-`"documents": "fresh"` decodes the documents' strings anew for each call, outside of the timing, as whoever reads files has
-them; with "kept" the same strings come in every pass, and keep the UTF-8 that the first pass made of them.
+`"documents": "fresh"` decodes the documents' strings anew for each call, outside of the timing, as
+whoever reads files has them; with "kept" the same strings come in every pass, and keep the UTF-8
+that the first pass made of them.
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ DOCUMENTS_AT_ONCE = 64
 
 
 def start(request: Request) -> Callable[[float], Turn]:
-    """Load documents and tokenizer, pass once over the documents, and give the function that takes turns."""
+    """Load documents and tokenizer, pass once over the documents, and give the function that takes
+    turns."""
     encoded = [
         json.loads(line)["text"].encode()
         for file in sorted((request.data / "texts").glob("*.jsonl"))
         for line in file.read_text().splitlines()
     ]
-    groups = [encoded[first : first + DOCUMENTS_AT_ONCE] for first in range(0, len(encoded), DOCUMENTS_AT_ONCE)]
-    kept = [[text.decode() for text in group] for group in groups] if request.options["documents"] == "kept" else None
+    groups = [
+        encoded[first : first + DOCUMENTS_AT_ONCE]
+        for first in range(0, len(encoded), DOCUMENTS_AT_ONCE)
+    ]
+    kept = (
+        [[text.decode() for text in group] for group in groups]
+        if request.options["documents"] == "kept"
+        else None
+    )
     encode = ENCODERS[request.options["backend"]](str(request.tokenizer / "tokenizer.json"))
     order = itertools.cycle(range(len(groups)))
 
@@ -60,7 +70,9 @@ def load_fastokens(file: str) -> Callable[[list[str]], int]:
     tokenizer.no_padding()
 
     def encode(texts: list[str]) -> int:
-        ids, _ = tokenizer.encode_batch_flat(texts, add_special_tokens=False, split_special_tokens=True)
+        ids, _ = tokenizer.encode_batch_flat(
+            texts, add_special_tokens=False, split_special_tokens=True
+        )
         return len(np.frombuffer(ids, np.int32))
 
     return encode

@@ -1,7 +1,8 @@
-"""cloudload: `CloudLoader` over the MDS shards, which lie uncompressed on the disk; rows of 2,048 tokens, batches of 8, endless.
+"""cloudload: `CloudLoader` over the MDS shards, which lie uncompressed on the disk; rows of 2,048
+tokens, batches of 8, endless.
 
-All else is as by default, but for what the side's name says: `tokenizer_backend`, `packing`, `num_lanes`, `num_workers`, or a
-`state_dict()` after every batch.
+All else is as by default, but for what the side's name says: `tokenizer_backend`, `packing`,
+`num_lanes`, `num_workers`, or a `state_dict()` after every batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def make_batches(request: Request) -> Iterator[Any]:
     state_every_batch = options.pop("state_every_batch", False)
     has_backends = "tokenizer_backend" in inspect.signature(CloudLoader.__init__).parameters
     if not has_backends and options.pop("tokenizer_backend", "hf") != "hf":
-        raise UnavailableError("this cloudload has no argument tokenizer_backend, and only Hugging Face's tokenizers")
+        raise UnavailableError(
+            "this cloudload has no argument tokenizer_backend, and only Hugging Face's tokenizers"
+        )
     with CloudLoader(
         str(request.data / "mds"),
         tokenizer=str(request.tokenizer),

@@ -1,6 +1,7 @@
-"""Epochraft, by its README: `from_mosaicml` over a `StreamingDataset` of the same MDS shards (shuffled, predownload 512),
-`.tokenize(tokenizer)`, `.ensure_bos_eos(tokenizer)`, `.concat_chunk(2048)`, `.batch(8)`. It tokenizes in a thread of the training
-process, not in another process; `max_workers` of `.tokenize` is the number of workers.
+"""Epochraft, by its README: `from_mosaicml` over a `StreamingDataset` of the same MDS shards
+(shuffled, predownload 512), `.tokenize(tokenizer)`, `.ensure_bos_eos(tokenizer)`,
+`.concat_chunk(2048)`, `.batch(8)`. It tokenizes in a thread of the training process, not in another
+process; `max_workers` of `.tokenize` is the number of workers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def make_batches(request: Request) -> Iterator[Any]:
 
     local = request.scratch / "mds"
     shutil.copytree(request.data / "mds", local, copy_function=os.link)
-    source = StreamingDataset(local=str(local), shuffle=True, batch_size=request.batch_size, predownload=PREDOWNLOAD)
+    source = StreamingDataset(
+        local=str(local), shuffle=True, batch_size=request.batch_size, predownload=PREDOWNLOAD
+    )
     tokenizer = AutoTokenizer.from_pretrained(str(request.tokenizer), model_max_length=10**12)
     pipeline = (
         CheckpointableDataset.from_mosaicml(source, repeat=True)
@@ -37,4 +40,6 @@ def make_batches(request: Request) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    serve_batches(make_batches, ["epochraft", "mosaicml-streaming", "torch", "tokenizers", "transformers"])
+    serve_batches(
+        make_batches, ["epochraft", "mosaicml-streaming", "torch", "tokenizers", "transformers"]
+    )

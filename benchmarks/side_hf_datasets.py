@@ -1,8 +1,10 @@
-"""Hugging Face datasets with torchdata: `load_dataset("json", streaming=True)` over JSON Lines of the same documents, shuffled
-with a buffer of 1,000, `.map` to ids and `.map` to blocks, both batched, `.repeat()`, in a `StatefulDataLoader`.
+"""Hugging Face datasets with torchdata: `load_dataset("json", streaming=True)` over JSON Lines of
+the same documents, shuffled with a buffer of 1,000, `.map` to ids and `.map` to blocks, both
+batched, `.repeat()`, in a `StatefulDataLoader`.
 
-Batches are of 128 documents; the default of 1,000 gives rows in bursts of seconds, no faster. The rest of a batch that fills no
-block is dropped, as in the documented recipe: below 1 % of the tokens.
+Batches are of 128 documents; the default of 1,000 gives rows in bursts of seconds, no faster. The
+rest of a batch that fills no block is dropped, as in the documented recipe: below 1 % of the
+tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def make_batches(request: Request) -> Iterator[Any]:
         return {"ids": list(ids[:whole].reshape(-1, request.seq_len))}
 
     files = sorted(str(file) for file in (request.data / "texts").glob("*.jsonl"))
-    documents = load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=str(request.scratch))
+    documents = load_dataset(
+        "json", data_files=files, split="train", streaming=True, cache_dir=str(request.scratch)
+    )
     rows = (
         documents.shuffle(seed=17, buffer_size=SHUFFLE_BUFFER)
         .map(tokenize, batched=True, batch_size=DOCUMENTS_AT_ONCE, remove_columns=["text"])
@@ -43,7 +47,9 @@ def make_batches(request: Request) -> Iterator[Any]:
         .repeat(None)
         .with_format("torch")
     )
-    for batch in StatefulDataLoader(rows, batch_size=request.batch_size, num_workers=request.num_workers):
+    for batch in StatefulDataLoader(
+        rows, batch_size=request.batch_size, num_workers=request.num_workers
+    ):
         yield batch["ids"]
 
 

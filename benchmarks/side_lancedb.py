@@ -1,8 +1,10 @@
-"""LanceDB on documents that were tokenized before, through `lancedb.streaming`'s `StreamingDataset` and `StreamingDataLoader`,
-shuffled in clumps of 64 rows, with one split a worker. It tokenizes nothing: a ceiling.
+"""LanceDB on documents that were tokenized before, through `lancedb.streaming`'s `StreamingDataset`
+and `StreamingDataLoader`, shuffled in clumps of 64 rows, with one split a worker. It tokenizes
+nothing: a ceiling.
 
-`"packing": "packed"` has a document's ids in each row and packs them on the way (`pack_sequences=2048`); "rows" has blocks of
-2,048 ids in the table, which a `transform` makes tensors of.
+`"packing": "packed"` has a document's ids in each row and packs them on the way
+(`pack_sequences=2048`); "rows" has blocks of 2,048 ids in the table, which a `transform` makes
+tensors of.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ def make_table(request: Request, packed: bool) -> Any:
     if packed:
         # the loader puts an end after each document itself
         ids = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens, pa.int32()))
-        ids = pa.array([document[:-1] for document in ids.to_numpy(zero_copy_only=False)], pa.list_(pa.int32()))
+        ids = pa.array(
+            [document[:-1] for document in ids.to_numpy(zero_copy_only=False)], pa.list_(pa.int32())
+        )
     else:
         whole = len(tokens) // request.seq_len * request.seq_len
-        ids = pa.FixedSizeListArray.from_arrays(pa.array(tokens[:whole], pa.int32()), request.seq_len)
+        ids = pa.FixedSizeListArray.from_arrays(
+            pa.array(tokens[:whole], pa.int32()), request.seq_len
+        )
     part = pa.table({"ids": ids})
     table = lancedb.connect(str(request.scratch / "table")).create_table("tokens", part)
     for _ in range(repeats - 1):
@@ -55,7 +61,12 @@ def make_batches(request: Request) -> Iterator[Any]:
     how: dict[str, Any] = {"transform": tensors_of}
     if packed:
         pad = max(request.specials) + 1_000_000  # an id that no tokenizer has
-        how = {"pack_sequences": request.seq_len, "eos_id": request.eos, "pad_id": pad, "blocks_per_epoch": "auto"}
+        how = {
+            "pack_sequences": request.seq_len,
+            "eos_id": request.eos,
+            "pad_id": pad,
+            "blocks_per_epoch": "auto",
+        }
     epoch = 0
     while True:
         dataset = StreamingDataset(
@@ -67,7 +78,10 @@ def make_batches(request: Request) -> Iterator[Any]:
             **how,
         )
         loader = StreamingDataLoader(
-            dataset, batch_size=request.batch_size, num_workers=request.num_workers, multiprocessing_context="forkserver"
+            dataset,
+            batch_size=request.batch_size,
+            num_workers=request.num_workers,
+            multiprocessing_context="forkserver",
         )
         for batch in loader:
             yield batch["input_ids"] if packed else batch

@@ -1,6 +1,6 @@
-"""LitData on documents that were tokenized before: `optimize` wrote their ids with a `TokensLoader`, outside of the timing; a
-`StreamingDataset` with `TokensLoader(block_size=2048)`, shuffled, is read through a `StreamingDataLoader`. It tokenizes nothing:
-a ceiling.
+"""LitData on documents that were tokenized before: `optimize` wrote their ids with a
+`TokensLoader`, outside of the timing; a `StreamingDataset` with `TokensLoader(block_size=2048)`,
+shuffled, is read through a `StreamingDataLoader`. It tokenizes nothing: a ceiling.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ ROWS_A_CHUNK = 4096
 
 
 class Cut:
-    """Give the ids of each document, once for every repeat; `optimize` wants a picklable callable."""
+    """Give the ids of each document, once for every repeat; `optimize` wants a picklable
+    callable."""
 
     def __init__(self, tokens: str, offsets: str) -> None:
         self.tokens, self.offsets = tokens, offsets
@@ -46,8 +47,12 @@ def make_batches(request: Request) -> Iterator[Any]:
         num_workers=1,
         verbose=False,
     )
-    dataset = StreamingDataset(folder, item_loader=TokensLoader(block_size=request.seq_len), shuffle=True)
-    loader = StreamingDataLoader(dataset, batch_size=request.batch_size, num_workers=request.num_workers, drop_last=True)
+    dataset = StreamingDataset(
+        folder, item_loader=TokensLoader(block_size=request.seq_len), shuffle=True
+    )
+    loader = StreamingDataLoader(
+        dataset, batch_size=request.batch_size, num_workers=request.num_workers, drop_last=True
+    )
     while True:
         yield from loader
 

@@ -1,8 +1,10 @@
-"""MosaicML Streaming, the way of llm-foundry: a `StreamingDataset` over the same uncompressed MDS shards (shuffled, predownload
-512), whose documents a dataset around it tokenizes and concatenates in `__iter__`, in a torch `DataLoader`.
+"""MosaicML Streaming, the way of llm-foundry: a `StreamingDataset` over the same uncompressed MDS
+shards (shuffled, predownload 512), whose documents a dataset around it tokenizes and concatenates
+in `__iter__`, in a torch `DataLoader`.
 
-`"calls": "each"` tokenizes document by document with the transformers tokenizer, as llm-foundry does; "groups" hands 64
-documents at a time to `encode_batch_fast` of Hugging Face tokenizers, which is faster.
+`"calls": "each"` tokenizes document by document with the transformers tokenizer, as llm-foundry
+does; "groups" hands 64 documents at a time to `encode_batch_fast` of Hugging Face tokenizers, which
+is faster.
 """
 
 from __future__ import annotations
@@ -24,10 +26,17 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 class ConcatenatedTokens(IterableDataset[Any]):
-    """Rows of exactly `seq_len` tokens: documents, each with its end, run on over the ends of rows; epoch after epoch."""
+    """Rows of exactly `seq_len` tokens: documents, each with its end, run on over the ends of rows;
+    epoch after epoch."""
 
     def __init__(self, source: Any, encode: Encode, at_once: int, eos: int, seq_len: int) -> None:
-        self.source, self.encode, self.at_once, self.eos, self.seq_len = source, encode, at_once, eos, seq_len
+        self.source, self.encode, self.at_once, self.eos, self.seq_len = (
+            source,
+            encode,
+            at_once,
+            eos,
+            seq_len,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         pending = np.empty(0, np.int64)
@@ -51,13 +60,16 @@ def load_encoder(folder: str, calls: str) -> tuple[Encode, int]:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-        return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)], (
-            DOCUMENTS_AT_ONCE
-        )
+        return lambda texts: [
+            encoding.ids
+            for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ], (DOCUMENTS_AT_ONCE)
     from transformers import AutoTokenizer
 
     slower = AutoTokenizer.from_pretrained(folder, model_max_length=10**12)
-    return lambda texts: [slower(text, add_special_tokens=False, truncation=False)["input_ids"] for text in texts], 1
+    return lambda texts: [
+        slower(text, add_special_tokens=False, truncation=False)["input_ids"] for text in texts
+    ], 1
 
 
 def make_batches(request: Request) -> Iterator[Any]:
@@ -67,7 +79,9 @@ def make_batches(request: Request) -> Iterator[Any]:
     # jobs that use one folder at a time refuse each other; links of our own cost nothing
     local = request.scratch / "mds"
     shutil.copytree(request.data / "mds", local, copy_function=os.link)
-    source = StreamingDataset(local=str(local), shuffle=True, batch_size=request.batch_size, predownload=PREDOWNLOAD)
+    source = StreamingDataset(
+        local=str(local), shuffle=True, batch_size=request.batch_size, predownload=PREDOWNLOAD
+    )
     encode, at_once = load_encoder(str(request.tokenizer), request.options["calls"])
     rows = ConcatenatedTokens(source, encode, at_once, request.eos, request.seq_len)
     yield from DataLoader(rows, batch_size=request.batch_size, num_workers=request.num_workers)

@@ -1,4 +1,5 @@
-"""Pretrain straight from object storage: raw text in MDS shards, tokenized and packed on the fly, resumable to the token."""
+"""Pretrain straight from object storage: raw text in MDS shards, tokenized and packed on the fly,
+resumable to the token."""
 
 from __future__ import annotations
 
@@ -28,7 +29,16 @@ _HOMES = {
     "convert_to_mds": "convert",
     "merge_state_dicts": "run.state",
 }
-__all__ = ["Batch", "CloudLoader", "CloudloadError", "FromStart", "Retry", "Stream", "convert_to_mds", "merge_state_dicts"]
+__all__ = [
+    "Batch",
+    "CloudLoader",
+    "CloudloadError",
+    "FromStart",
+    "Retry",
+    "Stream",
+    "convert_to_mds",
+    "merge_state_dicts",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,15 +14,18 @@ UNKNOWN = -1
 
 
 class Batch(dict[str, torch.Tensor]):
-    """`input_ids` and `labels`, int64 [batch_size, seq_len], as a model takes them: `model(**batch)`.
+    """`input_ids` and `labels`, int64 [batch_size, seq_len], as a model takes them:
+    `model(**batch)`.
 
-    `labels` are the same ids, -100 on padding (and, with `mask_edges`, on a document's first token); models shift them by
-    themselves. What `fields` asks for stands beside them: `position_ids` and `segment_ids`, int64 [batch_size, seq_len];
-    `cu_seqlens`, int32 [segments + 1], and `max_seqlen`, int32 [].
+    `labels` are the same ids, -100 on padding (and, with `mask_edges`, on a document's first
+    token); models shift them by themselves. What `fields` asks for stands beside them:
+    `position_ids` and `segment_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32 [segments +
+    1], and `max_seqlen`, int32 [].
 
-    `first_row` is the row of the run that the rank's first row is, `row_step` the distance to the next; `spans` says what the
-    rows are made of: int64 [spans, 6] with the columns of `SPAN_FIELDS` (row of the batch, stream, epoch, sample,
-    start, stop). A copy that a framework makes of the tensors alone knows none of these.
+    `first_row` is the row of the run that the rank's first row is, `row_step` the distance to the
+    next; `spans` says what the rows are made of: int64 [spans, 6] with the columns of `SPAN_FIELDS`
+    (row of the batch, stream, epoch, sample, start, stop). A copy that a framework makes of the
+    tensors alone knows none of these.
     """
 
     def __init__(
@@ -37,7 +40,9 @@ class Batch(dict[str, torch.Tensor]):
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """The batch with its tensors on another device."""
-        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()}
+        moved = {
+            name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()
+        }
         return Batch(moved, self._spans, self.first_row, self.row_step)
 
     @property
@@ -45,7 +50,8 @@ class Batch(dict[str, torch.Tensor]):
         """What the rows are made of; joined when it is first asked for."""
         if self._spans is None:
             raise ValueError(
-                "this is a copy of a batch's tensors, which knows no spans; ask the batch that the loader handed out"
+                "this is a copy of a batch's tensors, which knows no spans; ask the batch that the "
+                "loader handed out"
             )
         if isinstance(self._spans, list):
             self._spans = _join_spans(self._spans)

@@ -1,6 +1,7 @@
 """The command line: one subcommand per verb of the library, and nothing of its own.
 
-Results go to stdout, progress, logs and errors to stderr. Exit status 1 is an error, 2 a wrong command line, 130 Ctrl-C.
+Results go to stdout, progress, logs and errors to stderr. Exit status 1 is an error, 2 a wrong
+command line, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,8 +36,22 @@ example:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING if options.quiet else logging.INFO, format="%(message)s", stream=sys.stderr)
-    for library in ("botocore", "boto3", "urllib3", "google", "datasets", "huggingface_hub", "httpx", "httpx2", "fsspec"):
+    logging.basicConfig(
+        level=logging.WARNING if options.quiet else logging.INFO,
+        format="%(message)s",
+        stream=sys.stderr,
+    )
+    for library in (
+        "botocore",
+        "boto3",
+        "urllib3",
+        "google",
+        "datasets",
+        "huggingface_hub",
+        "httpx",
+        "httpx2",
+        "fsspec",
+    ):
         logging.getLogger(library).setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -73,12 +88,18 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = commands.add_parser(
         "convert",
         help="raw corpora to MDS shards",
-        description="Convert raw corpora to an MDS dataset: the same bytes whatever the number of processes.",
+        description="Convert raw corpora to an MDS dataset: the same bytes "
+        "whatever the number of processes.",
         epilog=_CONVERT_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("inputs", nargs="+", metavar="INPUT", help="a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME")
+    add(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME",
+    )
     add("out", metavar="OUT", help="where the dataset goes: a folder, s3://..., gs://...")
     add("--split", metavar="NAME", help="write below OUT/NAME")
     add(
@@ -87,15 +108,55 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=["auto", "jsonl", "parquet", "text", "lines"],
         help="default: by the file's name, else text",
     )
-    add("--text-key", default="text", metavar="FIELD", help="the field with the document (default: text)")
-    add("--id-key", default="id", metavar="FIELD", help="the field with the id, where there is one; else file:line (default: id)")
-    add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help="a further field to keep; may be repeated")
-    add("--compression", default="zstd", metavar="NAME[:LEVEL]", help="zstd, zstd:7, gz, bz2 or none (default: zstd)")
-    add("--hashes", default="xxh64", metavar="NAME,...", help="hashes of each shard, or none (default: xxh64)")
-    add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help="the most raw bytes of a shard (default: 64m)")
+    add(
+        "--text-key",
+        default="text",
+        metavar="FIELD",
+        help="the field with the document (default: text)",
+    )
+    add(
+        "--id-key",
+        default="id",
+        metavar="FIELD",
+        help="the field with the id, where there is one; else file:line (default: id)",
+    )
+    add(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="FIELD[:ENCODING]",
+        help="a further field to keep; may be repeated",
+    )
+    add(
+        "--compression",
+        default="zstd",
+        metavar="NAME[:LEVEL]",
+        help="zstd, zstd:7, gz, bz2 or none (default: zstd)",
+    )
+    add(
+        "--hashes",
+        default="xxh64",
+        metavar="NAME,...",
+        help="hashes of each shard, or none (default: xxh64)",
+    )
+    add(
+        "--shard-bytes",
+        type=_bytes,
+        default="64m",
+        metavar="SIZE",
+        help="the most raw bytes of a shard (default: 64m)",
+    )
     add("--processes", type=int, metavar="N", help="default: one per core")
-    add("--skip-bad", action="store_true", help="count bad records and leave them out, instead of stopping")
-    add("--overwrite", action="store_true", help="remove the dataset that OUT holds and start afresh")
+    add(
+        "--skip-bad",
+        action="store_true",
+        help="count bad records and leave them out, instead of stopping",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="remove the dataset that OUT holds and start afresh",
+    )
     add("--quiet", action="store_true", help="no progress bar, no notes")
     add("--json", action="store_true", help="print the report as JSON")
     add("--report", type=Path, metavar="FILE", help="write the report to FILE as JSON, too")
@@ -137,18 +198,27 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _summary(report: ConvertReport) -> str:
-    speed = f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s" if report.seconds and not report.resumed_shards else ""
+    speed = (
+        f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s"
+        if report.seconds and not report.resumed_shards
+        else ""
+    )
     lines = [
         f"{report.out} {'was complete already' if report.already_complete else 'is complete'}",
         f"  documents  {report.documents:,} ({report.text_bytes:,} bytes of text)",
         f"  left out   {report.empty:,} empty, {report.bad:,} bad",
         *(f"             {record}" for record in report.bad_records),
         f"  input      {report.files:,} files, {report.input_bytes:,} bytes{speed}",
-        f"  output     {report.shards:,} shards, {report.stored_bytes:,} bytes ({report.raw_bytes:,} raw)",
-        f"  columns    {', '.join(f'{name}: {encoding}' for name, encoding in report.columns.items())}",
+        f"  output     {report.shards:,} shards, {report.stored_bytes:,} bytes "
+        f"({report.raw_bytes:,} raw)",
+        "  columns    "
+        f"{', '.join(f'{name}: {encoding}' for name, encoding in report.columns.items())}",
     ]
     if report.bad > len(report.bad_records):
-        lines.insert(3 + len(report.bad_records), f"             … and {report.bad - len(report.bad_records):,} more")
+        lines.insert(
+            3 + len(report.bad_records),
+            f"             … and {report.bad - len(report.bad_records):,} more",
+        )
     return "\n".join(lines)
 
 
@@ -171,13 +241,20 @@ def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "trace",
         help="what the model reads in some steps",
-        description="Show the documents that the rows of some steps are made of, from a state and the data alone.",
+        description="Show the documents that the rows of some steps are made of, from a state and "
+        "the data alone.",
         epilog=_TRACE_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_run_options(parser)
     add = parser.add_argument
-    add("--steps", type=_steps, required=True, metavar="A:B", help="from step A up to, not including, B; or a single step")
+    add(
+        "--steps",
+        type=_steps,
+        required=True,
+        metavar="A:B",
+        help="from step A up to, not including, B; or a single step",
+    )
     add("--row", type=int, metavar="R", help="only this row of each global batch, from 0")
     add("--full", action="store_true", help="print texts whole, not their beginnings")
     parser.set_defaults(run=_trace, after_interrupt="Nothing was changed")
@@ -187,16 +264,22 @@ def _add_where(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "where",
         help="the steps that a document lands in",
-        description="Show the steps and rows that a document lands in, from a state and the data alone.",
+        description="Show the steps and rows that a document lands in, from a "
+        "state and the data alone.",
         epilog=_WHERE_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_run_options(parser)
     add = parser.add_argument
     document = parser.add_mutually_exclusive_group(required=True)
-    document.add_argument("--id", metavar="DOC", help="its id; finding it reads the ids of all samples")
     document.add_argument(
-        "--sample", type=_sample, metavar="[STREAM:]N", help="its number in its stream, from 0, and the stream's, where several"
+        "--id", metavar="DOC", help="its id; finding it reads the ids of all samples"
+    )
+    document.add_argument(
+        "--sample",
+        type=_sample,
+        metavar="[STREAM:]N",
+        help="its number in its stream, from 0, and the stream's, where several",
     )
     add("--until", type=int, required=True, metavar="N", help="the last step to look at")
     parser.set_defaults(run=_where, after_interrupt="Nothing was changed")
@@ -204,11 +287,30 @@ def _add_where(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("state", metavar="STATE", type=Path, help="a state as JSON, or a torch checkpoint that holds one")
-    add("--data", action="append", metavar="URL", help="where a stream's index.json is now; once for each stream, in order")
-    add("--tokenizer", metavar="NAME", help="the tokenizer, where the state does not say, or it is elsewhere now")
+    add(
+        "state",
+        metavar="STATE",
+        type=Path,
+        help="a state as JSON, or a torch checkpoint that holds one",
+    )
+    add(
+        "--data",
+        action="append",
+        metavar="URL",
+        help="where a stream's index.json is now; once for each stream, in order",
+    )
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        help="the tokenizer, where the state does not say, or it is elsewhere now",
+    )
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, where it had one")
-    add("--global-batch", type=int, metavar="ROWS", help="rows of a global batch (default: the state's last)")
+    add(
+        "--global-batch",
+        type=int,
+        metavar="ROWS",
+        help="rows of a global batch (default: the state's last)",
+    )
     add("--local", metavar="FOLDER", help="the shard cache")
     add("--workers", type=int, default=2, metavar="N", help="processes that read (default: 2)")
     add("--json", action="store_true", help="print JSON Lines")
@@ -256,15 +358,29 @@ def _trace(options: argparse.Namespace) -> int:
         first_row = run.rows_of_step(step).start
         for span in spans:
             if options.json:
-                print(json.dumps({"step": step, **span.as_dict(), "row": span.row - first_row}, ensure_ascii=False, default=str))
+                print(
+                    json.dumps(
+                        {"step": step, **span.as_dict(), "row": span.row - first_row},
+                        ensure_ascii=False,
+                        default=str,
+                    )
+                )
                 continue
-            text = span.text if options.full else json.dumps(span.text[:_SHOWN_CHARACTERS], ensure_ascii=False)
+            text = (
+                span.text
+                if options.full
+                else json.dumps(span.text[:_SHOWN_CHARACTERS], ensure_ascii=False)
+            )
             print(
-                f"step {step:,}  row {span.row - first_row}  {span.stream}  epoch {span.epoch}  id {span.id}  "
+                f"step {step:,}  row {span.row - first_row}  {span.stream}  epoch "
+                f"{span.epoch}  id {span.id}  "
                 f"{span.shard}  sample {span.sample}  tokens {span.start}:{span.stop}\n    {text}"
             )
     if steps < len(options.steps):
-        print(f"cloudload: the data ends after step {options.steps.start + steps - 1:,}", file=sys.stderr)
+        print(
+            f"cloudload: the data ends after step {options.steps.start + steps - 1:,}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -272,7 +388,11 @@ def _where(options: argparse.Namespace) -> int:
     from cloudload.provenance import find_document, find_samples
 
     run, delivery = _open_run(options)
-    samples = [options.sample] if options.sample is not None else find_samples(run, options.id, **delivery)
+    samples = (
+        [options.sample]
+        if options.sample is not None
+        else find_samples(run, options.id, **delivery)
+    )
     found = 0
     for stream, number in samples:
         for occurrence in find_document(run, stream, number, options.until, **delivery):
@@ -281,7 +401,8 @@ def _where(options: argparse.Namespace) -> int:
                 print(json.dumps(asdict(occurrence), ensure_ascii=False))
             else:
                 print(
-                    f"step {occurrence.step:,}  row {occurrence.row}  {occurrence.stream}  epoch {occurrence.epoch}  "
+                    f"step {occurrence.step:,}  row {occurrence.row}  {occurrence.stream}  epoch "
+                    f"{occurrence.epoch}  "
                     f"sample {occurrence.sample}  tokens {occurrence.start}:{occurrence.stop}"
                 )
     if not found:

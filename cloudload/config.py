@@ -1,7 +1,7 @@
 """What a loader is asked for, in two halves.
 
-`RowsConfig` says *which tokens, in which order*; it goes into the state, and a resume is held to it.
-`DeliveryConfig` says *how they arrive*; it is free to change at every resume.
+`RowsConfig` says *which tokens, in which order*; it goes into the state, and a resume is held to
+it. `DeliveryConfig` says *how they arrive*; it is free to change at every resume.
 """
 
 from __future__ import annotations
@@ -47,35 +47,50 @@ class Stream:
     split: str | None = None
     """Sub-folder to read, such as `train`."""
     proportion: float | None = None
-    """Share of the rows, relative to the other streams': each stream is then read in an order and epochs of its own."""
+    """Share of the rows, relative to the other streams': each stream is then read in an order and
+    epochs of its own."""
     repeat: float | None = None
-    """How many times its samples come in an epoch of all streams together, as StreamingDataset has it: 0.5 is every other one."""
+    """How many times its samples come in an epoch of all streams together, as StreamingDataset has
+    it: 0.5 is every other one."""
     choose: int | None = None
     """How many of its samples come in an epoch of all streams together; in place of `repeat`."""
     name: str | None = None
     """By which a schedule, statistics and traces call it; default: its URL."""
     bos: str | None = SAME
-    """Token before each of its documents, where it is not as for the other streams: a token, None, or `auto`."""
+    """Token before each of its documents, where it is not as for the other streams: a token, None,
+    or `auto`."""
     eos: str | None = SAME
     """Token after each of its documents, likewise."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
-            raise ValueError(f"a stream's remote is {self.remote!r}; give the URL or folder of an MDS dataset")
+            raise ValueError(
+                f"a stream's remote is {self.remote!r}; give the URL or folder of an MDS dataset"
+            )
         check_location(self.remote)
         share = self.proportion
         if share is not None and (not _is_number(share) or not 0 <= share < math.inf):
-            raise ValueError(f"proportion of {self.label} is {share!r}; it must be a number of 0 or more")
+            raise ValueError(
+                f"proportion of {self.label} is {share!r}; it must be a number of 0 or more"
+            )
         if self.proportion is not None and (self.repeat is not None or self.choose is not None):
             raise ValueError(
-                f"{self.label} has a proportion and repeat or choose: a stream is either mixed in or part of one pass"
+                f"{self.label} has a proportion and repeat or choose: a stream is either mixed in "
+                "or part of one pass"
             )
         for name in ("bos", "eos"):
             _check_token(f"{name} of {self.label}", getattr(self, name))
 
     def __repr__(self) -> str:
-        shown = {"remote": hide_secrets(self.remote), **{name: value for name, value in vars(self).items() if name != "remote"}}
-        given = [f"{each.name}={shown[each.name]!r}" for each in fields(self) if shown[each.name] != each.default]
+        shown = {
+            "remote": hide_secrets(self.remote),
+            **{name: value for name, value in vars(self).items() if name != "remote"},
+        }
+        given = [
+            f"{each.name}={shown[each.name]!r}"
+            for each in fields(self)
+            if shown[each.name] != each.default
+        ]
         return f"Stream({', '.join(given)})"
 
     @property
@@ -98,19 +113,23 @@ class RowsConfig:
     seq_len: int
     """Tokens a row; may change at a resume."""
     packing: str = "concat"
-    """`concat`: documents run on over the ends of rows. `best_fit`: no document that fits a row is split. `one_per_row`."""
+    """`concat`: documents run on over the ends of rows. `best_fit`: no document that fits a row is
+    split. `one_per_row`."""
     open_rows: int = 16
     """Rows that `best_fit` holds open in each lane."""
     overflow: str = "cut"
-    """What `one_per_row` does with the rest of a longer document: `cut` it, or give it `rows` of its own."""
+    """What `one_per_row` does with the rest of a longer document: `cut` it, or give it `rows` of
+    its own."""
     shuffle: bool = True
     """Whether each epoch is shuffled."""
     shuffle_algo: str = "py1e"
-    """StreamingDataset's, or `seekable`: as py1br, found position by position, for 10^8 documents and more."""
+    """StreamingDataset's, or `seekable`: as py1br, found position by position, for 10^8 documents
+    and more."""
     shuffle_block_size: int | None = None
     """Documents that are shuffled among each other, per canonical node."""
     num_canonical_nodes: int | None = None
-    """Parts that the shuffled epoch is cut into; the node counts that divide it touch only their own shards."""
+    """Parts that the shuffled epoch is cut into; the node counts that divide it touch only their
+    own shards."""
     seed: int = 17
     """Seed of the shuffle; the epoch's number is mixed in by StreamingDataset's algorithm."""
     num_lanes: int | None = None
@@ -118,31 +137,42 @@ class RowsConfig:
     epochs: int | None = None
     """Passes over the data; None is endless."""
     schedule: tuple[tuple[int, Mapping[str, float]], ...] | None = None
-    """(row, {stream: weight}) from which rows on the streams have which shares; None: the streams' proportions, for ever."""
+    """(row, {stream: weight}) from which rows on the streams have which shares; None: the streams'
+    proportions, for ever."""
     text_key: str = "text"
     """The column that holds the document."""
     transform: Transform | None = None
-    """From a sample to its text, or None to leave it out; deterministic, and picklable where workers are spawned."""
+    """From a sample to its text, or None to leave it out; deterministic, and picklable where
+    workers are spawned."""
     min_tokens: int = 0
     """Documents of fewer tokens, bos and eos included, are left out."""
     bos: str | None = AUTO
-    """Token before each document: a token, None, or `auto`: where the tokenizer's own template has one."""
+    """Token before each document: a token, None, or `auto`: where the tokenizer's own template has
+    one."""
     eos: str | None = AUTO
-    """Token after each document: a token, None, or `auto`: the tokenizer's own end-of-text token."""
+    """Token after each document: a token, None, or `auto`: the tokenizer's own end-of-text
+    token."""
 
     def __post_init__(self) -> None:
         if not self.streams:
             raise ValueError("no streams: give a URL, a Stream, or a list of them")
         _check_positive("seq_len", self.seq_len)
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 32:
-            raise ValueError(f"seed is {self.seed!r}; it must be a whole number from 0 to 4,294,967,295")
+        if (
+            not isinstance(self.seed, int)
+            or isinstance(self.seed, bool)
+            or not 0 <= self.seed < 1 << 32
+        ):
+            raise ValueError(
+                f"seed is {self.seed!r}; it must be a whole number from 0 to 4,294,967,295"
+            )
         _check_choice("shuffle", self.shuffle, (True, False))
         for name in ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs"):
             if (value := getattr(self, name)) is not None:
                 _check_positive(name, value)
         if self.shuffle_block_size == 1:
             raise ValueError(
-                "shuffle_block_size is 1; StreamingDataset's shuffles need at least 2. To keep the order, use shuffle=False"
+                "shuffle_block_size is 1; StreamingDataset's shuffles need at least 2. To keep the "
+                "order, use shuffle=False"
             )
         for name in ("bos", "eos"):
             _check_token(name, getattr(self, name))
@@ -151,39 +181,69 @@ class RowsConfig:
         _check_positive("open_rows", self.open_rows)
         _check_count("min_tokens", self.min_tokens)
         if self.transform is not None and not callable(self.transform):
-            raise ValueError(f"transform is {self.transform!r}; give a function from a sample (a dict) to text or None")
+            raise ValueError(
+                f"transform is {self.transform!r}; give a function from a "
+                "sample (a dict) to text or None"
+            )
         self._check_mixing()
         _check_choice("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGORITHMS)
-        if self.num_lanes and self.num_canonical_nodes and self.num_lanes % self.num_canonical_nodes:
+        if (
+            self.num_lanes
+            and self.num_canonical_nodes
+            and self.num_lanes % self.num_canonical_nodes
+        ):
             raise ValueError(
-                f"num_canonical_nodes {self.num_canonical_nodes} does not divide num_lanes {self.num_lanes}. "
+                f"num_canonical_nodes {self.num_canonical_nodes} does not divide num_lanes "
+                f"{self.num_lanes}. "
                 f"Use one of {divisors(self.num_lanes)}, or another num_lanes"
             )
 
     def _check_mixing(self) -> None:
         labels = [stream.label for stream in self.streams]
         if repeated := sorted({label for label in labels if labels.count(label) > 1}):
-            raise ValueError(f"two streams are called {repeated[0]!r}; give each Stream(..., name=...) of its own")
+            raise ValueError(
+                f"two streams are called {repeated[0]!r}; give each "
+                "Stream(..., name=...) of its own"
+            )
         if not self.is_mixed:
             return
-        if without := [stream.label for stream in self.streams if stream.proportion is None and self.schedule is None]:
-            raise ValueError(f"{without[0]} has no proportion, but other streams have. Give each a proportion, or none")
+        if without := [
+            stream.label
+            for stream in self.streams
+            if stream.proportion is None and self.schedule is None
+        ]:
+            raise ValueError(
+                f"{without[0]} has no proportion, but other streams have. "
+                "Give each a proportion, or none"
+            )
         if self.epochs is not None:
             raise ValueError(
-                f"epochs is {self.epochs!r}, but streams that are mixed by proportion each have epochs of their own. "
-                "Leave epochs out and use take(n), or give the streams repeat or choose for one pass over all"
+                f"epochs is {self.epochs!r}, but streams that are mixed by proportion each have "
+                "epochs of their own. "
+                "Leave epochs out and use take(n), or give the streams repeat or choose for one "
+                "pass over all"
             )
-        if part := [stream.label for stream in self.streams if stream.repeat is not None or stream.choose is not None]:
-            raise ValueError(f"{part[0]} has repeat or choose, which do not go with a schedule or with proportions")
+        if part := [
+            stream.label
+            for stream in self.streams
+            if stream.repeat is not None or stream.choose is not None
+        ]:
+            raise ValueError(
+                f"{part[0]} has repeat or choose, which do not go with a "
+                "schedule or with proportions"
+            )
 
     @property
     def is_mixed(self) -> bool:
         """Whether each stream is read in an order of its own."""
-        return self.schedule is not None or any(stream.proportion is not None for stream in self.streams)
+        return self.schedule is not None or any(
+            stream.proportion is not None for stream in self.streams
+        )
 
     @property
     def transform_name(self) -> str | None:
-        """By which a transform is known again: its name and, where it can be had, a hash of its source."""
+        """By which a transform is known again: its name and, where it can be had, a hash of its
+        source."""
         return None if self.transform is None else _name_function(self.transform)
 
 
@@ -206,35 +266,43 @@ class DeliveryConfig:
     batch_size: int
     """Rows per rank and step."""
     tail: str = "pad"
-    """The last global batch of a finite run: `pad` it with masked rows, or `drop` it where it is not whole."""
+    """The last global batch of a finite run: `pad` it with masked rows, or `drop` it where it is
+    not whole."""
     fields: tuple[str, ...] = ()
-    """What batches have beside input_ids and labels: position_ids, segment_ids, cu_seqlens (with max_seqlen)."""
+    """What batches have beside input_ids and labels: position_ids, segment_ids, cu_seqlens (with
+    max_seqlen)."""
     mask_edges: bool = False
-    """Whether the label of a document's first token is masked, which only the document before it could predict."""
+    """Whether the label of a document's first token is masked, which only the document before it
+    could predict."""
     local: str | None = None
     """The node's shard cache; default `~/.cache/cloudload` (or `$CLOUDLOAD_CACHE`)."""
     tokenizer_backend: str = AUTO
-    """What encodes, to the same ids: `hf`, `fastokens`, or `auto`: fastokens where it is found to give hf's ids, else hf."""
+    """What encodes, to the same ids: `hf`, `fastokens`, or `auto`: fastokens where it is found to
+    give hf's ids, else hf."""
     num_workers: int = 4
-    """Worker processes per rank, at most one for each of its lanes; 0 works in the training process."""
+    """Worker processes per rank, at most one for each of its lanes; 0 works in the training
+    process."""
     prefetch_batches: int = 4
     """Batches that the workers run ahead of the training loop, at least."""
     predownload: int | None = None
-    """Documents of look-ahead per worker, whose shards are fetched; None: two shards for each canonical node."""
+    """Documents of look-ahead per worker, whose shards are fetched; None: two shards for each
+    canonical node."""
     download_threads: int = 4
     """Shards that one worker fetches at a time."""
     cache_limit: int | str | None = None
     """Most bytes of the node's shard cache, or a text such as `200gb`; None is no limit."""
     verify: str = ONCE
-    """When a shard's hash in the index is checked: `once`, when it is fetched, and again only if its file was written to since;
-    `always`, also whenever a process first opens it; or `off`. Sizes and heads are always checked."""
+    """When a shard's hash in the index is checked: `once`, when it is fetched, and again only if
+    its file was written to since; `always`, also whenever a process first opens it; or `off`. Sizes
+    and heads are always checked."""
     retry: Retry = field(default_factory=Retry)
     """How long the store is tried."""
     stop_every: int | str | None = None
-    """When a pass over the loader ends: after so many batches of the run, at each `epoch` of the data, or, None, with the run."""
+    """When a pass over the loader ends: after so many batches of the run, at each `epoch` of the
+    data, or, None, with the run."""
     exchange_every: int = 1
-    """Batches between exchanges of cursors among the ranks; a resume replays at most one less. Always 1 with `epochs`, and with
-    stop_every="epoch"."""
+    """Batches between exchanges of cursors among the ranks; a resume replays at most one less.
+    Always 1 with `epochs`, and with stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
     """Seconds that a rank waits for the others."""
     start_method: str | None = None
@@ -258,15 +326,22 @@ class DeliveryConfig:
             _check_positive("predownload", self.predownload)
         if self.stop_every is not None and self.stop_every != EPOCH:
             if not isinstance(self.stop_every, int):
-                raise ValueError(f"stop_every is {self.stop_every!r}; give a number of batches, or {EPOCH!r}")
+                raise ValueError(
+                    f"stop_every is {self.stop_every!r}; give a number of batches, or {EPOCH!r}"
+                )
             _check_positive("stop_every", self.stop_every)
         if not isinstance(self.exchange_timeout_s, int | float) or self.exchange_timeout_s <= 0:
-            raise ValueError(f"exchange_timeout_s is {self.exchange_timeout_s!r}; it must be a number of seconds above 0")
+            raise ValueError(
+                f"exchange_timeout_s is {self.exchange_timeout_s!r}; it must be a number of "
+                "seconds above 0"
+            )
         _check_choice("tokenizer_backend", self.tokenizer_backend, TOKENIZER_BACKENDS)
         _check_choice("verify", self.verify, VERIFICATIONS)
         _check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.retry, Retry):
-            raise ValueError(f"retry is {self.retry!r}; give a cloudload.Retry(timeout_s=…, deadline_s=…)")
+            raise ValueError(
+                f"retry is {self.retry!r}; give a cloudload.Retry(timeout_s=…, deadline_s=…)"
+            )
         if (self.dp_rank is None) != (self.dp_world_size is None):
             raise ValueError("dp_rank and dp_world_size go together: give both or neither")
         self.cache_limit_bytes()
@@ -277,7 +352,8 @@ class DeliveryConfig:
 
 
 def parse_bytes(value: int | str) -> int:
-    """Bytes from `1024`, `"500mb"`, `"1.5tb"`, `"64MiB"`; kb, mb, … are powers of 1024, as Streaming has them."""
+    """Bytes from `1024`, `"500mb"`, `"1.5tb"`, `"64MiB"`; kb, mb, … are powers of 1024, as
+    Streaming has them."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgtp]?)i?b?\s*", str(value).lower())
     size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
     if size < 1:

@@ -52,4 +52,5 @@ class RanksDisagreeError(CloudloadError):
 
 
 class WorkerError(CloudloadError):
-    """A worker process failed or died, or an iteration was interrupted; carries the worker's traceback."""
+    """A worker process failed or died, or an iteration was interrupted; carries the worker's
+    traceback."""

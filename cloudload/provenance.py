@@ -3,8 +3,9 @@
     a state ─► the loader that it was of ─► row 41,574,400 ─► its spans ─► ids, shards, text      trace_steps
             └► the lane that will read a document ─► its rows ─► the steps that have them         find_document
 
-A step counts global batches from the run's start: the first is step 1. The world that the run had does not matter. What a single
-lane can tell is read from that lane alone, as the rank that would own it in a world of a rank a lane.
+A step counts global batches from the run's start: the first is step 1. The world that the run had
+does not matter. What a single lane can tell is read from that lane alone, as the rank that would
+own it in a world of a rank a lane.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ class Run:
         return loader
 
     def rows_of_step(self, step: int) -> range:
-        """The rows of the run in a step after the state's. Raises `ValueError` for an earlier one."""
+        """The rows of the run in a step after the state's. Raises `ValueError` for an earlier
+        one."""
         position = self.saved.position
         if step <= position.batches:
             raise ValueError(
-                f"step {step:,} is before the state, which was saved after step {position.batches:,}. Take an earlier one"
+                f"step {step:,} is before the state, which was saved after step "
+                f"{position.batches:,}. Take an earlier one"
             )
         start = position.rows + (step - 1 - position.batches) * self.global_batch
         return range(start, start + self.global_batch)
@@ -86,7 +89,8 @@ class Occurrence:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """The cloudload state in a file: JSON, or what `torch.save` wrote, wherever in it the state lies. Unpickles nothing."""
+    """The cloudload state in a file: JSON, or what `torch.save` wrote, wherever in it the state
+    lies. Unpickles nothing."""
     try:
         content = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError):
@@ -105,12 +109,14 @@ def _load_checkpoint(path: str | Path) -> Any:
     except Exception as error:
         [reason, *_] = [*str(error).splitlines(), type(error).__name__]
         raise StreamChangedError(
-            f"{path} is neither JSON nor a torch checkpoint that loads with weights_only ({reason[:200]})"
+            f"{path} is neither JSON nor a torch checkpoint that loads with weights_only "
+            f"({reason[:200]})"
         ) from error
 
 
 def _find_state(content: Any) -> dict[str, Any] | None:
-    """The first state in nested mappings and lists, however deep, and though some may hold themselves."""
+    """The first state in nested mappings and lists, however deep, and though some may hold
+    themselves."""
     stack, seen = [content], set()
     while stack:
         found = stack.pop()
@@ -131,7 +137,8 @@ def open_run(
     transform: Transform | str | None = None,
     global_batch: int | None = None,
 ) -> Run:
-    """The run of a state; `data` and `tokenizer` where they are elsewhere now, `transform` where it had one."""
+    """The run of a state; `data` and `tokenizer` where they are elsewhere now, `transform` where it
+    had one."""
     saved = read_state(state)
     try:
         sources = json.loads(state["sources"])
@@ -144,15 +151,32 @@ def open_run(
         raise StreamChangedError("sources: the state does not say where the tokenizer was. Name it")
     if data is not None:
         if len(data) != len(streams):
-            raise ValueError(f"{len(data)} locations for the {len(streams)} streams of the state. Name as many")
-        streams = [replace(stream, remote=url, split=None) for stream, url in zip(streams, data, strict=True)]
+            raise ValueError(
+                f"{len(data)} locations for the {len(streams)} streams of the state. Name as many"
+            )
+        streams = [
+            replace(stream, remote=url, split=None)
+            for stream, url in zip(streams, data, strict=True)
+        ]
     if isinstance(transform, str):
         transform = _import(transform)
     if transform is None and state["transform"] is not None:
         raise ValueError(f"the run had the transform {state['transform']!r}: name it")
-    names = {"packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key", "min_tokens"}
+    names = {
+        "packing",
+        "open_rows",
+        "overflow",
+        "shuffle",
+        "shuffle_algo",
+        "seed",
+        "epochs",
+        "text_key",
+        "min_tokens",
+    }
     mixture = saved.mixture
-    schedule = [(row, dict(zip(mixture.names, weights, strict=True))) for row, weights in mixture.schedule]
+    schedule = [
+        (row, dict(zip(mixture.names, weights, strict=True))) for row, weights in mixture.schedule
+    ]
     arguments = {
         **{name: state[name] for name in names},
         "data": streams,
@@ -165,7 +189,10 @@ def open_run(
     }
     global_batch = global_batch or saved.position.global_batch
     if not global_batch:
-        raise ValueError("the state was saved before the first batch, so it does not say how many rows a step has. Name it")
+        raise ValueError(
+            "the state was saved before the first batch, so it does not say how many rows a step "
+            "has. Name it"
+        )
     return Run(state, arguments, global_batch)
 
 
@@ -175,13 +202,17 @@ def _import(path: str) -> Transform:
         transform: Transform = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"transform {path!r} cannot be imported ({error}). Write module:function, with its folder in PYTHONPATH"
+            f"transform {path!r} cannot be imported ({error}). Write module:function, with its "
+            "folder in PYTHONPATH"
         ) from error
     return transform
 
 
-def trace_steps(run: Run, steps: range, row: int | None = None, **delivery: Any) -> Iterator[tuple[int, list[TracedSpan]]]:
-    """(step, its spans) for each of `steps`, or the spans of one row (0 is the first) of each; `delivery` is the loader's."""
+def trace_steps(
+    run: Run, steps: range, row: int | None = None, **delivery: Any
+) -> Iterator[tuple[int, list[TracedSpan]]]:
+    """(step, its spans) for each of `steps`, or the spans of one row (0 is the first) of each;
+    `delivery` is the loader's."""
     if row is not None and not 0 <= row < run.global_batch:
         raise ValueError(f"row is {row}, but a step has rows 0 to {run.global_batch - 1}")
     if row is None or run.saved.fields["epochs"] is not None:
@@ -209,7 +240,9 @@ def _trace_in_turn(
 def _lane_loader(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:
     """The loader of the rank that a lane would have in a world of a rank a lane."""
     options = {**delivery, "num_workers": 0}
-    return run.loader(batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options)
+    return run.loader(
+        batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options
+    )
 
 
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
@@ -219,22 +252,31 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
         found = tracer.find_id(identifier)
         tracer.close()
     if not found:
-        raise DatasetError(f"no sample has {identifier!r} in its column 'id'. Name it by --sample, if its number is known")
+        raise DatasetError(
+            f"no sample has {identifier!r} in its column 'id'. Name it by "
+            "--sample, if its number is known"
+        )
     return found
 
 
-def find_document(run: Run, stream: int, sample: int, last_step: int, **delivery: Any) -> Iterator[Occurrence]:
-    """Where a sample of a stream lands, from the state's step up to `last_step`, that one included."""
+def find_document(
+    run: Run, stream: int, sample: int, last_step: int, **delivery: Any
+) -> Iterator[Occurrence]:
+    """Where a sample of a stream lands, from the state's step up to `last_step`, that one
+    included."""
     last_row = run.rows_of_step(last_step)[-1]
     if run.saved.fields["epochs"] is not None:
-        with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        with run.loader(
+            batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery
+        ) as loader:
             yield from _occurrences(run, loader, (stream, sample), None, last_row)
         return
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
         plan = loader.plan()
         check_sample(plan, stream, sample)
         epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0  # of which a residue may be
-        # lanes are seldom an epoch apart, and two epochs only where there are fewer documents than lanes
+        # lanes are seldom an epoch apart, and two epochs only where there are fewer documents than
+        # lanes
         while missed < _MISSED_EPOCHS:
             found: list[Occurrence] = []
             for lane in _lanes_of(plan, stream, sample, epoch):
@@ -251,12 +293,16 @@ def _occurrences(
     """Where a loader reads a document, in one epoch or in all, up to a row of the run."""
     for batch in loader:
         rows = batch.first_row + batch.spans[:, 0] * batch.row_step
-        for (_, stream, of_epoch, sample, start, stop), row in zip(batch.spans.tolist(), rows.tolist(), strict=True):
+        for (_, stream, of_epoch, sample, start, stop), row in zip(
+            batch.spans.tolist(), rows.tolist(), strict=True
+        ):
             if (stream, sample) == document and row <= last_row and epoch in (None, of_epoch):
                 step = run.step_of_row(row)
                 place = row - run.rows_of_step(step).start
                 yield Occurrence(step, place, run.labels[stream], of_epoch, sample, start, stop)
-        if batch.first_row > last_row or (epoch is not None and _is_past(batch, document[0], epoch)):
+        if batch.first_row > last_row or (
+            epoch is not None and _is_past(batch, document[0], epoch)
+        ):
             return
 
 
@@ -266,18 +312,28 @@ def check_sample(plan: Plan, stream: int, sample: int) -> None:
     if not 0 <= stream < len(sizes):
         raise ValueError(f"there is no stream {stream}: the run has streams 0 to {len(sizes) - 1}")
     if not 0 <= sample < sizes[stream]:
-        raise ValueError(f"there is no sample {sample}: {plan.recipe.labels[stream]} has samples 0 to {sizes[stream] - 1}")
+        raise ValueError(
+            f"there is no sample {sample}: {plan.recipe.labels[stream]} has samples 0 to "
+            f"{sizes[stream] - 1}"
+        )
 
 
 def _component_of(plan: Plan, stream: int) -> int:
-    return next(place for place, component in enumerate(plan.recipe.components) if stream in component.streams)
+    return next(
+        place
+        for place, component in enumerate(plan.recipe.components)
+        if stream in component.streams
+    )
 
 
 def _first_epoch(plan: Plan, stream: int) -> int:
     """The earliest epoch that a lane stands in, of the order that a stream is read in."""
     place = _component_of(plan, stream)
     lanes = plan.recipe.components[place].lanes
-    return min(lanes.place(lane, ordinal)[0] for lane, ordinal in enumerate(plan.position.cursors[place, :, 0].tolist()))
+    return min(
+        lanes.place(lane, ordinal)[0]
+        for lane, ordinal in enumerate(plan.position.cursors[place, :, 0].tolist())
+    )
 
 
 def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:

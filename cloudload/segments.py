@@ -7,8 +7,9 @@
     cu_seqlens       0 3 4 6 8 13 16     over both rows; the longest segment is 5
     masked labels    - a a - - c . .     - d d d d . . .
 
-Every span is a segment of its own, and so is the padding at a row's end. `rows` ascends, and a row's spans stand in order from
-its start, without gaps, as in `Batch.spans`; `lengths` are 1 or more.
+Every span is a segment of its own, and so is the padding at a row's end. `rows` ascends, and a
+row's spans stand in order from its start, without gaps, as in `Batch.spans`; `lengths` are 1 or
+more.
 """
 
 from __future__ import annotations
@@ -39,9 +40,12 @@ def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     return np.subtract(np.arange(shape[1]), starts, out=starts)
 
 
-def cu_seqlens(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> tuple[np.ndarray[Any, np.dtype[np.int32]], int]:
-    """Where the segments of the flattened batch begin and end, int32 [segments + 1], and the longest one's length:
-    `cu_seqlens_q` and `max_seqlen_q` of `flash_attn_varlen_func`. The last entry is `num_rows * seq_len`."""
+def cu_seqlens(
+    rows: Ints, lengths: Ints, shape: tuple[int, int]
+) -> tuple[np.ndarray[Any, np.dtype[np.int32]], int]:
+    """Where the segments of the flattened batch begin and end, int32 [segments + 1], and the
+    longest one's length: `cu_seqlens_q` and `max_seqlen_q` of `flash_attn_varlen_func`. The last
+    entry is `num_rows * seq_len`."""
     padded = _padded(rows, lengths, shape)
     padded = padded[padded > 0]
     ends = np.zeros(len(padded) + 1, np.int32)
@@ -52,23 +56,27 @@ def cu_seqlens(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> tuple[np.nd
 def mask_document_edges(labels: Ints, rows: Ints, lengths: Ints) -> None:
     """Set `labels` [num_rows, seq_len] to -100 at each segment's first token, in place.
 
-    Models shift labels by one, so that label is what the last token of the document before would have to predict.
+    Models shift labels by one, so that label is what the last token of the document before would
+    have to predict.
     """
     before = np.cumsum(lengths) - lengths
     labels[rows, before - before[np.searchsorted(rows, rows)]] = IGNORED_LABEL
 
 
 def document_attention_mask(segment_ids: torch.Tensor) -> torch.Tensor:
-    """bool [num_rows, 1, seq_len, seq_len] for SDPA, on the device of `segment_ids`: True where a query (third axis) may attend.
+    """bool [num_rows, 1, seq_len, seq_len] for SDPA, on the device of `segment_ids`: True where a
+    query (third axis) may attend.
 
-    A token attends to itself and to what stands before it in its segment; padding does so too, which spares softmax a NaN.
-    Only for SDPA: attention of the kind "eager" adds its mask to the scores, and there this one would mask nothing.
+    A token attends to itself and to what stands before it in its segment; padding does so too,
+    which spares softmax a NaN. Only for SDPA: attention of the kind "eager" adds its mask to the
+    scores, and there this one would mask nothing.
     """
     return (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]).tril_()
 
 
 def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """Lengths in the order of the flattened batch; every row ends with its padding, which may have length 0.
+    """Lengths in the order of the flattened batch; every row ends with its padding, which may have
+    length 0.
 
     rows [0 0 0 1]  lengths [3 1 2 5]  shape (2, 8)      ->      3 1 2 2  5 3
     """
@@ -80,7 +88,8 @@ def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     if (filled > seq_len).any():
         row = int(filled.argmax())
         raise ValueError(
-            f"the spans of row {row} hold {filled[row]} tokens, more than a row's {seq_len}. Pass the batch's own shape"
+            f"the spans of row {row} hold {filled[row]} tokens, more than a row's {seq_len}. Pass "
+            "the batch's own shape"
         )
     padded = np.empty(len(rows) + num_rows, np.int64)
     padded[_places(rows)] = lengths

@@ -1,7 +1,8 @@
 """What a run has read so far: exact, the same on every rank, and whatever the world.
 
-A token is counted with the row that has it, a document with the row after which nothing of it is left to read. How the batches
-came is told beside it, of one rank and of one loader, and is none of that.
+A token is counted with the row that has it, a document with the row after which nothing of it is
+left to read. How the batches came is told beside it, of one rank and of one loader, and is none of
+that.
 """
 
 from __future__ import annotations
@@ -55,14 +56,16 @@ class Traffic(NamedTuple):
 class DeliveryStats:
     """How the batches came to this rank, since its loader was made.
 
-    Not in the state: a resumed run counts from 0. Not exact either: workers report with their blocks, and what they did after
-    the last that was used is in no report.
+    Not in the state: a resumed run counts from 0. Not exact either: workers report with their
+    blocks, and what they did after the last that was used is in no report.
     """
 
     stall_s: float
-    """Seconds that the training loop was kept in `next()`, or `skip`: by workers, from their start on, and by other ranks."""
+    """Seconds that the training loop was kept in `next()`, or `skip`: by workers, from their start
+    on, and by other ranks."""
     cache_hits: int
-    """Shards that lay in the node's cache when a worker first looked for them; those mapped in place are not in it."""
+    """Shards that lay in the node's cache when a worker first looked for them; those mapped in
+    place are not in it."""
     cache_misses: int
     """Shards that a worker had to fetch, or to wait for while another process fetched them."""
     bytes_downloaded: int
@@ -105,9 +108,12 @@ class Stats:
     """Why tokenizer_backend="auto" did not take fastokens; None where it did, or was not asked."""
 
     def as_dict(self, prefix: str = "") -> dict[str, Any]:
-        """Plain numbers for a logger, with `streams/<name>/<count>` and `delivery/<count>`; the backend is none."""
+        """Plain numbers for a logger, with `streams/<name>/<count>` and `delivery/<count>`; the
+        backend is none."""
         numbers = {name: value for name, value in asdict(self).items() if name not in _NOT_NUMBERS}
         for stream, stats in self.streams.items():
-            numbers.update({f"streams/{stream}/{name}": value for name, value in asdict(stats).items()})
+            numbers.update(
+                {f"streams/{stream}/{name}": value for name, value in asdict(stats).items()}
+            )
         numbers.update({f"delivery/{name}": value for name, value in asdict(self.delivery).items()})
         return {f"{prefix}{name}": value for name, value in numbers.items()}

@@ -3,7 +3,8 @@
     saved after every batch and restored afresh, the remainder is the same            check_resume
     every world size, and every change between them, reads the same ordered stream    check_worlds
 
-Both take a function that makes the loader of one rank, and run it in this process: ranks in lockstep, workers inline.
+Both take a function that makes the loader of one rank, and run it in this process: ranks in
+lockstep, workers inline.
 
     def make_loader(**kwargs):
         return CloudLoader("/data/corpus", tokenizer="gpt2", seq_len=128, num_lanes=12, **kwargs)
@@ -32,7 +33,13 @@ class MakeLoader(Protocol):
     """Makes the loader of one rank; passes the keyword arguments on to `CloudLoader`."""
 
     def __call__(
-        self, *, dp_rank: int, dp_world_size: int, batch_size: int, num_workers: int, exchange_every: int
+        self,
+        *,
+        dp_rank: int,
+        dp_world_size: int,
+        batch_size: int,
+        num_workers: int,
+        exchange_every: int,
     ) -> CloudLoader: ...
 
 
@@ -62,8 +69,11 @@ class Row:
         return all(label == IGNORED_LABEL for label in self.labels)
 
 
-def run_leg(make_loader: MakeLoader, leg: Leg, state: State | None = None) -> tuple[list[Row], list[State]]:
-    """Run one leg from `state`; the rows of its global batches in order, and the state before and after each batch.
+def run_leg(
+    make_loader: MakeLoader, leg: Leg, state: State | None = None
+) -> tuple[list[Row], list[State]]:
+    """Run one leg from `state`; the rows of its global batches in order, and the state before and
+    after each batch.
 
     Asserts that all ranks hold the same state at every step and end on the same step.
     """
@@ -99,15 +109,19 @@ def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None =
 
 
 def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int) -> None:
-    """Assert the first law on one rank: after every batch, what a restored loader reads is what this one went on to read."""
+    """Assert the first law on one rank: after every batch, what a restored loader reads is what
+    this one went on to read."""
     whole, states = run_leg(make_loader, Leg(batch_size=global_batch, batches=num_batches))
     for taken, state in enumerate(states):
-        rest, _ = run_leg(make_loader, Leg(batch_size=global_batch, batches=len(states) - 1 - taken), state)
+        rest, _ = run_leg(
+            make_loader, Leg(batch_size=global_batch, batches=len(states) - 1 - taken), state
+        )
         assert_same_rows(rest, whole[taken * global_batch :], f"restored after batch {taken}")
 
 
 def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
-    """Assert the second law: the legs, one after the other, read what one rank reads without stopping. Returns the rows."""
+    """Assert the second law: the legs, one after the other, read what one rank reads without
+    stopping. Returns the rows."""
     rows = run_legs(make_loader, legs)
     expected: list[Row] = []
     if legs[-1].batches is None:
@@ -130,7 +144,12 @@ def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -
 
 def real_tokens(rows: Iterable[Row]) -> list[int]:
     """The tokens of rows without padding, joined."""
-    return [token for row in rows for token, label in zip(row.input_ids, row.labels, strict=True) if label != IGNORED_LABEL]
+    return [
+        token
+        for row in rows
+        for token, label in zip(row.input_ids, row.labels, strict=True)
+        if label != IGNORED_LABEL
+    ]
 
 
 def _trimmed(rows: list[Row]) -> list[Row]:
@@ -153,7 +172,9 @@ def _make_rank(make_loader: MakeLoader, leg: Leg, rank: int, hub: _Hub) -> Cloud
     )
     world = World(rank, leg.ranks, leg.ranks_per_node or leg.ranks)
     # the seams of the loader that keep processes and networks out of its arithmetic
-    vars(loader).update(_exchange=_HubExchange(hub, rank), _open_blocks=inline_blocks, _find_world=lambda: world)
+    vars(loader).update(
+        _exchange=_HubExchange(hub, rank), _open_blocks=inline_blocks, _find_world=lambda: world
+    )
     return loader
 
 
@@ -169,10 +190,13 @@ def _next_batches(iterators: list[Any]) -> list[Batch] | None:
                 batches.append(iterator.hand_out())
             except StopIteration:
                 ended += 1
-        assert ended in (0, len(iterators)), f"{ended} of {len(iterators)} ranks ended before the others"
+        assert ended in (0, len(iterators)), (
+            f"{ended} of {len(iterators)} ranks ended before the others"
+        )
         if ended:
             return None
-        # a rank hands out nothing where the lanes have ended and their sizes are yet to be exchanged
+        # a rank hands out nothing where the lanes have ended and their sizes are yet to be
+        # exchanged
         if any(batch is None for batch in batches):
             assert not any(batches), "some ranks are in the tail before the others"
             continue
@@ -185,11 +209,15 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
         spans: list[list[tuple[int, ...]]] = [[] for _ in batch["input_ids"]]
         for place, *span in batch.spans.tolist():
             spans[place].append(tuple(span))
-        for place, (ids, labels) in enumerate(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)):
+        for place, (ids, labels) in enumerate(
+            zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+        ):
             number = batch.first_row + place * batch.row_step
             assert number not in rows, f"row {number} came twice"
             rows[number] = Row(tuple(ids), tuple(labels), tuple(spans[place]))
-    assert sorted(rows) == list(range(min(rows), max(rows) + 1)), f"rows are missing: {sorted(rows)}"
+    assert sorted(rows) == list(range(min(rows), max(rows) + 1)), (
+        f"rows are missing: {sorted(rows)}"
+    )
     return [rows[number] for number in sorted(rows)]
 
 

@@ -16,11 +16,20 @@ class Block(nn.Module):
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (-1, 32)).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1))
-        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            part.unflatten(-1, (-1, 32)).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1)
+        )
+        x = x + self.out(
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         return x + self.feed_forward(self.norm_2(x))
 
 
@@ -30,30 +39,63 @@ class GPT(nn.Module):
     def __init__(self, vocab_size: int, args: argparse.Namespace) -> None:
         super().__init__()
         torch.manual_seed(args.seed)
-        self.embed, self.position = nn.Embedding(vocab_size, args.width), nn.Parameter(torch.zeros(args.seq_len, args.width))
-        self.blocks, self.norm = nn.Sequential(*(Block(args.width) for _ in range(args.depth))), nn.LayerNorm(args.width)
+        self.embed, self.position = (
+            nn.Embedding(vocab_size, args.width),
+            nn.Parameter(torch.zeros(args.seq_len, args.width)),
+        )
+        self.blocks, self.norm = (
+            nn.Sequential(*(Block(args.width) for _ in range(args.depth))),
+            nn.LayerNorm(args.width),
+        )
         nn.init.normal_(self.embed.weight, std=0.02)
         self.to(torch.float64 if args.float64 else torch.float32)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         x = self.embed(input_ids) + self.position[: input_ids.shape[1]]
         logits = nn.functional.linear(self.norm(self.blocks(x)), self.embed.weight)
-        return {"loss": nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), "logits": logits}
+        return {
+            "loss": nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            ),
+            "logits": logits,
+        }
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
     """The arguments of an example."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", help="URL or folder of an MDS dataset")
-    parser.add_argument("--tokenizer", default=str(Path(__file__).parent / "tokenizer"), help="name, folder or tokenizer.json")
-    parser.add_argument("--out", type=Path, default=Path("checkpoints"), help="folder of checkpoints; default ./checkpoints")
+    parser.add_argument(
+        "--tokenizer",
+        default=str(Path(__file__).parent / "tokenizer"),
+        help="name, folder or tokenizer.json",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("checkpoints"),
+        help="folder of checkpoints; default ./checkpoints",
+    )
     parser.add_argument("--cache", help="folder of the shard cache")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps in all; default 300")
+    parser.add_argument(
+        "--steps", type=int, default=300, help="optimizer steps in all; default 300"
+    )
     parser.add_argument("--save-every", type=int, default=50, help="steps; default 50")
-    parser.add_argument("--global-batch", type=int, default=16, help="rows an optimizer step, on all ranks; default 16")
-    parser.add_argument("--accumulate", type=int, default=1, help="batches an optimizer step; default 1")
-    parser.add_argument("--epoch-batches", type=int, help="batches that the framework is to call an epoch")
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        default=16,
+        help="rows an optimizer step, on all ranks; default 16",
+    )
+    parser.add_argument(
+        "--accumulate", type=int, default=1, help="batches an optimizer step; default 1"
+    )
+    parser.add_argument(
+        "--epoch-batches", type=int, help="batches that the framework is to call an epoch"
+    )
     parser.add_argument("--seq-len", type=int, default=256, help="tokens a row; default 256")
     parser.add_argument("--workers", type=int, default=2, help="worker processes a rank; default 2")
     parser.add_argument("--lr", type=float, default=1e-3)

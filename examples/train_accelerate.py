@@ -1,7 +1,8 @@
 """Pretrain with accelerate; stop whenever you like, resume on other ranks.
 
 accelerate launch --num-processes 2 examples/train_accelerate.py s3://bucket/corpus --steps 300
-accelerate launch --num-processes 4 examples/train_accelerate.py s3://bucket/corpus --steps 600 --resume
+accelerate launch --num-processes 4 examples/train_accelerate.py s3://bucket/corpus --steps 600
+--resume
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Steps:
 
 def main() -> None:
     args = parse_arguments(__doc__)
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=args.accumulate)
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(), gradient_accumulation_steps=args.accumulate
+    )
     loader = CloudLoader(
         args.data,
         tokenizer=args.tokenizer,
@@ -42,7 +45,9 @@ def main() -> None:
     )
     gpt = GPT(loader.vocab_size, args)
     # the loader is not prepared: it knows its rank, and would be read ahead of its state
-    model, optimizer = accelerator.prepare(gpt, torch.optim.AdamW(gpt.parameters(), lr=args.lr, betas=(0.9, 0.95)))
+    model, optimizer = accelerator.prepare(
+        gpt, torch.optim.AdamW(gpt.parameters(), lr=args.lr, betas=(0.9, 0.95))
+    )
     steps = Steps()
     accelerator.register_for_checkpointing(loader, steps)
     if args.resume:
@@ -56,13 +61,18 @@ def main() -> None:
 
     def train_on(batch: dict[str, Tensor]) -> None:
         with accelerator.accumulate(model):
-            loss = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()})["loss"]
+            loss = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()})[
+                "loss"
+            ]
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             steps.number += 1
-            accelerator.print(f"step {steps.number}  loss {loss:.3f}  {loader.stats().tokens:,} tokens", flush=True)
+            accelerator.print(
+                f"step {steps.number}  loss {loss:.3f}  {loader.stats().tokens:,} tokens",
+                flush=True,
+            )
             if steps.number % args.save_every == 0:
                 save()
 

@@ -1,4 +1,5 @@
-"""Pretrain with Composer; stop whenever you like, resume on other ranks from Composer's own checkpoints.
+"""Pretrain with Composer; stop whenever you like, resume on other ranks from Composer's own
+checkpoints.
 
 composer -n 2 examples/train_composer.py s3://bucket/corpus --steps 300
 composer -n 4 examples/train_composer.py s3://bucket/corpus --steps 600 --resume
@@ -28,7 +29,9 @@ class ComposerGPT(ComposerModel):
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return dict(self.gpt(batch["input_ids"], batch["labels"]))
 
-    def loss(self, outputs: dict[str, Tensor], batch: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
+    def loss(
+        self, outputs: dict[str, Tensor], batch: dict[str, Tensor], *_: Any, **__: Any
+    ) -> Tensor:
         return outputs["loss"]
 
 
@@ -66,7 +69,10 @@ def main() -> None:
         trainer.fit()
     if dist.get_global_rank() == 0:
         timestamp = trainer.state.timestamp
-        print(f"trained {timestamp.batch}, {timestamp.epoch}, {timestamp.sample}, {timestamp.token}", flush=True)
+        print(
+            f"trained {timestamp.batch}, {timestamp.epoch}, {timestamp.sample}, {timestamp.token}",
+            flush=True,
+        )
     trainer.close()
 
 

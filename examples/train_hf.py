@@ -45,7 +45,9 @@ def main() -> None:
     )
     with loader:
         trainer = GPTTrainer(GPT(loader.vocab_size, args), training_args, loader=loader)
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(args.out)) if args.resume else None)
+        trainer.train(
+            resume_from_checkpoint=get_last_checkpoint(str(args.out)) if args.resume else None
+        )
 
 
 if __name__ == "__main__":

@@ -56,7 +56,10 @@ def main() -> None:
         max_steps=args.steps,
         accumulate_grad_batches=args.accumulate,
         use_distributed_sampler=False,
-        callbacks=[ModelCheckpoint(args.out, every_n_train_steps=args.save_every, save_last=True), CloudloadMonitor(loader)],
+        callbacks=[
+            ModelCheckpoint(args.out, every_n_train_steps=args.save_every, save_last=True),
+            CloudloadMonitor(loader),
+        ],
         logger=CSVLogger(args.out),
         log_every_n_steps=10,
         enable_progress_bar=False,
@@ -64,7 +67,9 @@ def main() -> None:
     )
     with loader:
         model = LightningGPT(GPT(loader.vocab_size, args), args.lr)
-        trainer.fit(model, datamodule=CloudloadDataModule(loader), ckpt_path="last" if args.resume else None)
+        trainer.fit(
+            model, datamodule=CloudloadDataModule(loader), ckpt_path="last" if args.resume else None
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Pretrain in plain torch, with DDP or FSDP2, and torch.distributed.checkpoint; stop whenever you like, resume on other ranks.
+"""Pretrain in plain torch, with DDP or FSDP2, and torch.distributed.checkpoint; stop whenever you
+like, resume on other ranks.
 
 torchrun --nproc-per-node 2 examples/train_torch.py s3://bucket/corpus --steps 300
 torchrun --nproc-per-node 4 examples/train_torch.py s3://bucket/corpus --steps 600 --resume      (FSDP=1 for FSDP2)
@@ -32,12 +33,21 @@ class TrainState:
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
 
 
 def main() -> None:
     args = parse_arguments(__doc__)
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
     dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo")
     loader = CloudLoader(
         args.data,
@@ -71,7 +81,9 @@ def main() -> None:
                 dcp.save(states, checkpoint_id=args.out / f"step-{step:07}")
             for _ in range(args.accumulate):
                 batch = next(batches)
-                loss = model(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})["loss"]
+                loss = model(
+                    **{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+                )["loss"]
                 (loss / args.accumulate).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -1,4 +1,5 @@
-"""Pretrain a small Llama 3 with torchtitan's trainer; stop whenever you like, resume on other ranks from its own checkpoints.
+"""Pretrain a small Llama 3 with torchtitan's trainer; stop whenever you like, resume on other ranks
+from its own checkpoints.
 
 torchrun --nproc-per-node 2 examples/train_torchtitan.py s3://bucket/corpus --steps 300
 torchrun --nproc-per-node 4 examples/train_torchtitan.py s3://bucket/corpus --steps 600 --resume
@@ -15,10 +16,20 @@ from tiny_gpt import parse_arguments
 from torch.distributed.fsdp import FSDPModule
 
 if not torch.cuda.is_available():
-    # torchtitan takes an accelerator for granted; so the CPU is made one, with answers to what it asks of its memory
+    # torchtitan takes an accelerator for granted; so the CPU is made one, with answers to what it
+    # asks of its memory
     torch._utils._get_available_device_type = lambda: "cpu"
-    memory = {"get_device_properties": SimpleNamespace(total_memory=1), "memory_stats": {}, "reset_peak_memory_stats": None}
-    for name, answer in {"current_device": 0, "get_device_name": "CPU", "empty_cache": None, **memory}.items():
+    memory = {
+        "get_device_properties": SimpleNamespace(total_memory=1),
+        "memory_stats": {},
+        "reset_peak_memory_stats": None,
+    }
+    for name, answer in {
+        "current_device": 0,
+        "get_device_name": "CPU",
+        "empty_cache": None,
+        **memory,
+    }.items():
         setattr(torch.cpu, name, lambda *_, answer=answer: answer)
 if not hasattr(dist, "set_timeout"):
     # torchtitan 0.3 is written for torch's nightlies; in torch 2.13 this has another name
@@ -56,10 +67,18 @@ def small_llama(vocab_size: int, depth: int) -> ModelSpec:
 def main() -> None:
     args = parse_arguments(__doc__)
     if not args.resume and (args.out / "checkpoint").exists():
-        raise SystemExit(f"{args.out} has checkpoints, and torchtitan would go on from them. Add --resume, or give another --out")
+        raise SystemExit(
+            f"{args.out} has checkpoints, and torchtitan would go on from them. Add --resume, or "
+            "give another --out"
+        )
     init_logger()
     vocab_size = HuggingFaceTokenizer(tokenizer_path=args.tokenizer).get_vocab_size()
-    options = {"seed": args.seed, "num_workers": args.workers, "local": args.cache, "stop_every": args.epoch_batches}
+    options = {
+        "seed": args.seed,
+        "num_workers": args.workers,
+        "local": args.cache,
+        "stop_every": args.epoch_batches,
+    }
     config = Trainer.Config(
         model_spec=small_llama(vocab_size, args.depth),
         hf_assets_path=args.tokenizer,
@@ -78,7 +97,9 @@ def main() -> None:
             disable_cuda_graphs=True,
         ),
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
-        checkpoint=CheckpointManager.Config(enable=True, interval=args.save_every, last_save_model_only=False),
+        checkpoint=CheckpointManager.Config(
+            enable=True, interval=args.save_every, last_save_model_only=False
+        ),
         activation_checkpoint=None,
         debug=DebugConfig(seed=args.seed),
     )

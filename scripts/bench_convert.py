@@ -2,9 +2,10 @@
 
     python scripts/bench_convert.py [CORPUS...] [--repeats 5] [--megabytes 400]
 
-Prints MB/s of uncompressed input with 1 and 2 processes (median, and the range), start of the worker processes included, and the
-SHA-256 of all shards and the index with 1, 2 and 5 processes. Without a corpus it takes `../shared/corpus/*.jsonl.gz` where that
-exists, or makes one. The corpus is repeated, gzipped and plain, to the megabytes asked for.
+Prints MB/s of uncompressed input with 1 and 2 processes (median, and the range), start of the
+worker processes included, and the SHA-256 of all shards and the index with 1, 2 and 5 processes.
+Without a corpus it takes `../shared/corpus/*.jsonl.gz` where that exists, or makes one. The corpus
+is repeated, gzipped and plain, to the megabytes asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from cloudload.convert.convert import convert_to_mds  # noqa: E402 - needs the p
 
 def main() -> None:
     """Run the benchmark and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("corpus", nargs="*", type=Path, help="files of JSON lines, gzipped")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=400, help="uncompressed input of each run")
@@ -47,7 +50,12 @@ def _corpus(files: list[Path]) -> list[bytes]:
         return [gzip.decompress(path.read_bytes()) for path in files]
     draw = random.Random(1)
     words = [f"w{number}" for number in range(20_000)]
-    return [b"".join(json.dumps({"text": " ".join(draw.choices(words, k=700))}).encode() + b"\n" for _ in range(10_000))]
+    return [
+        b"".join(
+            json.dumps({"text": " ".join(draw.choices(words, k=700))}).encode() + b"\n"
+            for _ in range(10_000)
+        )
+    ]
 
 
 def _write(folder: Path, data: list[bytes], form: str, target: int) -> int:
@@ -67,18 +75,25 @@ def _time(folder: Path, form: str, size: int, options: argparse.Namespace) -> No
     speeds: dict[int, list[float]] = {processes: [] for processes in options.processes}
     for _ in range(options.repeats):
         for processes, measured in speeds.items():
-            report = convert_to_mds(folder / form, folder / "out", processes=processes, progress=False, overwrite=True)
+            report = convert_to_mds(
+                folder / form, folder / "out", processes=processes, progress=False, overwrite=True
+            )
             measured.append(size / 1e6 / report.seconds)
     for processes, measured in speeds.items():
         median = statistics.median(measured)
-        print(f"  {processes} processes  {median:6.1f} MB/s  ({min(measured):.1f} to {max(measured):.1f}, {len(measured)} runs)")
+        print(
+            f"  {processes} processes  {median:6.1f} MB/s  ({min(measured):.1f} to "
+            f"{max(measured):.1f}, {len(measured)} runs)"
+        )
 
 
 def _hash(folder: Path) -> None:
     print("SHA-256 of all shards and the index")
     for processes in (1, 2, 5):
         out = folder / f"out{processes}"
-        convert_to_mds(folder / "jsonl.gz", out, processes=processes, progress=False, shard_bytes=4 << 20)
+        convert_to_mds(
+            folder / "jsonl.gz", out, processes=processes, progress=False, shard_bytes=4 << 20
+        )
         digest = hashlib.sha256()
         for path in sorted([*out.glob("shard.*"), out / "index.json"]):
             digest.update(path.name.encode() + path.read_bytes())

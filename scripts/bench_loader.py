@@ -1,10 +1,12 @@
-"""How near the loader comes to the bare tokenizer, what a state weighs, and how soon a resumed run has its first batch.
+"""How near the loader comes to the bare tokenizer, what a state weighs, and how soon a resumed run
+has its first batch.
 
     python scripts/bench_loader.py --corpus corpus/*.jsonl.gz --tokenizer gpt2-folder llama3-folder
 
-Prints a Markdown table. Speeds are of one core, to which the training process and its worker are both pinned; the loader and
-the bare tokenizer take short turns on it, and medians over several epochs are given with the extremes. Without --corpus, text is
-generated; without --tokenizer, the example's is used.
+Prints a Markdown table. Speeds are of one core, to which the training process and its worker are
+both pinned; the loader and the bare tokenizer take short turns on it, and medians over several
+epochs are given with the extremes. Without --corpus, text is generated; without --tokenizer, the
+example's is used.
 """
 
 from __future__ import annotations
@@ -36,12 +38,21 @@ PLACES = (0.01, 0.5, 0.99)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--corpus", nargs="+", type=Path, default=[], metavar="FILE", help=".jsonl or .jsonl.gz with a field `text`"
+        "--corpus",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help=".jsonl or .jsonl.gz with a field `text`",
     )
     parser.add_argument("--tokenizer", nargs="+", default=[str(ROOT / "examples" / "tokenizer")])
-    parser.add_argument("--megabytes", type=float, default=24.0, help="of text, at most (default: %(default)s)")
+    parser.add_argument(
+        "--megabytes", type=float, default=24.0, help="of text, at most (default: %(default)s)"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--only", choices=["speed", "state", "resume"], help="one part")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
@@ -95,13 +106,19 @@ def make_dataset(args: argparse.Namespace, folder: Path) -> str:
     random.Random(0).shuffle(texts)
     (folder / "mds").mkdir()
     (folder / "texts.json").write_text(json.dumps(texts))
-    convert_to_mds(iter([{"text": text} for text in texts]), folder / "mds", shard_bytes=1 << 20, progress=False)
+    convert_to_mds(
+        iter([{"text": text} for text in texts]),
+        folder / "mds",
+        shard_bytes=1 << 20,
+        progress=False,
+    )
     note(f"{len(texts):,} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB")
     return str(folder / "mds")
 
 
 def read_texts(files: list[Path], most_bytes: float) -> Iterator[str]:
-    """The documents of the files, up to a share of `most_bytes` from each; generated ones where there are no files."""
+    """The documents of the files, up to a share of `most_bytes` from each; generated ones where
+    there are no files."""
     if not files:
         yield from generate_texts(most_bytes)
     for file in files:
@@ -118,7 +135,10 @@ def read_texts(files: list[Path], most_bytes: float) -> Iterator[str]:
 def generate_texts(num_bytes: float) -> Iterator[str]:
     """Words of made-up letters, as often as words are in a language."""
     dice = random.Random(0)
-    words = ["".join(dice.choices("etaoinshrdlucmfwypvbgk", k=dice.randint(1, 10))) for _ in range(20_000)]
+    words = [
+        "".join(dice.choices("etaoinshrdlucmfwypvbgk", k=dice.randint(1, 10)))
+        for _ in range(20_000)
+    ]
     weights = [1 / rank for rank in range(1, len(words) + 1)]
     while num_bytes > 0:
         text = " ".join(dice.choices(words, weights, k=dice.randint(20, 1500)))
@@ -137,17 +157,35 @@ def compare_speed(dataset: str, tokenizer: str, repeats: int) -> list[tuple[str,
     rows = []
     for clock in ("wall", "cpu"):
         speeds = [[side["tokens"] / side[clock] for side in pair] for pair in pairs]
-        rows.append((f"{name}: bare tokenizer, tokens/s ({clock} time)", *spread([bare for bare, _ in speeds], ",.0f")))
-        rows.append((f"{name}: loader, tokens/s ({clock} time)", *spread([loader for _, loader in speeds], ",.0f")))
-        rows.append((f"{name}: share ({clock} time)", *spread([loader / bare for bare, loader in speeds], ".3f")))
+        rows.append(
+            (
+                f"{name}: bare tokenizer, tokens/s ({clock} time)",
+                *spread([bare for bare, _ in speeds], ",.0f"),
+            )
+        )
+        rows.append(
+            (
+                f"{name}: loader, tokens/s ({clock} time)",
+                *spread([loader for _, loader in speeds], ",.0f"),
+            )
+        )
+        rows.append(
+            (
+                f"{name}: share ({clock} time)",
+                *spread([loader / bare for bare, loader in speeds], ".3f"),
+            )
+        )
     return rows
 
 
 def race(dataset: str, tokenizer: str) -> tuple[dict[str, float], dict[str, float]]:
-    """An epoch by the bare tokenizer and one by the loader, in short turns: while one works the other is stopped, so that
-    whatever else the machine does slows both."""
+    """An epoch by the bare tokenizer and one by the loader, in short turns: while one works the
+    other is stopped, so that whatever else the machine does slows both."""
     turns: list[list[dict[str, float]]] = [[], []]
-    racing = [(start_side(what, dataset, tokenizer), done) for what, done in zip(SIDES, turns, strict=True)]
+    racing = [
+        (start_side(what, dataset, tokenizer), done)
+        for what, done in zip(SIDES, turns, strict=True)
+    ]
     while racing:
         for side, done in list(racing):
             if turn := take_turn(side):
@@ -164,10 +202,20 @@ def race(dataset: str, tokenizer: str) -> tuple[dict[str, float], dict[str, floa
 
 def start_side(what: str, dataset: str, tokenizer: str) -> subprocess.Popen[str]:
     """A side of the race in a process group of its own, ready and stopped."""
-    command = [sys.executable, __file__, "--measure", json.dumps({"what": what, "dataset": dataset, "tokenizer": tokenizer})]
+    command = [
+        sys.executable,
+        __file__,
+        "--measure",
+        json.dumps({"what": what, "dataset": dataset, "tokenizer": tokenizer}),
+    ]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     side = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert side.stdout
     assert side.stdout.readline() == "ready\n"
@@ -195,7 +243,12 @@ def serve_turns(turns: Iterator[dict[str, float]]) -> dict[str, float]:
         started, cpu_started = time.perf_counter(), family_cpu()
         if (done := next(turns, None)) is None:
             break
-        print(json.dumps(done | {"wall": time.perf_counter() - started, "cpu": family_cpu() - cpu_started}), flush=True)
+        print(
+            json.dumps(
+                done | {"wall": time.perf_counter() - started, "cpu": family_cpu() - cpu_started}
+            ),
+            flush=True,
+        )
     return {}
 
 
@@ -218,14 +271,22 @@ def race_bare(dataset: str, tokenizer: str) -> dict[str, float]:
 
 
 def race_loader(dataset: str, tokenizer: str) -> dict[str, float]:
-    """An epoch through the loader with one worker, less the first batches, on the core of the bare tokenizer."""
+    """An epoch through the loader with one worker, less the first batches, on the core of the bare
+    tokenizer."""
     from cloudload import CloudLoader
 
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
     with (
         tempfile.TemporaryDirectory(prefix="cloudload-bench-") as cache,
-        CloudLoader(dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache) as loader,
+        CloudLoader(
+            dataset,
+            tokenizer=tokenizer,
+            seq_len=SEQ_LEN,
+            batch_size=BATCH_SIZE,
+            num_workers=1,
+            local=cache,
+        ) as loader,
     ):
         batches = iter(loader)
 
@@ -258,11 +319,21 @@ def weigh_states(folder: Path, tokenizer: str) -> list[tuple[str, str, str]]:
 
     note("state")
     data = folder / "short-documents"
-    convert_to_mds(iter([{"text": f"document {number} of many"} for number in range(20_000)]), data, progress=False)
+    convert_to_mds(
+        iter([{"text": f"document {number} of many"} for number in range(20_000)]),
+        data,
+        progress=False,
+    )
     rows = []
     for num_lanes in LANES:
         with CloudLoader(
-            str(data), tokenizer=tokenizer, seq_len=8, batch_size=64, num_lanes=num_lanes, num_workers=0, local=folder / "cache"
+            str(data),
+            tokenizer=tokenizer,
+            seq_len=8,
+            batch_size=64,
+            num_lanes=num_lanes,
+            num_workers=0,
+            local=folder / "cache",
         ) as loader:
             next(iter(loader))
             times = []
@@ -270,7 +341,9 @@ def weigh_states(folder: Path, tokenizer: str) -> list[tuple[str, str, str]]:
                 started = time.perf_counter()
                 state = loader.state_dict()
                 times.append(1e6 * (time.perf_counter() - started))
-        rows.append((f"state, {num_lanes:,} lanes: bytes of JSON", f"{len(json.dumps(state)):,}", ""))
+        rows.append(
+            (f"state, {num_lanes:,} lanes: bytes of JSON", f"{len(json.dumps(state)):,}", "")
+        )
         rows.append((f"state, {num_lanes:,} lanes: µs in state_dict()", *spread(times, ",.0f")))
     return rows
 
@@ -278,8 +351,11 @@ def weigh_states(folder: Path, tokenizer: str) -> list[tuple[str, str, str]]:
 # ---------------------------------------------------------------- resuming
 
 
-def time_resumes(dataset: str, tokenizer: str, folder: Path, repeats: int) -> list[tuple[str, str, str]]:
-    """Seconds from making the loader to the first batch, anywhere in an epoch; with an empty cache, and with a filled one."""
+def time_resumes(
+    dataset: str, tokenizer: str, folder: Path, repeats: int
+) -> list[tuple[str, str, str]]:
+    """Seconds from making the loader to the first batch, anywhere in an epoch; with an empty cache,
+    and with a filled one."""
     name = Path(tokenizer).name
     note(f"resume, {name}")
     rows = []
@@ -289,20 +365,37 @@ def time_resumes(dataset: str, tokenizer: str, folder: Path, repeats: int) -> li
             cache = str(folder / f"cache-{name}-{place}-{repeat}")
             # the first finds the cache empty and fills it
             for seconds in times.values():
-                seconds.append(measure("resume", dataset=dataset, tokenizer=tokenizer, place=place, cache=cache)["seconds"])
+                seconds.append(
+                    measure(
+                        "resume", dataset=dataset, tokenizer=tokenizer, place=place, cache=cache
+                    )["seconds"]
+                )
         for cache_is, seconds in times.items():
-            rows.append((f"{name}: s to the first batch, resumed at {place:.0%}, {cache_is} cache", *spread(seconds, ".2f")))
+            rows.append(
+                (
+                    f"{name}: s to the first batch, resumed at {place:.0%}, {cache_is} cache",
+                    *spread(seconds, ".2f"),
+                )
+            )
     return rows
 
 
 def measure_resume(dataset: str, tokenizer: str, place: float, cache: str) -> dict[str, float]:
-    """Seconds from making the loader to its first batch, resumed from a state at `place` of the first epoch."""
+    """Seconds from making the loader to its first batch, resumed from a state at `place` of the
+    first epoch."""
     import numpy as np
 
     from cloudload import CloudLoader
 
     def make_loader() -> CloudLoader:
-        return CloudLoader(dataset, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=BATCH_SIZE, num_workers=1, local=cache)
+        return CloudLoader(
+            dataset,
+            tokenizer=tokenizer,
+            seq_len=SEQ_LEN,
+            batch_size=BATCH_SIZE,
+            num_workers=1,
+            local=cache,
+        )
 
     # every lane within its document at that place: what a run that came there would have saved
     there = make_loader()

@@ -1,11 +1,13 @@
-"""What orders cost, how well they shuffle, how many shards they hold open, and how far lanes drift apart.
+"""What orders cost, how well they shuffle, how many shards they hold open, and how far lanes drift
+apart.
 
     python scripts/bench_order.py [--only scale quality window drift] [--documents 1e8]
 
-Prints Markdown tables. `scale`: seconds and memory of an epoch's order, each in a process of its own, beside Streaming's (the
-extra `streaming`). `quality`: one canonical node's documents, shuffled. `window`: shards in use by the width of the shuffle.
-`drift`: lanes that read documents of log-normal sizes, one row each in turn, and what dealing documents by their bytes does about
-it. Shards have 5,000 documents, and 64 MB.
+Prints Markdown tables. `scale`: seconds and memory of an epoch's order, each in a process of its
+own, beside Streaming's (the extra `streaming`). `quality`: one canonical node's documents,
+shuffled. `window`: shards in use by the width of the shuffle. `drift`: lanes that read documents of
+log-normal sizes, one row each in turn, and what dealing documents by their bytes does about it.
+Shards have 5,000 documents, and 64 MB.
 """
 
 from __future__ import annotations
@@ -44,10 +46,18 @@ DEALT_AT_ONCE = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=["scale", "quality", "window", "drift"], help="some parts")
-    parser.add_argument("--documents", type=float, default=1e8, help="of scale and drift (default: %(default)g)")
-    parser.add_argument("--drift", action="store_const", const=["drift"], dest="only", help="short for --only drift")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=["scale", "quality", "window", "drift"], help="some parts"
+    )
+    parser.add_argument(
+        "--documents", type=float, default=1e8, help="of scale and drift (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--drift", action="store_const", const=["drift"], dest="only", help="short for --only drift"
+    )
     parser.add_argument("--lanes", nargs="+", type=int, default=[960, 3840], help="of drift")
     options = parser.parse_args()
     parts: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
@@ -63,7 +73,10 @@ def main() -> None:
 def print_table(title: str, rows: Sequence[Row]) -> None:
     print(f"\n**{title}**\n\n| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
     for row in rows:
-        print(f"| {' | '.join(f'{value:,.3g}' if isinstance(value, float) else f'{value}' for value in row.values())} |")
+        print(
+            "| "
+            f"{' | '.join(f'{value:,.3g}' if isinstance(value, float) else f'{value}' for value in row.values())} |"
+        )
     sys.stdout.flush()
 
 
@@ -149,7 +162,8 @@ def measure_scale(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def measure_quality(_: argparse.Namespace) -> Iterator[Row]:
-    """Of one canonical node of 400 shards: where documents go, of where their shards stood before the shuffle."""
+    """Of one canonical node of 400 shards: where documents go, of where their shards stood before
+    the shuffle."""
     sizes, block = np.full(400, PER_SHARD), SHARDS_PER_WINDOW * PER_SHARD
     for algorithm in ("py1e", "py1br", "seekable"):
         travels, distinct, same = [], [], []
@@ -160,7 +174,10 @@ def measure_quality(_: argparse.Namespace) -> Iterator[Row]:
             inner = slice(2 * block, -2 * block)
             travels.append(np.abs(places[ids] - np.arange(len(ids)))[inner])
             shards = ids // PER_SHARD
-            distinct += [len(np.unique(shards[start : start + 2_048])) for start in range(2 * block, len(ids) - 2 * block, 2_048)]
+            distinct += [
+                len(np.unique(shards[start : start + 2_048]))
+                for start in range(2 * block, len(ids) - 2 * block, 2_048)
+            ]
             same.append((shards[1:] == shards[:-1])[inner].mean())
         travel = np.concatenate(travels)
         yield {
@@ -168,7 +185,8 @@ def measure_quality(_: argparse.Namespace) -> Iterator[Row]:
             "median travel / block": float(np.median(travel) / block),
             "mean / block": float(travel.mean() / block),
             "largest / block": float(travel.max() / block),
-            "shards in 2,048 documents": f"{np.mean(distinct):.2f} ({min(distinct)} to {max(distinct)})",
+            "shards in 2,048 "
+            "documents": f"{np.mean(distinct):.2f} ({min(distinct)} to {max(distinct)})",
             "neighbours of one shard": float(np.mean(same)),
             "χ² where a block's documents land": _uniformity(algorithm, block),
         }
@@ -179,7 +197,9 @@ def _unshuffled(algorithm: str, sizes: Array, epoch: int, block: int) -> Array:
     if algorithm == "seekable":
         spans = SeekableOrder(sizes, Shuffle(1, 17, block), epoch)._spans
         begins = (np.cumsum(sizes) - sizes)[spans.shards] + spans.offsets
-        return np.concatenate([np.arange(b, b + n) for b, n in zip(begins, np.diff(spans.starts), strict=True)])
+        return np.concatenate(
+            [np.arange(b, b + n) for b, n in zip(begins, np.diff(spans.starts), strict=True)]
+        )
     order = shuffles._permutation(np.random.default_rng(17), len(sizes))
     ends = np.cumsum(sizes)[order]
     [spans] = shuffles._divide(ends - sizes[order], ends, np.array([0, sizes.sum()]))
@@ -187,7 +207,8 @@ def _unshuffled(algorithm: str, sizes: Array, epoch: int, block: int) -> Array:
 
 
 def _uniformity(algorithm: str, block: int) -> str:
-    """From which sixteenth of a block to which: χ² of the 256 counts, in standard deviations from its mean, of 800 blocks."""
+    """From which sixteenth of a block to which: χ² of the 256 counts, in standard deviations from
+    its mean, of 800 blocks."""
     if algorithm == "py1e":
         return "- (by design not uniform)"
     table = np.zeros((16, 16), np.int64)
@@ -196,11 +217,18 @@ def _uniformity(algorithm: str, block: int) -> str:
     first = int(order._first_blocks[0])
     for number in range(800):
         start = first + number * block
-        ids = order[start : start + block] - start if algorithm == "seekable" else rng.permutation(block)
+        ids = (
+            order[start : start + block] - start
+            if algorithm == "seekable"
+            else rng.permutation(block)
+        )
         np.add.at(table, (np.asarray(ids) * 16 // block, np.arange(block) * 16 // block), 1)
     expected = table.sum() / 256
     freedom = 15 * 15
-    return f"{(((table - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom):+.1f} sd of {freedom}"
+    return (
+        f"{(((table - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom):+.1f} "
+        f"sd of {freedom}"
+    )
 
 
 # ---------------------------------------------------------------- windows
@@ -209,19 +237,30 @@ def _uniformity(algorithm: str, block: int) -> str:
 def measure_windows(_: argparse.Namespace) -> Iterator[Row]:
     """2,560 shards in a row of steps: one document of each canonical node a step."""
     sizes = np.full(2_560, PER_SHARD)
-    cases = [(nodes, f"{window}", window * PER_SHARD) for nodes in (1, 8, 64) for window in (1, 2, 4, 8, 16)]
+    cases = [
+        (nodes, f"{window}", window * PER_SHARD)
+        for nodes in (1, 8, 64)
+        for window in (1, 2, 4, 8, 16)
+    ]
     for nodes in (1, 8, 64):
         block = max(4_000_000 // nodes, 1 << 18)
         cases.append((nodes, f"{block / PER_SHARD:.0f} (Streaming's)", block))
     for nodes, window, block in sorted(cases, key=lambda case: (case[0], case[2])):
         row: Row = {"nodes": nodes, "window, shards": window}
         for algorithm in ("py1e", "seekable"):
-            shards = canonical_order(sizes, OrderConfig(True, algorithm, block, nodes, 17), 0).astype(np.int32) // PER_SHARD
+            shards = (
+                canonical_order(sizes, OrderConfig(True, algorithm, block, nodes, 17), 0).astype(
+                    np.int32
+                )
+                // PER_SHARD
+            )
             most = _most_open(shards, nodes)
             row[f"{algorithm}: in the first 2,048"] = len(np.unique(shards[:2_048]))
             row[f"{algorithm}: open at once"] = most
             row[f"{algorithm}: GB"] = round(most * SHARD_BYTES / 1e9, 1)
-            row[f"{algorithm}: a shard's documents from their middle"] = f"{_spread(shards[::nodes]):,.0f}"
+            row[f"{algorithm}: a shard's documents from their middle"] = (
+                f"{_spread(shards[::nodes]):,.0f}"
+            )
         yield row
 
 
@@ -257,7 +296,12 @@ def simulate_drift(options: argparse.Namespace) -> Iterator[Row]:
         read = _read(lanes, [mark / lanes * np.exp(LOG_MEAN + LOG_SD**2 / 2) for mark in marks])
         print(f"{lanes} lanes: {time.perf_counter() - start:.0f} s", file=sys.stderr)
         for policy, (place, mark) in itertools.product(read, enumerate(marks)):
-            yield {"lanes": lanes, "dealt": policy, "documents": f"{mark:.0e}", **_describe(read[policy][place], lanes)}
+            yield {
+                "lanes": lanes,
+                "dealt": policy,
+                "documents": f"{mark:.0e}",
+                **_describe(read[policy][place], lanes),
+            }
 
 
 def _describe(ordinals: Array, lanes: int) -> Row:
@@ -266,7 +310,8 @@ def _describe(ordinals: Array, lanes: int) -> Row:
     places = ordinals * of_node + np.arange(of_node)
     spread = places.max(axis=1) - places.min(axis=1)
     block = SHARDS_PER_WINDOW * PER_SHARD
-    # whole blocks from the slowest lane's to the fastest's, wherever they begin, and one shard on their edges
+    # whole blocks from the slowest lane's to the fastest's, wherever they begin, and one shard on
+    # their edges
     staggers = np.random.default_rng(3).integers(0, block, (64, NUM_NODES))
     blocks = (places.max(axis=1) + staggers) // block - (places.min(axis=1) + staggers) // block + 1
     open_shards = blocks * SHARDS_PER_WINDOW + 1
@@ -276,13 +321,15 @@ def _describe(ordinals: Array, lanes: int) -> Row:
         "all lanes: fastest less slowest": f"{apart:,}",
         "in documents of an epoch": f"{apart * lanes:,}",
         "a node's lanes, documents apart: mean, most": f"{spread.mean():,.0f}, {spread.max():,}",
-        "shards open: a node, in all": f"{open_shards.mean():.1f}, {open_shards.sum(axis=1).mean():,.0f}",
+        "shards open: a "
+        "node, in all": f"{open_shards.mean():.1f}, {open_shards.sum(axis=1).mean():,.0f}",
         "GB in all": float(open_shards.sum(axis=1).mean() * SHARD_BYTES / 1e9),
     }
 
 
 def _read(lanes: int, marks: Sequence[float]) -> dict[str, Array]:
-    """Documents that each lane has read when it has emitted as many tokens: [marks, nodes, lanes of a node] by policy."""
+    """Documents that each lane has read when it has emitted as many tokens: [marks, nodes, lanes of
+    a node] by policy."""
     of_node = lanes // NUM_NODES
     policies: dict[str, Callable[[Array, Array], Array]] = {
         "in turn": _in_turn,
@@ -300,7 +347,9 @@ def _read(lanes: int, marks: Sequence[float]) -> dict[str, Array]:
         guessed = tokens * np.exp(rng.normal(0, NOISE_SD, tokens.shape))
         for name, deal in policies.items():
             places = deal(tokens if name.startswith("tokens") else guessed, loads[name])
-            sums = np.take_along_axis(tokens, places.reshape(NUM_NODES, -1), 1).reshape(places.shape)
+            sums = np.take_along_axis(tokens, places.reshape(NUM_NODES, -1), 1).reshape(
+                places.shape
+            )
             np.cumsum(sums, axis=2, out=sums)
             sums += emitted[name][:, :, None]
             for number, mark in enumerate(marks):
@@ -315,11 +364,14 @@ def _read(lanes: int, marks: Sequence[float]) -> dict[str, Array]:
 def _in_turn(guessed: Array, loads: Array) -> Array:
     """Which documents of the window each lane reads: [nodes, lanes of a node, documents]."""
     nodes, of_node = loads.shape
-    return np.broadcast_to(np.arange(guessed.shape[1]).reshape(-1, of_node).T, (nodes, of_node, DEALT_AT_ONCE))
+    return np.broadcast_to(
+        np.arange(guessed.shape[1]).reshape(-1, of_node).T, (nodes, of_node, DEALT_AT_ONCE)
+    )
 
 
 def _plain_snake(guessed: Array, loads: Array) -> Array:
-    """From the longest to the shortest, to the lanes there and back again, so that the first always has the longest."""
+    """From the longest to the shortest, to the lanes there and back again, so that the first always
+    has the longest."""
     nodes, of_node = loads.shape
     longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
     longest[:, 1::2] = longest[:, 1::2, ::-1].copy()
@@ -333,7 +385,8 @@ def _snake(guessed: Array, loads: Array) -> Array:
 
 
 def _to_the_least(guessed: Array, loads: Array) -> Array:
-    """From the longest to the shortest, as many as there are lanes at a time, the longer to those that have less so far."""
+    """From the longest to the shortest, as many as there are lanes at a time, the longer to those
+    that have less so far."""
     nodes, of_node = loads.shape
     longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
     sizes = np.take_along_axis(guessed, longest.reshape(nodes, -1), 1).reshape(longest.shape)

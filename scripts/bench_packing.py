@@ -3,7 +3,8 @@
     python scripts/bench_packing.py --corpus FOLDER --tokenizer TOKENIZER-FOLDER
     python scripts/bench_packing.py --only speed --corpus FOLDER --tokenizer ONE-FOLDER ANOTHER --json
 
-FOLDER has *.jsonl.gz with a field `text`. Prints a table for each part, or with --json one object with every value measured.
+FOLDER has *.jsonl.gz with a field `text`. Prints a table for each part, or with --json one object
+with every value measured.
 
     fill     real tokens as a share of the emitted rows, beside best-fit-decreasing, which sees all documents at once. Documents
              have log-normal sizes, or those of the corpus, shuffled anew in each of several epochs. Rows still open at the end
@@ -14,7 +15,8 @@ FOLDER has *.jsonl.gz with a field `text`. Prints a table for each part, or with
     state    bytes of a state, and the CPU time of state_dict(). Real packers have run on log-normal sizes until their lanes had
              open rows, but not through a loader: their cursors and residues are put into one.
 
-Without --corpus, text is generated, and fill is of log-normal sizes only; without --tokenizer, the example's is used.
+Without --corpus, text is generated, and fill is of log-normal sizes only; without --tokenizer, the
+example's is used.
 """
 
 from __future__ import annotations
@@ -64,14 +66,32 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, metavar="FOLDER", help="with *.jsonl.gz")
-    parser.add_argument("--tokenizer", nargs="+", default=[str(ROOT / "examples" / "tokenizer")], metavar="FOLDER")
-    parser.add_argument("--documents", type=int, default=1_000_000, help="of log-normal sizes (default: %(default)s)")
-    parser.add_argument("--megabytes", type=float, default=24.0, help="of text that is generated (default: %(default)s)")
+    parser.add_argument(
+        "--tokenizer", nargs="+", default=[str(ROOT / "examples" / "tokenizer")], metavar="FOLDER"
+    )
+    parser.add_argument(
+        "--documents",
+        type=int,
+        default=1_000_000,
+        help="of log-normal sizes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--megabytes",
+        type=float,
+        default=24.0,
+        help="of text that is generated (default: %(default)s)",
+    )
     parser.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--only", nargs="+", choices=["fill", "speed", "cost", "state"], help="some parts")
-    parser.add_argument("--json", action="store_true", help="one JSON object in place of the tables")
+    parser.add_argument(
+        "--only", nargs="+", choices=["fill", "speed", "cost", "state"], help="some parts"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object in place of the tables"
+    )
     parser.add_argument("--side", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
@@ -87,7 +107,9 @@ def main() -> None:
         print_table(title, rows)
 
 
-def measure(args: argparse.Namespace, parts: Sequence[str], folder: Path) -> Iterator[tuple[str, list[Row]]]:
+def measure(
+    args: argparse.Namespace, parts: Sequence[str], folder: Path
+) -> Iterator[tuple[str, list[Row]]]:
     """The tables of all parts."""
     drawn = draw_sizes(args.documents)
     sizes: dict[str, list[int]] = {}
@@ -99,11 +121,19 @@ def measure(args: argparse.Namespace, parts: Sequence[str], folder: Path) -> Ite
     if "fill" in parts:
         yield "fill: log-normal sizes", measure_fill(drawn, (1, 960))
         if args.corpus:
-            yield f"fill: corpus, {Path(first).name}", measure_fill(repeat_shuffled(sizes[first], EPOCHS_OF_DOCUMENTS), (1, 12))
+            yield (
+                f"fill: corpus, {Path(first).name}",
+                measure_fill(repeat_shuffled(sizes[first], EPOCHS_OF_DOCUMENTS), (1, 12)),
+            )
     if "cost" in parts:
         corpus = repeat_shuffled(sizes[first], COST_WARM_UP + COST_DOCUMENTS)
-        of_corpus = time_packers(f"{'corpus' if args.corpus else 'generated'}, {Path(first).name}", corpus, args.repeats)
-        yield "cost: CPU time of the packers alone", time_packers("log-normal", drawn, args.repeats) + of_corpus
+        of_corpus = time_packers(
+            f"{'corpus' if args.corpus else 'generated'}, {Path(first).name}", corpus, args.repeats
+        )
+        yield (
+            "cost: CPU time of the packers alone",
+            time_packers("log-normal", drawn, args.repeats) + of_corpus,
+        )
     if "speed" in parts:
         dataset = write_dataset(texts, folder)
         for tokenizer in args.tokenizer:
@@ -112,7 +142,10 @@ def measure(args: argparse.Namespace, parts: Sequence[str], folder: Path) -> Ite
                 race(dataset, tokenizer, sizes[tokenizer], args.repeats),
             )
     if "state" in parts:
-        yield f"state: best_fit, {OPEN_ROWS} open rows, seq_len {SEQ_LEN}", weigh_states(folder, first, drawn)
+        yield (
+            f"state: best_fit, {OPEN_ROWS} open rows, seq_len {SEQ_LEN}",
+            weigh_states(folder, first, drawn),
+        )
 
 
 # ---------------------------------------------------------------- tables
@@ -138,7 +171,11 @@ def print_table(title: str, rows: list[Row]) -> None:
     print(f"\n{title}\n")
     for text in texts:
         cells = zip(text, widths, is_text, strict=True)
-        print("  ".join(cell.ljust(width) if left else cell.rjust(width) for cell, width, left in cells).rstrip())
+        print(
+            "  ".join(
+                cell.ljust(width) if left else cell.rjust(width) for cell, width, left in cells
+            ).rstrip()
+        )
 
 
 def show(value: Any, column: str) -> str:
@@ -179,7 +216,10 @@ def count_tokens(texts: Sequence[str], tokenizer: str) -> list[int]:
     encoder = DocumentTokenizer(load_tokenizer(tokenizer))
     chunks = [texts[start : start + 64] for start in range(0, len(texts), 64)]
     sizes = [len(tokens) for chunk in chunks for tokens in encoder.encode(chunk, [0] * len(chunk))]
-    note(f"{Path(tokenizer).name}: {sum(sizes):,} tokens, {np.median(sizes):.0f} a document at the median")
+    note(
+        f"{Path(tokenizer).name}: {sum(sizes):,} tokens, "
+        f"{np.median(sizes):.0f} a document at the median"
+    )
     return sizes
 
 
@@ -205,23 +245,39 @@ class Fill(NamedTuple):
 
 
 def measure_fill(sizes: Sequence[int], lane_counts: Iterable[int]) -> list[Row]:
-    """How full the rows of each packing are, and how full they could be with all documents in sight."""
+    """How full the rows of each packing are, and how full they could be with all documents in
+    sight."""
     total = sum(sizes)
     table: list[Row] = []
     for seq_len in (2048, 4096):
-        settings = [("best_fit", open_rows, "cut", lanes) for lanes in lane_counts for open_rows in (4, 16, 64)]
-        for name, open_rows, overflow, lanes in [*settings, ("one_per_row", 1, "rows", 1), ("one_per_row", 1, "cut", 1)]:
+        settings = [
+            ("best_fit", open_rows, "cut", lanes)
+            for lanes in lane_counts
+            for open_rows in (4, 16, 64)
+        ]
+        for name, open_rows, overflow, lanes in [
+            *settings,
+            ("one_per_row", 1, "rows", 1),
+            ("one_per_row", 1, "cut", 1),
+        ]:
             packing = Packing(name, seq_len, open_rows, overflow)
             what = f"best_fit, {open_rows} open" if name == "best_fit" else f"{name}, {overflow}"
             left_out = sum(map(packing.num_truncated, sizes)) / total
             table.append(
-                {"rows by": what, "lanes": lanes, "left out": left_out, **fill_row(seq_len, pack_lanes, packing, sizes, lanes)}
+                {
+                    "rows by": what,
+                    "lanes": lanes,
+                    "left out": left_out,
+                    **fill_row(seq_len, pack_lanes, packing, sizes, lanes),
+                }
             )
         offline = {"rows by": "best-fit-decreasing, offline", "lanes": None, "left out": 0.0}
         table.append(offline | fill_row(seq_len, pack_decreasing, sizes, seq_len))
         bound = Fill(-(-total // seq_len), total)
         table.append(
-            offline | {"rows by": "no padding but in the last row"} | fill_row(seq_len, lambda bound=bound: (bound, bound))
+            offline
+            | {"rows by": "no padding but in the last row"}
+            | fill_row(seq_len, lambda bound=bound: (bound, bound))
         )
     return table
 
@@ -240,7 +296,8 @@ def fill_row(seq_len: int, pack: Callable[..., tuple[Fill, Fill]], *arguments: A
 
 
 def pack_lanes(packing: Packing, sizes: Sequence[int], num_lanes: int) -> tuple[Fill, Fill]:
-    """Deal the documents round the lanes, and pack each: what was emitted, and what it is with the rows open at the end."""
+    """Deal the documents round the lanes, and pack each: what was emitted, and what it is with the
+    rows open at the end."""
     emitted, whole = Fill(0, 0), Fill(0, 0)
     # nobody resumes from these rows, and residues do not show in them
     with patch("cloudload.pack.encode_residue", lambda *_: b""):
@@ -250,7 +307,9 @@ def pack_lanes(packing: Packing, sizes: Sequence[int], num_lanes: int) -> tuple[
             packer.finish()
             after = count([*take_rows(packer)])
             emitted = Fill(emitted.rows + before.rows, emitted.tokens + before.tokens)
-            whole = Fill(whole.rows + before.rows + after.rows, whole.tokens + before.tokens + after.tokens)
+            whole = Fill(
+                whole.rows + before.rows + after.rows, whole.tokens + before.tokens + after.tokens
+            )
     return emitted, whole
 
 
@@ -277,9 +336,11 @@ def count(lengths: Iterable[int]) -> Fill:
 
 
 def pack_decreasing(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
-    """Best-fit-decreasing: longer documents give whole rows first, then the largest piece goes where it leaves least.
+    """Best-fit-decreasing: longer documents give whole rows first, then the largest piece goes
+    where it leaves least.
 
-    `rooms` counts the rows by free space, and is all that is known of them; bit f of `is_there` says whether there is one.
+    `rooms` counts the rows by free space, and is all that is known of them; bit f of `is_there`
+    says whether there is one.
     """
     rest = sorted((size % seq_len for size in sizes), reverse=True)
     rows = sum(size // seq_len for size in sizes)
@@ -322,7 +383,9 @@ def time_packers(documents: str, sizes: Sequence[int], repeats: int) -> list[Row
             "documents": documents,
             "packing": name if has_residues else f"{name}, no residues",
             "µs/document": [1e6 * spent / count for spent in seconds[name, has_residues]],
-            "µs/row": [1e6 * spent / rows[name, has_residues] for spent in seconds[name, has_residues]],
+            "µs/row": [
+                1e6 * spent / rows[name, has_residues] for spent in seconds[name, has_residues]
+            ],
         }
         for name, has_residues in kinds
     ]
@@ -349,7 +412,9 @@ def time_packer(name: str, has_residues: bool, sizes: Sequence[int]) -> tuple[in
 def make_packing(name: str) -> Packing:
     """A packing of the table, as a loader makes it."""
     arguments = {"open_rows": OPEN_ROWS, "overflow": "cut", **PACKINGS[name]}
-    return Packing(str(arguments["packing"]), SEQ_LEN, int(arguments["open_rows"]), str(arguments["overflow"]))
+    return Packing(
+        str(arguments["packing"]), SEQ_LEN, int(arguments["open_rows"]), str(arguments["overflow"])
+    )
 
 
 # ---------------------------------------------------------------- speed
@@ -360,13 +425,19 @@ def write_dataset(texts: Sequence[str], folder: Path) -> str:
     from cloudload import convert_to_mds
 
     (folder / "mds").mkdir()
-    convert_to_mds(iter([{"text": text} for text in texts]), folder / "mds", shard_bytes=1 << 20, progress=False)
+    convert_to_mds(
+        iter([{"text": text} for text in texts]),
+        folder / "mds",
+        shard_bytes=1 << 20,
+        progress=False,
+    )
     return str(folder / "mds")
 
 
 def race(dataset: str, tokenizer: str, sizes: Sequence[int], repeats: int) -> list[Row]:
-    """Rows a second of each packing. In a round each side reads about an epoch, in processes of its own: how a tokenizer happens
-    to lie in memory makes some faster than others for as long as they live."""
+    """Rows a second of each packing. In a round each side reads about an epoch, in processes of its
+    own: how a tokenizer happens to lie in memory makes some faster than others for as long as they
+    live."""
     note(f"speed, {Path(tokenizer).name}")
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in PACKINGS}
     for number in range(repeats):
@@ -381,7 +452,9 @@ def race(dataset: str, tokenizer: str, sizes: Sequence[int], repeats: int) -> li
     return [compare(name, rounds[name], rounds["concat"]) for name in PACKINGS]
 
 
-def compare(name: str, rounds: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]]) -> Row:
+def compare(
+    name: str, rounds: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]]
+) -> Row:
     """A side's speeds, and each as a share of those of `base` in the same round."""
 
     def speeds(what: str, clock: str, side: Sequence[Mapping[str, float]]) -> list[float]:
@@ -405,7 +478,9 @@ def compare(name: str, rounds: Sequence[Mapping[str, float]], base: Sequence[Map
 
 
 @contextmanager
-def start_sides(dataset: str, tokenizer: str, sizes: Sequence[int], seed: int) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def start_sides(
+    dataset: str, tokenizer: str, sizes: Sequence[int], seed: int
+) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """A process group for each packing, ready and stopped."""
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     sides: dict[str, subprocess.Popen[str]] = {}
@@ -413,10 +488,21 @@ def start_sides(dataset: str, tokenizer: str, sizes: Sequence[int], seed: int) -
         for name in PACKINGS:
             rows = count(run_packer(make_packing(name).packer(), sizes)).rows
             turn_rows = ROWS_OF_A_LIST * max(1, round(rows / TURNS_A_ROUND / ROWS_OF_A_LIST))
-            request = {"dataset": dataset, "tokenizer": tokenizer, "name": name, "turn_rows": turn_rows, "seed": seed}
+            request = {
+                "dataset": dataset,
+                "tokenizer": tokenizer,
+                "name": name,
+                "turn_rows": turn_rows,
+                "seed": seed,
+            }
             command = [sys.executable, __file__, "--side", json.dumps(request)]
             sides[name] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
             output = sides[name].stdout
             assert output
@@ -453,15 +539,20 @@ def serve_side(dataset: str, tokenizer: str, name: str, turn_rows: int, seed: in
         batches = iter(loader)
 
         def turns() -> Iterator[dict[str, float]]:
-            # from one turn to the next: what the worker does after its last batch is of the next one
+            # from one turn to the next: what the worker does after its last batch is of the next
+            # one
             worker, trainer = worker_cpu(), time.process_time()
             while True:
-                tokens = sum(count_real_tokens(batch.spans) for batch in islice(batches, turn_rows // BATCH_SIZE))
+                tokens = sum(
+                    count_real_tokens(batch.spans)
+                    for batch in islice(batches, turn_rows // BATCH_SIZE)
+                )
                 spent = {"worker": worker_cpu() - worker, "trainer": time.process_time() - trainer}
                 worker, trainer = worker + spent["worker"], trainer + spent["trainer"]
                 yield {"rows": turn_rows, "tokens": tokens, **spent}
 
-        # until open rows are as full as they ever will be. The first batch comes in a list of its own
+        # until open rows are as full as they ever will be. The first batch comes in a list of its
+        # own
         for _ in islice(batches, 1 + WARM_UP_ROWS // BATCH_SIZE):
             pass
         serve_turns(turns())
@@ -486,7 +577,11 @@ def weigh_states(folder: Path, tokenizer: str, sizes: Sequence[int]) -> list[Row
     from cloudload import CloudLoader, convert_to_mds
 
     data = folder / "short-documents"
-    convert_to_mds(iter([{"text": f"document {number} of many"} for number in range(20_000)]), data, progress=False)
+    convert_to_mds(
+        iter([{"text": f"document {number} of many"} for number in range(20_000)]),
+        data,
+        progress=False,
+    )
     table = []
     for num_lanes in STATE_LANES:
         for name in ("concat", "best_fit"):
@@ -504,9 +599,15 @@ def weigh_states(folder: Path, tokenizer: str, sizes: Sequence[int]) -> list[Row
                 loader._start_at(position)
                 saving = time_calls(loader.state_dict, 200 if num_lanes < 4096 else 20)
                 state = loader.state_dict()
-                loading = time_calls(lambda loader=loader, state=state: loader.load_state_dict(state), 5)
+                loading = time_calls(
+                    lambda loader=loader, state=state: loader.load_state_dict(state), 5
+                )
                 assert loader.state_dict() == state
-            raw = None if position.residues is None else sum(map(len, position.residues.ravel().tolist()))
+            raw = (
+                None
+                if position.residues is None
+                else sum(map(len, position.residues.ravel().tolist()))
+            )
             table.append(
                 {
                     "packing": name,
@@ -523,14 +624,20 @@ def weigh_states(folder: Path, tokenizer: str, sizes: Sequence[int]) -> list[Row
 
 
 def run_lanes(start: Any, packing: Packing, sizes: Sequence[int]) -> Any:
-    """The position `start` with each lane as its packer leaves it, after some more or fewer documents."""
+    """The position `start` with each lane as its packer leaves it, after some more or fewer
+    documents."""
     from dataclasses import replace
 
-    cursors, residues = start.cursors.copy(), None if start.residues is None else start.residues.copy()
+    cursors, residues = (
+        start.cursors.copy(),
+        None if start.residues is None else start.residues.copy(),
+    )
     num_lanes, dice, drawn = cursors.shape[1], np.random.default_rng(0), np.array(sizes)
     for lane in range(num_lanes):
         packer = packing.packer()
-        for ordinal, size in enumerate(dice.choice(drawn, STATE_DOCUMENTS + lane % STATE_DOCUMENTS).tolist()):
+        for ordinal, size in enumerate(
+            dice.choice(drawn, STATE_DOCUMENTS + lane % STATE_DOCUMENTS).tolist()
+        ):
             packer.add(ordinal, size)
         last = packer.rows[-1]
         cursors[0, lane] = last.cursor

@@ -1,4 +1,5 @@
-"""A training job in a hostile world: it must read, from checkpoint to checkpoint, what an undisturbed run reads, bit for bit.
+"""A training job in a hostile world: it must read, from checkpoint to checkpoint, what an
+undisturbed run reads, bit for bit.
 
     python scripts/chaos.py --restarts 200 --faults 10000
 
@@ -6,11 +7,13 @@
                                                             SIGKILL or SIGTERM of a worker, a rank, or all, at random moments
     caches: wiped, cut, flipped, emptied, littered between the jobs; limited, or not
 
-Each campaign is a run (a packing, a mixture, a shuffle, finite or endless) that job after job continues from the last checkpoint,
-on another world each. Every rank writes down a hash of each row. After each job nothing of it may be left: no process, nothing in
-/dev/shm, and, once the next has started, no lock and no part of a file. The exit status is 1 for any row that was lost, repeated
-or changed between checkpoints, any job that hung, any left-over, and any error that is not one of cloudload's or of the broken
-connection between ranks. Prints a line for each job, and a summary as JSON.
+Each campaign is a run (a packing, a mixture, a shuffle, finite or endless) that job after job
+continues from the last checkpoint, on another world each. Every rank writes down a hash of each
+row. After each job nothing of it may be left: no process, nothing in /dev/shm, and, once the next
+has started, no lock and no part of a file. The exit status is 1 for any row that was lost, repeated
+or changed between checkpoints, any job that hung, any left-over, and any error that is not one of
+cloudload's or of the broken connection between ranks. Prints a line for each job, and a summary as
+JSON.
 """
 
 from __future__ import annotations
@@ -48,15 +51,31 @@ BUCKET = "cloudload"
 MARK = "CLOUDLOAD_CHAOS"
 NUM_LANES = 24
 END_S = PATIENCE_S + 30.0
-STATUSES = ((503, "SlowDown"), (500, "InternalError"), (429, "TooManyRequests"), (504, "GatewayTimeout"))
+STATUSES = (
+    (503, "SlowDown"),
+    (500, "InternalError"),
+    (429, "TooManyRequests"),
+    (504, "GatewayTimeout"),
+)
 CAMPAIGNS: tuple[tuple[str, dict[str, Any], tuple[float, ...] | None], ...] = (
     ("concat", {}, None),
     ("best_fit, mixed", {"packing": "best_fit", "open_rows": 4}, (0.7, 0.3)),
     ("finite, to its end", {"epochs": 1, "packing": "best_fit"}, None),
-    ("one_per_row, seekable", {"packing": "one_per_row", "overflow": "rows", "shuffle_algo": "seekable"}, None),
+    (
+        "one_per_row, seekable",
+        {"packing": "one_per_row", "overflow": "rows", "shuffle_algo": "seekable"},
+        None,
+    ),
     ("concat, mixed, py1br", {"shuffle_algo": "py1br"}, (0.5, 0.5)),
 )
-ACTIONS = {"none": 3, "SIGKILL a worker": 3, "SIGKILL a rank": 3, "SIGKILL all": 2, "SIGTERM a rank": 1, "SIGKILL ranks": 1}
+ACTIONS = {
+    "none": 3,
+    "SIGKILL a worker": 3,
+    "SIGKILL a rank": 3,
+    "SIGKILL all": 2,
+    "SIGTERM a rank": 1,
+    "SIGKILL ranks": 1,
+}
 
 
 def main() -> int:
@@ -65,14 +84,20 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10_000, help="injected faults, at least")
     parser.add_argument("--share", type=float, default=0.2, help="of all requests that fail")
     parser.add_argument("--documents", type=int, default=6_000, help="of each campaign")
-    parser.add_argument("--wipe", type=float, default=0.4, help="share of the caches that are wiped before a job")
-    parser.add_argument("--pause", type=float, default=2.0, help="seconds of a job's work before its end, at most")
+    parser.add_argument(
+        "--wipe", type=float, default=0.4, help="share of the caches that are wiped before a job"
+    )
+    parser.add_argument(
+        "--pause", type=float, default=2.0, help="seconds of a job's work before its end, at most"
+    )
     parser.add_argument("--jobs", type=int, default=25, help="of each campaign, at most")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     os.environ.pop(MARK, None)
     with (
-        tempfile.TemporaryDirectory(prefix="cloudload-chaos-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(
+            prefix="cloudload-chaos-", ignore_cleanup_errors=True
+        ) as folder,
         start_s3(BUCKET) as server,
         start_fault_proxy(server.endpoint) as proxy,
     ):
@@ -83,7 +108,9 @@ def main() -> int:
 class Chaos:
     """All campaigns, and what came of them."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy) -> None:
+    def __init__(
+        self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
+    ) -> None:
         self._args, self._folder, self._server, self._proxy = args, folder, server, proxy
         self._random = random.Random(args.seed)
         self._context = multiprocessing.get_context("forkserver")
@@ -102,7 +129,9 @@ class Chaos:
         # ranks are forked from a process that has imported everything, and nothing more
         os.environ[MARK] = self._mark
         # which a fork server does not take from sys.path (python/cpython#117378)
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+        )
         self._context.set_forkserver_preload(["chaos_rank", "boto3", "tokenizers"])
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: [_kill(pid) for pid in self._family()])
@@ -112,7 +141,9 @@ class Chaos:
             self._servants = self._family()
             del os.environ[MARK]
             number = 0
-            while self._jobs < self._args.restarts or sum(self._faults.values()) < self._args.faults:
+            while (
+                self._jobs < self._args.restarts or sum(self._faults.values()) < self._args.faults
+            ):
                 self._run_campaign(self._make_campaign(number))
                 number += 1
         summary = {
@@ -135,7 +166,9 @@ class Chaos:
         name, settings, proportions = CAMPAIGNS[number % len(CAMPAIGNS)]
         folder = self._folder / f"campaign-{number}"
         folder.mkdir()
-        urls = tuple(f"s3://{BUCKET}/{number}/{stream}" for stream in range(len(proportions or "x")))
+        urls = tuple(
+            f"s3://{BUCKET}/{number}/{stream}" for stream in range(len(proportions or "x"))
+        )
         for stream, url in enumerate(urls):
             _convert(folder, url, self._args.documents // (stream + 1), self._random.random())
         settings = {"num_lanes": NUM_LANES, "seed": number, "eos": "<|endoftext|>", **settings}
@@ -150,16 +183,29 @@ class Chaos:
             job = self._make_job()
             before = _left_overs(campaign, job.nodes)
             did = self._run_job(campaign, job, before)
-            stop = json.loads(campaign.state_file.read_text())["rows"] if campaign.state_file.exists() else 0
+            stop = (
+                json.loads(campaign.state_file.read_text())["rows"]
+                if campaign.state_file.exists()
+                else 0
+            )
             found = _rows_of(campaign, job)
             for row, row_hash in found.items():
                 if seen.setdefault(row, row_hash) != row_hash:
-                    self._fail(f"{campaign.name}, job {job.number}: row {row} is not what it was in an earlier job")
+                    self._fail(
+                        f"{campaign.name}, job {job.number}: row {row} is not "
+                        "what it was in an earlier job"
+                    )
             if missing := [row for row in range(start, stop) if row not in found]:
-                self._fail(f"{campaign.name}, job {job.number}: rows {missing[:5]} up to its last checkpoint are not there")
+                self._fail(
+                    f"{campaign.name}, job {job.number}: rows {missing[:5]} up to its last "
+                    "checkpoint are not there"
+                )
             trained.update({row: found[row] for row in range(start, stop) if row in found})
             self._replayed += sum(row >= stop for row in found)
-            what = f"{job.ranks} ranks, {job.nodes} nodes, {job.workers} workers: rows {start:,} to {stop:,}, {did}"
+            what = (
+                f"{job.ranks} ranks, {job.nodes} nodes, {job.workers} workers: rows {start:,} "
+                f"to {stop:,}, {did}"
+            )
             print(f"{campaign.name}, job {job.number}: {what}", flush=True)
             start = stop
             if (campaign.folder / "ended").exists():
@@ -172,7 +218,10 @@ class Chaos:
         expected: dict[int, str] = {}
         # as many rows as any job's global batch may pad the end with
         with campaign.make_loader(
-            batch_size=48, num_workers=0, local=campaign.folder / "undisturbed", tokenizer_backend="hf"
+            batch_size=48,
+            num_workers=0,
+            local=campaign.folder / "undisturbed",
+            tokenizer_backend="hf",
         ) as loader:
             for batch in loader:
                 expected.update(hash_rows(batch))
@@ -184,7 +233,10 @@ class Chaos:
                 self._fail(f"{campaign.name}: ended after {len(trained)} of {len(expected)} rows")
         different = [row for row in range(stop) if trained.get(row) != expected.get(row)]
         if different:
-            self._fail(f"{campaign.name}: rows {different[:5]} and {len(different)} in all are not those of an undisturbed run")
+            self._fail(
+                f"{campaign.name}: rows {different[:5]} and {len(different)} in all are not those "
+                "of an undisturbed run"
+            )
         self._rows += stop
 
     # ------------------------------------------------------------ one job
@@ -227,7 +279,10 @@ class Chaos:
     def _run_job(self, campaign: Campaign, job: Job, littered: set[tuple[str, int]]) -> str:
         self._proxy.set_faults(self._make_faults())
         named, launched = shared_memory(), time.monotonic()
-        ranks = [self._context.Process(target=run_rank, args=(campaign, job, rank)) for rank in range(job.ranks)]
+        ranks = [
+            self._context.Process(target=run_rank, args=(campaign, job, rank))
+            for rank in range(job.ranks)
+        ]
         for rank in ranks:
             rank.start()
         action = self._random.choices(list(ACTIONS), list(ACTIONS.values()))[0]
@@ -245,13 +300,19 @@ class Chaos:
                 _kill(rank.pid, signal.SIGUSR1)
             time.sleep(1)
             words = [
-                job.log_file(campaign, number).read_text(errors="replace") for number, rank in enumerate(ranks) if rank.is_alive()
+                job.log_file(campaign, number).read_text(errors="replace")
+                for number, rank in enumerate(ranks)
+                if rank.is_alive()
             ]
             if all("_create_gloo_process_group" in log for log in words):
-                # torch's own: who connects to a rank that was killed waits for it; a launcher would end them
+                # torch's own: who connects to a rank that was killed waits for it; a launcher would
+                # end them
                 self._errors["waits for gloo to connect"] += 1
             else:
-                self._fail(f"job {job.number} hung after {action}: {describe(job)}\n{_last_words(campaign, job)}")
+                self._fail(
+                    f"job {job.number} hung after {action}: "
+                    f"{describe(job)}\n{_last_words(campaign, job)}"
+                )
         elif not soon(lambda: self._family() <= self._servants):
             left = [command_of(pid) for pid in self._family() - self._servants]
             self._fail(f"job {job.number} left processes after {action}: {left}")
@@ -263,8 +324,14 @@ class Chaos:
             self._fail(f"job {job.number} left {more} in /dev/shm after {action}")
         self._done[action] += 1
         self._faults.update(request.action for request in self._proxy.requests() if request.action)
-        times = f"{stepped - launched:.1f} s to the first step, {time.monotonic() - acted:.1f} s to the end"
-        return f"{action}, {self._note_errors(campaign, job, ranks)}, {times}, {sum(self._faults.values()):,} faults so far"
+        times = (
+            f"{stepped - launched:.1f} s to the first step, "
+            f"{time.monotonic() - acted:.1f} s to the end"
+        )
+        return (
+            f"{action}, {self._note_errors(campaign, job, ranks)}, {times}, "
+            f"{sum(self._faults.values()):,} faults so far"
+        )
 
     def _wait_before(self, action: str, campaign: Campaign, job: Job, ranks: list[Any]) -> bool:
         """Until the moment has come to act; whether the job has taken a step."""
@@ -286,7 +353,9 @@ class Chaos:
         others = self._family() - self._servants - heads
         victims = {
             "none": [],
-            "SIGKILL a worker": self._random.sample(sorted(others or heads), min(1, len(others or heads))),
+            "SIGKILL a worker": self._random.sample(
+                sorted(others or heads), min(1, len(others or heads))
+            ),
             "SIGKILL a rank": self._random.sample(sorted(heads), min(1, len(heads))),
             "SIGTERM a rank": self._random.sample(sorted(heads), min(1, len(heads))),
             "SIGKILL ranks": sorted(heads),
@@ -300,13 +369,24 @@ class Chaos:
         for number, rank in enumerate(ranks):
             if rank.exitcode == 1:
                 log = job.log_file(campaign, number).read_text(errors="replace")
-                [*_, error] = re.findall(r"^([\w.]*(?:Error|Exception|Interrupt))\b", log, re.MULTILINE) or ["nothing"]
-                is_of_ranks = error == "RuntimeError" and re.search(r"gloo|Connection|peer|store|socket", log)
-                if not (error.startswith("cloudload.errors.") or is_of_ranks or error.startswith("torch.distributed.")):
+                [*_, error] = re.findall(
+                    r"^([\w.]*(?:Error|Exception|Interrupt))\b", log, re.MULTILINE
+                ) or ["nothing"]
+                is_of_ranks = error == "RuntimeError" and re.search(
+                    r"gloo|Connection|peer|store|socket", log
+                )
+                if not (
+                    error.startswith("cloudload.errors.")
+                    or is_of_ranks
+                    or error.startswith("torch.distributed.")
+                ):
                     self._fail(f"job {job.number}, rank {number}: {error}\n{log[-3000:]}")
                 found.append(error.removeprefix("cloudload.errors."))
         self._errors.update(found)
-        return ", ".join(f"{times} {error}" for error, times in collections.Counter(found).items()) or "no error"
+        return (
+            ", ".join(f"{times} {error}" for error, times in collections.Counter(found).items())
+            or "no error"
+        )
 
     def _fail(self, what: str) -> None:
         self._failures.append(what)
@@ -319,7 +399,10 @@ class Chaos:
         mark, found = f"{MARK}={self._mark}".encode(), set()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                if mark in path.read_bytes() and path.with_name("stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                if (
+                    mark in path.read_bytes()
+                    and path.with_name("stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                ):
                     found.add(int(path.parent.name))
         return found - {os.getpid()}
 
@@ -330,7 +413,12 @@ class Chaos:
                 shutil.rmtree(cache)
             elif hurt < self._args.wipe + 0.4:
                 own = sorted(tag.parent for tag in cache.rglob(TAG))
-                files = sorted(path for folder in own for path in folder.rglob("*") if path.is_file() and path.name != TAG)
+                files = sorted(
+                    path
+                    for folder in own
+                    for path in folder.rglob("*")
+                    if path.is_file() and path.name != TAG
+                )
                 for path in self._random.sample(files, len(files) // 5):
                     self._hurt(path)
 
@@ -354,7 +442,9 @@ class Chaos:
 def _make_tokenizer(folder: Path) -> str:
     from train_tokenizer import save_tokenizer, standard_library_texts, train_tokenizer
 
-    texts: Iterator[str] = (text[:2_000] for text, _ in zip(standard_library_texts(), range(100), strict=False))
+    texts: Iterator[str] = (
+        text[:2_000] for text, _ in zip(standard_library_texts(), range(100), strict=False)
+    )
     save_tokenizer(train_tokenizer(texts, 600), folder / "tokenizer")
     return str(folder / "tokenizer" / "tokenizer.json")
 
@@ -368,9 +458,15 @@ def _convert(folder: Path, url: str, num_documents: int, seed: float) -> None:
         for number in range(num_documents):
             size = 0 if words.random() < 0.01 else int(words.lognormvariate(3.5, 1.0))
             text = " ".join(
-                words.choice(["the", "fox", "jumps", "über", "狐", "🦊", "lazy", "import", "self"]) for _ in range(size)
+                words.choice(["the", "fox", "jumps", "über", "狐", "🦊", "lazy", "import", "self"])
+                for _ in range(size)
             )
-            file.write(json.dumps({"id": number, "text": f"{number} {text}" if size else ""}, ensure_ascii=False) + "\n")
+            file.write(
+                json.dumps(
+                    {"id": number, "text": f"{number} {text}" if size else ""}, ensure_ascii=False
+                )
+                + "\n"
+            )
     convert_to_mds([str(source)], url, shard_bytes=1_500, processes=1, progress=False)
 
 
@@ -397,7 +493,10 @@ def _left_overs(campaign: Campaign, nodes: int) -> set[tuple[str, int]]:
 
 
 def _last_words(campaign: Campaign, job: Job) -> str:
-    return "\n".join(job.log_file(campaign, rank).read_text(errors="replace")[-2000:] for rank in range(job.ranks))
+    return "\n".join(
+        job.log_file(campaign, rank).read_text(errors="replace")[-2000:]
+        for rank in range(job.ranks)
+    )
 
 
 def _kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:

@@ -1,4 +1,5 @@
-"""One rank of a training job without a model, for `chaos.py`: notes a hash of every row that it is handed, and saves."""
+"""One rank of a training job without a model, for `chaos.py`: notes a hash of every row that it is
+handed, and saves."""
 
 from __future__ import annotations
 
@@ -43,8 +44,12 @@ class Campaign:
     def make_loader(self, **settings: Any) -> CloudLoader:
         """A loader of the campaign's rows."""
         shares = self.proportions or (None,) * len(self.urls)
-        streams = [Stream(url, proportion=share) for url, share in zip(self.urls, shares, strict=True)]
-        return CloudLoader(streams, tokenizer=self.tokenizer, seq_len=64, **self.settings, **settings)
+        streams = [
+            Stream(url, proportion=share) for url, share in zip(self.urls, shares, strict=True)
+        ]
+        return CloudLoader(
+            streams, tokenizer=self.tokenizer, seq_len=64, **self.settings, **settings
+        )
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,16 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
         os.dup2(log.fileno(), sys.stderr.fileno())
     # where it stands, should it hang
     faulthandler.register(signal.SIGUSR1)
-    os.environ.update(job.environment | {"LOCAL_WORLD_SIZE": str(job.ranks // job.nodes), "GLOO_SOCKET_IFNAME": "lo"})
+    os.environ.update(
+        job.environment
+        | {"LOCAL_WORLD_SIZE": str(job.ranks // job.nodes), "GLOO_SOCKET_IFNAME": "lo"}
+    )
     torch.set_num_threads(1)
     store = campaign.folder / f"job-{job.number}.store"
     timeout = timedelta(seconds=PATIENCE_S)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=job.ranks, timeout=timeout)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=job.ranks, timeout=timeout
+    )
     loader = campaign.make_loader(
         batch_size=job.batch_size,
         num_workers=job.workers,
@@ -120,8 +130,12 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
 def hash_rows(batch: Any) -> dict[int, str]:
     """Each row's number in the run, and a hash of its ids and labels."""
     hashes = {}
-    for place, (ids, labels) in enumerate(zip(batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True)):
-        hashes[batch.first_row + place * batch.row_step] = hashlib.sha256(ids.tobytes() + labels.tobytes()).hexdigest()[:24]
+    for place, (ids, labels) in enumerate(
+        zip(batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True)
+    ):
+        hashes[batch.first_row + place * batch.row_step] = hashlib.sha256(
+            ids.tobytes() + labels.tobytes()
+        ).hexdigest()[:24]
     return hashes
 
 

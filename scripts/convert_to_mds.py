@@ -1,4 +1,5 @@
-"""Raw corpora to MDS, from a checkout: `python scripts/convert_to_mds.py INPUT... OUT`, the same as `cloudload convert`."""
+"""Raw corpora to MDS, from a checkout: `python scripts/convert_to_mds.py INPUT... OUT`, the same as
+`cloudload convert`."""
 
 import sys
 from pathlib import Path

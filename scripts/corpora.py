@@ -1,4 +1,5 @@
-"""Tiny corpora: random documents, MDS datasets of them, written in milliseconds anywhere, and a tokenizer of bytes.
+"""Tiny corpora: random documents, MDS datasets of them, written in milliseconds anywhere, and a
+tokenizer of bytes.
 
 write_mds(store_url, ["aaa", "bb"])                                    # one shard with a column `text`
 write_mds(path, random_documents(0, 100), shard_bytes=1_000)           # several shards
@@ -23,7 +24,23 @@ from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 
-_WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "one", "two", "three", "Grüße", "Füchse", "狐", "🦊"]
+_WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dog",
+    "one",
+    "two",
+    "three",
+    "Grüße",
+    "Füchse",
+    "狐",
+    "🦊",
+]
 
 EOS = "<eos>"
 EOS_ID = 256
@@ -33,7 +50,9 @@ EOS_ID = 256
 def byte_tokenizer() -> Tokenizer:
     """One token a byte, and `<eos>`: what a document gives can be said by hand."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.add_special_tokens([EOS])
     return tokenizer
@@ -42,7 +61,10 @@ def byte_tokenizer() -> Tokenizer:
 def random_documents(seed: int, count: int, *, max_words: int = 30) -> list[str]:
     """Documents of 1 to `max_words` words, all distinct: each starts with its number."""
     words = random.Random(seed)
-    return [" ".join([f"{number}:", *words.choices(_WORDS, k=words.randint(1, max_words))]) for number in range(count)]
+    return [
+        " ".join([f"{number}:", *words.choices(_WORDS, k=words.randint(1, max_words))])
+        for number in range(count)
+    ]
 
 
 def write_mds(
@@ -58,21 +80,33 @@ def write_mds(
 ) -> str:
     """Write `documents` as an MDS dataset, index last; returns its location.
 
-    `shard_bytes` is what a shard holds at most, unless one document alone is more; `shard_samples` says instead how many
-    documents each holds. `extra` maps further columns to their
-    encoding and values, one for each document.
+    `shard_bytes` is what a shard holds at most, unless one document alone is more; `shard_samples`
+    says instead how many documents each holds. `extra` maps further columns to their encoding and
+    values, one for each document.
     """
     texts, extra = list(documents), dict(extra or {})
-    columns = [Column.of(column, "str"), *(Column.of(name, encoding) for name, (encoding, _) in extra.items())]
+    columns = [
+        Column.of(column, "str"),
+        *(Column.of(name, encoding) for name, (encoding, _) in extra.items()),
+    ]
     columns.sort(key=lambda each: each.name)
     form = ShardFormat(tuple(columns), compression, tuple(hashes), shard_bytes)
     samples = [
-        encode_sample(columns, {column: text} | {name: values[number] for name, (_, values) in extra.items()})
+        encode_sample(
+            columns, {column: text} | {name: values[number] for name, (_, values) in extra.items()}
+        )
         for number, text in enumerate(texts)
     ]
-    parts = cut_into_shards(form, samples) if shard_samples is None else _cut_by_number(samples, shard_samples)
+    parts = (
+        cut_into_shards(form, samples)
+        if shard_samples is None
+        else _cut_by_number(samples, shard_samples)
+    )
     shards = [_write_shard(str(folder), form, number, part) for number, part in enumerate(parts)]
-    write_object(join_url(str(folder), INDEX_NAME), json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode())
+    write_object(
+        join_url(str(folder), INDEX_NAME),
+        json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode(),
+    )
     return str(folder)
 
 
@@ -94,10 +128,17 @@ def _cut_by_number(samples: Sequence[bytes], numbers: Sequence[int]) -> list[Seq
     return [samples[start : start + number] for start, number in zip(starts, numbers, strict=True)]
 
 
-def _write_shard(folder: str, form: ShardFormat, number: int, samples: Sequence[bytes]) -> dict[str, Any]:
+def _write_shard(
+    folder: str, form: ShardFormat, number: int, samples: Sequence[bytes]
+) -> dict[str, Any]:
     raw = encode_shard(form, samples)
     name, zipped = f"shard.{number:05}.mds", None
-    entry = {**form.config(), "samples": len(samples), "raw_data": _describe(name, raw, form.hashes), "zip_data": None}
+    entry = {
+        **form.config(),
+        "samples": len(samples),
+        "raw_data": _describe(name, raw, form.hashes),
+        "zip_data": None,
+    }
     if form.compression is not None:
         name += f".{compression_extension(form.compression)}"
         zipped = compress(form.compression, raw)
@@ -107,4 +148,8 @@ def _write_shard(folder: str, form: ShardFormat, number: int, samples: Sequence[
 
 
 def _describe(name: str, data: bytes, hashes: Sequence[str]) -> dict[str, Any]:
-    return {"basename": name, "bytes": len(data), "hashes": {algorithm: hash_bytes(algorithm, data) for algorithm in hashes}}
+    return {
+        "basename": name,
+        "bytes": len(data),
+        "hashes": {algorithm: hash_bytes(algorithm, data) for algorithm in hashes},
+    }

@@ -7,9 +7,9 @@
     piece 2     1 rank              └────────────┐
     piece 3     4 ranks                          └────────────────────►
 
-Every rank writes down a hash of every row that it is handed. The end compares, row by row, what the three pieces trained on
-with what the reference trained on; the exit status is 1 unless they are the same. Writes summary.png, summary.json and each
-run's record to demo-output.
+Every rank writes down a hash of every row that it is handed. The end compares, row by row, what the
+three pieces trained on with what the reference trained on; the exit status is 1 unless they are the
+same. Writes summary.png, summary.json and each run's record to demo-output.
 """
 
 from __future__ import annotations
@@ -92,19 +92,28 @@ class Run:
     @property
     def tokens_per_s(self) -> float:
         """Tokens a second over the run's steps."""
-        return GLOBAL_BATCH * SEQ_LEN / statistics.median(step["step_s"] for step in self.steps.values())
+        return (
+            GLOBAL_BATCH
+            * SEQ_LEN
+            / statistics.median(step["step_s"] for step in self.steps.values())
+        )
 
     @property
     def wait_share(self) -> float:
-        """The share of its time that the training loop waited for the loader; without the first step, when workers start."""
+        """The share of its time that the training loop waited for the loader; without the first
+        step, when workers start."""
         steps = list(self.steps.values())[1:]
         return sum(step["wait_s"] for step in steps) / sum(step["step_s"] for step in steps)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Convert, train, kill, resume on other ranks, and compare; takes minutes.")
+    parser = argparse.ArgumentParser(
+        description="Convert, train, kill, resume on other ranks, and compare; takes minutes."
+    )
     parser.add_argument("--quick", action="store_true", help="fewer steps and less text")
-    parser.add_argument("--output", type=Path, default=ROOT / "demo-output", help="folder of the summary, replaced")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "demo-output", help="folder of the summary, replaced"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     length = QUICK if args.quick else FULL
@@ -112,7 +121,9 @@ def main() -> int:
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="cloudload-demo-", ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(
+        prefix="cloudload-demo-", ignore_cleanup_errors=True
+    ) as temporary:
         work = Path(temporary)
         say(1, "Corpus: the Python sources and texts of this environment")
         collect_corpus(work / "corpus.jsonl", MOST_CORPUS_BYTES // (10 if args.quick else 1))
@@ -150,7 +161,8 @@ def progress(name: str, total: int, **options: Any) -> Any:
 
 
 def collect_corpus(target: Path, most_bytes: int) -> None:
-    """Write sources and texts of the environment as JSON lines; which ones follows from their names alone."""
+    """Write sources and texts of the environment as JSON lines; which ones follows from their names
+    alone."""
     paths = sysconfig.get_paths()
     roots = [Path(paths[name]).resolve() for name in ("purelib", "stdlib")]
     found = {
@@ -163,7 +175,10 @@ def collect_corpus(target: Path, most_bytes: int) -> None:
     # an order that mixes packages
     names = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())
     num_documents, num_bytes = 0, 0
-    with target.open("w") as file, progress("collect", most_bytes, unit="B", unit_scale=True) as bar:
+    with (
+        target.open("w") as file,
+        progress("collect", most_bytes, unit="B", unit_scale=True) as bar,
+    ):
         for name in names:
             text = read_text(found[name])
             if text is None:
@@ -193,7 +208,8 @@ def convert(corpus: Path, data: str) -> None:
 
     report = convert_to_mds([str(corpus)], data, shard_bytes=SHARD_BYTES)
     print(
-        f"{report.documents:,} documents, {report.text_bytes / 1e6:.1f} MB of text, {report.shards} shards, "
+        f"{report.documents:,} documents, {report.text_bytes / 1e6:.1f} MB of text, "
+        f"{report.shards} shards, "
         f"{report.stored_bytes / 1e6:.1f} MB stored, {report.seconds:.1f} s"
     )
 
@@ -202,10 +218,24 @@ def convert(corpus: Path, data: str) -> None:
 
 
 def plan_runs(length: Length) -> list[Run]:
-    """The reference and three pieces that share their checkpoints; the last has an empty cache, as on another machine."""
+    """The reference and three pieces that share their checkpoints; the last has an empty cache, as
+    on another machine."""
     return [
-        Run("reference", 2, length.steps, checkpoints="checkpoints-reference", cache="cache-reference"),
-        Run("piece 1", 2, length.steps, checkpoints="checkpoints", cache="cache", kill_at=length.kill_at),
+        Run(
+            "reference",
+            2,
+            length.steps,
+            checkpoints="checkpoints-reference",
+            cache="cache-reference",
+        ),
+        Run(
+            "piece 1",
+            2,
+            length.steps,
+            checkpoints="checkpoints",
+            cache="cache",
+            kill_at=length.kill_at,
+        ),
         Run("piece 2", 1, length.second_ends, checkpoints="checkpoints", cache="cache"),
         Run("piece 3", 4, length.steps, checkpoints="checkpoints", cache="cache-elsewhere"),
     ]
@@ -217,18 +247,40 @@ def describe(run: Run, length: Length) -> str:
     if run.name == "reference":
         return f"Reference: {ranks}, {run.stop} steps without a stop"
     if run.kill_at:
-        return f"Piece 1: {ranks}, killed with SIGKILL at step {run.kill_at} (a checkpoint every {length.save_every} steps)"
+        return (
+            f"Piece 1: {ranks}, killed with SIGKILL at step {run.kill_at} (a checkpoint every "
+            f"{length.save_every} steps)"
+        )
     return f"{run.name.capitalize()}: {ranks}, from the last checkpoint to step {run.stop}"
 
 
 def train(run: Run, data: str, length: Length, work: Path, record: Path) -> None:
-    """Run the example under torchrun, to its end or until it is killed, and read what its ranks wrote down."""
+    """Run the example under torchrun, to its end or until it is killed, and read what its ranks
+    wrote down."""
     record.mkdir()
     checkpoints = work / run.checkpoints
     resumed = checkpoints.exists()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(run.ranks), str(ROOT / "scripts" / "demo_trainer.py"), data, *["--resume"] * resumed]
-    options = {"steps": run.stop, "save-every": length.save_every, "global-batch": GLOBAL_BATCH, "seq-len": SEQ_LEN}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+    ]
+    command += [
+        "--nproc-per-node",
+        str(run.ranks),
+        str(ROOT / "scripts" / "demo_trainer.py"),
+        data,
+        *["--resume"] * resumed,
+    ]
+    options = {
+        "steps": run.stop,
+        "save-every": length.save_every,
+        "global-batch": GLOBAL_BATCH,
+        "seq-len": SEQ_LEN,
+    }
     options |= {"checkpoints": checkpoints, "cache": work / run.cache, "record": record}
     command += [f"--{name}={value}" for name, value in options.items()]
     done = last_checkpoint(checkpoints) if resumed else 0
@@ -241,22 +293,32 @@ def train(run: Run, data: str, length: Length, work: Path, record: Path) -> None
     run.last = last_checkpoint(checkpoints)
     if run.kill_at:
         lost = max(run.steps) - run.last
-        print(f"killed after step {max(run.steps)}; the last checkpoint is of step {run.last}: {lost} steps are to be done again")
+        print(
+            f"killed after step {max(run.steps)}; the last checkpoint is of step {run.last}: "
+            f"{lost} steps are to be done again"
+        )
 
 
 def last_checkpoint(folder: Path) -> int:
     """The step of the last checkpoint in a folder."""
     steps = [int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.pt")]
     if not steps:
-        raise SystemExit("the run was killed before its first checkpoint; this machine is too slow for the demo's plan")
+        raise SystemExit(
+            "the run was killed before its first checkpoint; this machine is "
+            "too slow for the demo's plan"
+        )
     return max(steps)
 
 
 @contextlib.contextmanager
-def running_torchrun(command: list[str], ranks: int, record: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A torchrun whose words go to torchrun.log; at the end of the block it, its ranks and their workers are killed."""
+def running_torchrun(
+    command: list[str], ranks: int, record: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A torchrun whose words go to torchrun.log; at the end of the block it, its ranks and their
+    workers are killed."""
     environment = os.environ | {
-        # one core is left to the loaders' workers: threads that fight for cores are slower than fewer threads
+        # one core is left to the loaders' workers: threads that fight for cores are slower than
+        # fewer threads
         "OMP_NUM_THREADS": str(min(8, max(1, (len(os.sched_getaffinity(0)) - 1) // ranks))),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "CUDA_VISIBLE_DEVICES": "",  # several ranks of one GPU could not use NCCL
@@ -264,7 +326,12 @@ def running_torchrun(command: list[str], ranks: int, record: Path) -> Iterator[s
     }
     with (record / "torchrun.log").open("wb") as log:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         yield process
@@ -274,7 +341,8 @@ def running_torchrun(command: list[str], ranks: int, record: Path) -> Iterator[s
 
 
 def follow(run: Run, process: subprocess.Popen[bytes], record: Path, done: int, stop: int) -> None:
-    """Show how a run gets on, until it ends or the step `stop` of a run that is to be killed is reached."""
+    """Show how a run gets on, until it ends or the step `stop` of a run that is to be killed is
+    reached."""
     path, shown, heard = record / "rank-0.jsonl", done, time.monotonic()
     with progress(run.name, run.stop, initial=done, unit="step") as bar:
         while True:
@@ -353,12 +421,21 @@ def compare(reference: Run, pieces: list[Run], length: Length) -> dict[str, Any]
     found = [row for piece in pieces for row in rows_of(piece, piece.counted)]
     whole = list(range(length.steps * GLOBAL_BATCH))
     # a killed run's last steps count for nothing, but they, too, must have been of the same rows
-    discarded = [row for piece in pieces for row in rows_of(piece, [step for step in piece.steps if step > piece.last])]
+    discarded = [
+        row
+        for piece in pieces
+        for row in rows_of(piece, [step for step in piece.steps if step > piece.last])
+    ]
     redone_alike = set(discarded) <= set(expected)
     losses = {step: piece.steps[step]["loss"] for piece in pieces for step in piece.counted}
-    ends = [statistics.mean(losses[step] for step in steps) for steps in (sorted(losses)[:10], sorted(losses)[-10:])]
+    ends = [
+        statistics.mean(losses[step] for step in steps)
+        for steps in (sorted(losses)[:10], sorted(losses)[-10:])
+    ]
     return {
-        "identical": [number for number, _ in expected] == whole and found == expected and redone_alike,
+        "identical": [number for number, _ in expected] == whole
+        and found == expected
+        and redone_alike,
         "rows": len(found),
         "tokens": len(found) * SEQ_LEN,
         "hash_of_reference": hash_rows(expected),
@@ -366,7 +443,9 @@ def compare(reference: Run, pieces: list[Run], length: Length) -> dict[str, Any]
         "rows_done_again": len(discarded),
         "loss_of_first_10_steps": round(ends[0], 4),
         "loss_of_last_10_steps": round(ends[1], 4),
-        "most_difference_of_loss": max(abs(loss - reference.steps[step]["loss"]) for step, loss in losses.items()),
+        "most_difference_of_loss": max(
+            abs(loss - reference.steps[step]["loss"]) for step, loss in losses.items()
+        ),
         "runs": [summarize(run, expected) for run in (reference, *pieces)],
     }
 
@@ -389,7 +468,8 @@ def summarize(run: Run, expected: list[tuple[int, str]]) -> dict[str, Any]:
         "ranks": run.ranks,
         "steps": [run.first, run.last],
         "rows": [start, start + len(rows)],
-        "identical": rows == expected[start : start + len(rows)] and len(rows) == (run.last - run.first + 1) * GLOBAL_BATCH,
+        "identical": rows == expected[start : start + len(rows)]
+        and len(rows) == (run.last - run.first + 1) * GLOBAL_BATCH,
         "tokens_per_s": round(run.tokens_per_s),
         "wait_share": round(run.wait_share, 4),
         "seconds": round(run.seconds, 1),
@@ -405,9 +485,13 @@ def measure_state(checkpoints: Path) -> int:
 
 
 def report(summary: dict[str, Any], output: Path) -> None:
-    print(f"\n{'run':<10}{'ranks':>6}{'steps':>12}{'rows':>15}{'tokens':>10}{'tokens/s':>10}{'waiting':>9}   like the reference")
+    print(
+        f"\n{'run':<10}{'ranks':>6}{'steps':>12}{'rows':>15}{'tokens':>10}{'tokens/s':>10}{'waiting':>9}   like the reference"
+    )
     for run in summary["runs"]:
-        steps, rows = (" to ".join(f"{number:,}" for number in run[name]) for name in ("steps", "rows"))
+        steps, rows = (
+            " to ".join(f"{number:,}" for number in run[name]) for name in ("steps", "rows")
+        )
         tokens = (run["rows"][1] - run["rows"][0]) * SEQ_LEN
         verdict = "" if run["name"] == "reference" else "every row" if run["identical"] else "NO"
         print(
@@ -418,18 +502,24 @@ def report(summary: dict[str, Any], output: Path) -> None:
     print(f"rows of the pieces      sha256 {summary['hash_of_pieces']}")
     if summary["identical"]:
         print(
-            f"The three pieces trained on the same {summary['rows']:,} rows ({summary['tokens']:,} tokens) as the reference, "
-            f"bit for bit and in the same order. {summary['rows_done_again']} rows were trained on by the killed run, "
+            f"The three pieces trained on the same {summary['rows']:,} rows ({summary['tokens']:,} "
+            "tokens) as the reference, "
+            f"bit for bit and in the same order. {summary['rows_done_again']} rows were trained on "
+            "by the killed run, "
             "discarded with it, and read again alike."
         )
     else:
         print("NOT IDENTICAL: the pieces did not train on what the reference trained on.")
     print(
-        f"Loss: {summary['loss_of_first_10_steps']:.2f} over the first 10 steps, {summary['loss_of_last_10_steps']:.2f} over the "
+        f"Loss: {summary['loss_of_first_10_steps']:.2f} over the first 10 steps, "
+        f"{summary['loss_of_last_10_steps']:.2f} over the "
         f"last 10 (guessing evenly: {math.log(VOCAB_SIZE):.2f}); "
         f"pieces and reference differ by {summary['most_difference_of_loss']:.0e} at most."
     )
-    print(f"The loader's state in a checkpoint: {summary['state_bytes']:,} bytes. All this took {summary['seconds']:.0f} s.")
+    print(
+        f"The loader's state in a checkpoint: {summary['state_bytes']:,} bytes. All this took "
+        f"{summary['seconds']:.0f} s."
+    )
     print(f"See {output / 'summary.png'} and {output / 'summary.json'}.")
 
 
@@ -443,8 +533,20 @@ def draw(reference: Run, pieces: list[Run], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    settings = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "font.size": 10}
-    colours = dict(zip([run.name for run in (reference, *pieces)], ["#b0b0b0", "#1f77b4", "#d95f02", "#1b9e77"], strict=True))
+    settings = {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.25,
+        "font.size": 10,
+    }
+    colours = dict(
+        zip(
+            [run.name for run in (reference, *pieces)],
+            ["#b0b0b0", "#1f77b4", "#d95f02", "#1b9e77"],
+            strict=True,
+        )
+    )
     with plt.rc_context(settings):
         figure, (losses, speeds, waits) = plt.subplots(
             3, 1, figsize=(10, 9), sharex=True, height_ratios=[3, 1.5, 1.5], layout="constrained"
@@ -452,14 +554,27 @@ def draw(reference: Run, pieces: list[Run], path: Path) -> None:
         draw_losses(losses, reference, pieces, colours)
         for run in (reference, *pieces):
             steps = list(run.steps)[1:]
-            seconds, waited = ([run.steps[step][name] for step in steps] for name in ("step_s", "wait_s"))
-            speeds.plot(steps, [GLOBAL_BATCH * SEQ_LEN / each / 1000 for each in seconds], color=colours[run.name], lw=1)
+            seconds, waited = (
+                [run.steps[step][name] for step in steps] for name in ("step_s", "wait_s")
+            )
+            speeds.plot(
+                steps,
+                [GLOBAL_BATCH * SEQ_LEN / each / 1000 for each in seconds],
+                color=colours[run.name],
+                lw=1,
+            )
             waits.plot(
-                steps, [100 * wait / each for wait, each in zip(waited, seconds, strict=True)], color=colours[run.name], lw=1
+                steps,
+                [100 * wait / each for wait, each in zip(waited, seconds, strict=True)],
+                color=colours[run.name],
+                lw=1,
             )
         speeds.set(ylabel="thousand tokens/s", ylim=(0, None))
         waits.set(ylabel="% of the step", ylim=(0, max(20, waits.get_ylim()[1])), xlabel="step")
-        losses.set_title("Loss: an uninterrupted run, and one that was killed and resumed on other ranks", loc="left")
+        losses.set_title(
+            "Loss: an uninterrupted run, and one that was killed and resumed on other ranks",
+            loc="left",
+        )
         speeds.set_title("Tokens handed out and trained on", loc="left")
         waits.set_title("Time that the training loop waited for the loader", loc="left")
         for axes in (losses, speeds, waits):
@@ -471,20 +586,56 @@ def draw(reference: Run, pieces: list[Run], path: Path) -> None:
 
 def draw_losses(axes: Any, reference: Run, pieces: list[Run], colours: dict[str, str]) -> None:
     def plot(run: Run, steps: list[int], **style: Any) -> None:
-        axes.plot(steps, [run.steps[step]["loss"] for step in steps], **{"color": colours[run.name], "lw": 1.5, **style})
+        axes.plot(
+            steps,
+            [run.steps[step]["loss"] for step in steps],
+            **{"color": colours[run.name], "lw": 1.5, **style},
+        )
 
-    plot(reference, reference.counted, lw=6, label=f"reference: {name_ranks(reference)}, uninterrupted")
+    plot(
+        reference,
+        reference.counted,
+        lw=6,
+        label=f"reference: {name_ranks(reference)}, uninterrupted",
+    )
     for piece in pieces:
         lost = [step for step in piece.steps if step > piece.last]
         plot(piece, piece.counted, label=f"{piece.name}: {name_ranks(piece)}")
         if lost:
-            plot(piece, lost, color="black", ls=":", zorder=4, label="trained on, and lost by the kill")
-            plot(piece, lost[-1:], color="#c00000", ls="", marker="X", ms=9, zorder=5, label="SIGKILL")
+            plot(
+                piece,
+                lost,
+                color="black",
+                ls=":",
+                zorder=4,
+                label="trained on, and lost by the kill",
+            )
+            plot(
+                piece,
+                lost[-1:],
+                color="#c00000",
+                ls="",
+                marker="X",
+                ms=9,
+                zorder=5,
+                label="SIGKILL",
+            )
         if piece.first > 1:
-            axes.annotate(f"resumed on {name_ranks(piece)}", (piece.first, 0.02), xycoords=("data", "axes fraction"), size=9)
+            axes.annotate(
+                f"resumed on {name_ranks(piece)}",
+                (piece.first, 0.02),
+                xycoords=("data", "axes fraction"),
+                size=9,
+            )
     evenly, middle = math.log(VOCAB_SIZE), reference.last / 3
     axes.axhline(evenly, color="#555555", lw=0.8, ls="--")
-    axes.annotate(f"guessing evenly among {VOCAB_SIZE:,} tokens", (middle, evenly), (0, 4), textcoords="offset points", size=9)
+    axes.annotate(
+        f"guessing evenly among {VOCAB_SIZE:,} tokens",
+        (middle, evenly),
+        (0, 4),
+        textcoords="offset points",
+        size=9,
+    )
     axes.set(ylabel="loss", ylim=(None, evenly + 0.4))
     axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.88))
 

@@ -1,4 +1,5 @@
-"""The training job of the demo: a small GPT in plain torch, whose ranks write down, step by step, what they were handed."""
+"""The training job of the demo: a small GPT in plain torch, whose ranks write down, step by step,
+what they were handed."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
 def describe_rows(batch: Batch) -> dict[int, str]:
     """What a rank was handed: each row's number in the run, and a hash of its tokens."""
     hashes = [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in batch["input_ids"]]
-    return {batch.first_row + place * batch.row_step: row_hash for place, row_hash in enumerate(hashes)}
+    return {
+        batch.first_row + place * batch.row_step: row_hash for place, row_hash in enumerate(hashes)
+    }
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
@@ -65,7 +68,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         optimizer.load_state_dict(checkpoint["optimizer"])
         loader.load_state_dict(checkpoint["loader"])
         step = checkpoint["step"]
-    parallel = nn.parallel.DistributedDataParallel(model, [device.index] if device.type == "cuda" else None)
+    parallel = nn.parallel.DistributedDataParallel(
+        model, [device.index] if device.type == "cuda" else None
+    )
     with loader:
         batches = iter(loader)
         while step < args.steps:
@@ -74,7 +79,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             wait_s = time.perf_counter() - started
             step += 1
             optimizer.param_groups[0]["lr"] = args.lr * min(1.0, step / args.warmup)
-            loss = parallel(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})["loss"]
+            loss = parallel(
+                **{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+            )["loss"]
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -83,39 +90,79 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             dist.all_reduce(mean_loss)
             step_s = time.perf_counter() - started
             if rank == 0:
-                print(f"step {step}  loss {mean_loss:.3f}  {step_s:.3f} s, of which {wait_s:.3f} s for the batch", flush=True)
+                print(
+                    f"step {step}  loss {mean_loss:.3f}  {step_s:.3f} s, of which {wait_s:.3f} s "
+                    "for the batch",
+                    flush=True,
+                )
             if args.record:
-                line = {"step": step, "loss": mean_loss.item(), "step_s": step_s, "wait_s": wait_s, "rows": describe_rows(batch)}
+                line = {
+                    "step": step,
+                    "loss": mean_loss.item(),
+                    "step_s": step_s,
+                    "wait_s": wait_s,
+                    "rows": describe_rows(batch),
+                }
                 with (args.record / f"rank-{rank}.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
             if rank == 0 and (step % args.save_every == 0 or step == args.steps):
-                states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+                states = {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "loader": loader.state_dict(),
+                }
                 save_checkpoint(args.checkpoints, step=step, **states)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", help="URL or folder of an MDS dataset")
     parser.add_argument(
-        "--tokenizer", default=str(Path(__file__).parents[1] / "examples" / "tokenizer"), help="name, folder or tokenizer.json"
+        "--tokenizer",
+        default=str(Path(__file__).parents[1] / "examples" / "tokenizer"),
+        help="name, folder or tokenizer.json",
     )
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="folder, written every --save-every steps")
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        default=Path("checkpoints"),
+        help="folder, written every --save-every steps",
+    )
     parser.add_argument("--cache", help="folder of the shard cache")
     parser.add_argument(
-        "--record", type=Path, help="existing folder where each rank writes down, step by step, what it was handed"
+        "--record",
+        type=Path,
+        help="existing folder where each rank writes down, step by step, what it was handed",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--lr", type=float, default=2e-3)
-    numbers = {"steps": 300, "save-every": 50, "warmup": 20, "global-batch": 16, "seq-len": 256, "seed": 17, "workers": 1}
+    numbers = {
+        "steps": 300,
+        "save-every": 50,
+        "warmup": 20,
+        "global-batch": 16,
+        "seq-len": 256,
+        "seed": 17,
+        "workers": 1,
+    }
     parser.add_argument("--width", type=int, default=128, help="a multiple of 32; default 128")
     for name, default in {**numbers, "depth": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     args = parser.parse_args(namespace=argparse.Namespace(float64=False))
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         if args.global_batch % dist.get_world_size():
-            raise SystemExit(f"{dist.get_world_size()} ranks cannot share {args.global_batch} rows: change --global-batch")
+            raise SystemExit(
+                f"{dist.get_world_size()} ranks cannot share {args.global_batch} rows: change "
+                "--global-batch"
+            )
         train(args, device)
     finally:
         dist.destroy_process_group()

@@ -5,8 +5,9 @@
         subprocess.run([...], env=os.environ | s3.environment(proxy.endpoint))
         proxy.requests()                                # [Request(line="GET /b/shard.00001", action="status", …), …]
 
-A fault applies to requests whose line (`GET /bucket/key?query`) its pattern is found in, after the first `skip` of them and
-then `times` times, and of those to a random `share`; the first fault that applies wins. What the actions do:
+A fault applies to requests whose line (`GET /bucket/key?query`) its pattern is found in, after the
+first `skip` of them and then `times` times, and of those to a random `share`; the first fault that
+applies wins. What the actions do:
 
     status    answer `status` with an error of `code`, as S3 words it or, `as_json`, as GCS does; the server is not asked
     delay     wait `seconds` before the request goes on
@@ -17,8 +18,9 @@ then `times` times, and of those to a random `share`; the first fault that appli
     corrupt   flip the bits of the byte at `at` of the body
     throttle  pass on `bytes_per_s` bytes of the body a second
 
-The request is passed on with its Host header untouched, so that signatures made for the proxy hold at the server; the
-server's address in a JSON answer becomes the proxy's, so that the links of GCS lead through the proxy, too.
+The request is passed on with its Host header untouched, so that signatures made for the proxy hold
+at the server; the server's address in a JSON answer becomes the proxy's, so that the links of GCS
+lead through the proxy, too.
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Request:
-    """One request that the proxy saw: its line and headers (names in lower case), what was done to it, and the status that the
-    client got (0 for none)."""
+    """One request that the proxy saw: its line and headers (names in lower case), what was done to
+    it, and the status that the client got (0 for none)."""
 
     line: str
     headers: dict[str, str]
@@ -93,12 +95,19 @@ class FaultProxy:
         self._control(json.dumps([asdict(fault) for fault in faults]).encode())
 
     def requests(self, match: str = "") -> list[Request]:
-        """The requests since the last `set_faults`, in order of arrival, whose line `match` is found in."""
-        return [request for entry in self._control(None) if re.search(match, (request := Request(**entry)).line)]
+        """The requests since the last `set_faults`, in order of arrival, whose line `match` is
+        found in."""
+        return [
+            request
+            for entry in self._control(None)
+            if re.search(match, (request := Request(**entry)).line)
+        ]
 
     def _control(self, body: bytes | None) -> Any:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(urllib.request.Request(self.endpoint + _CONTROL_PATH, body), timeout=10) as answer:
+        with opener.open(
+            urllib.request.Request(self.endpoint + _CONTROL_PATH, body), timeout=10
+        ) as answer:
             return json.load(answer)
 
 
@@ -107,7 +116,9 @@ def start_fault_proxy(upstream: str) -> Iterator[FaultProxy]:
     """Run a proxy before the server at `upstream`, without any fault so far."""
     from servers import running
 
-    with tempfile.TemporaryDirectory(prefix="cloudload-proxy-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="cloudload-proxy-", ignore_cleanup_errors=True
+    ) as folder:
         command = [sys.executable, str(Path(__file__).resolve()), upstream]
         with running(command, Path(folder), pipe=True) as process:
             assert process.stdout is not None
@@ -118,7 +129,8 @@ def start_fault_proxy(upstream: str) -> Iterator[FaultProxy]:
 
 
 class _Server:
-    """One request a connection: answers carry `Connection: close`, so that no fault meets a request that it is not meant for."""
+    """One request a connection: answers carry `Connection: close`, so that no fault meets a request
+    that it is not meant for."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
@@ -137,18 +149,31 @@ class _Server:
         with contextlib.suppress(OSError):
             writer.close()
 
-    async def _answer_control(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer_control(
+        self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         answer = json.dumps(self.log).encode()
         if head.startswith(b"POST "):
             self.faults, self.log = json.loads(await reader.readexactly(_length(head))), []
             answer = b"null"
-        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(answer)
+            + answer
+        )
         await writer.drain()
 
-    async def _answer(self, line: str, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, line: str, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         fault = self._next_fault(line)
         action = fault.get("action")
-        entry = {"line": line, "headers": _headers(head), "action": action, "status": 0, "body_bytes": 0}
+        entry = {
+            "line": line,
+            "headers": _headers(head),
+            "action": action,
+            "status": 0,
+            "body_bytes": 0,
+        }
         self.log.append(entry)
         if action in ("delay", "drop"):
             await asyncio.sleep(fault["seconds"])
@@ -158,7 +183,9 @@ class _Server:
             entry["status"] = fault["status"]
             await _refuse(fault, line, head, reader, writer)
         else:
-            server_reader, server_writer = await asyncio.open_connection(self.host, self.port, limit=_HEAD_LIMIT_BYTES)
+            server_reader, server_writer = await asyncio.open_connection(
+                self.host, self.port, limit=_HEAD_LIMIT_BYTES
+            )
             try:
                 server_writer.write(_closing(head))
                 sending = asyncio.ensure_future(_pass_on(reader, server_writer))
@@ -171,7 +198,11 @@ class _Server:
 
     def _next_fault(self, line: str) -> dict[str, Any]:
         for fault in self.faults:
-            if fault["times"] == 0 or not re.search(fault["match"], line) or random.random() >= fault["share"]:
+            if (
+                fault["times"] == 0
+                or not re.search(fault["match"], line)
+                or random.random() >= fault["share"]
+            ):
                 continue
             if fault["skip"]:
                 fault["skip"] -= 1
@@ -189,7 +220,9 @@ async def _return_answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    while (head := await reader.readuntil(b"\r\n\r\n")).startswith((b"HTTP/1.1 100", b"HTTP/1.0 100")):
+    while (head := await reader.readuntil(b"\r\n\r\n")).startswith(
+        (b"HTTP/1.1 100", b"HTTP/1.0 100")
+    ):
         writer.write(head)
     entry["status"] = int(head.split(b" ", 2)[1])
     writer.write(_closing(head))
@@ -206,7 +239,9 @@ async def _return_answer(
             await asyncio.sleep(fault["seconds"])
             writer.write(chunk[at - sent :])
         elif here and action == "corrupt":
-            writer.write(chunk[: at - sent] + bytes([chunk[at - sent] ^ 0xFF]) + chunk[at - sent + 1 :])
+            writer.write(
+                chunk[: at - sent] + bytes([chunk[at - sent] ^ 0xFF]) + chunk[at - sent + 1 :]
+            )
         else:
             writer.write(chunk)
         await writer.drain()
@@ -224,16 +259,27 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def _refuse(
-    fault: dict[str, Any], line: str, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    fault: dict[str, Any],
+    line: str,
+    head: bytes,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     if b"100-continue" not in head.lower():
-        await reader.readexactly(_length(head))  # a client that still sends would see a reset, not the answer
+        await reader.readexactly(
+            _length(head)
+        )  # a client that still sends would see a reset, not the answer
     body = _error_body(fault).encode()
     kind = "json" if fault["as_json"] else "xml"
-    writer.write(f"HTTP/1.1 {fault['status']} Fault\r\nConnection: close\r\nContent-Type: application/{kind}\r\n".encode())
+    writer.write(
+        f"HTTP/1.1 {fault['status']} Fault\r\nConnection: close\r\nContent-Type: "
+        f"application/{kind}\r\n".encode()
+    )
     if fault["region"]:
         writer.write(f"x-amz-bucket-region: {fault['region']}\r\n".encode())
-    writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + (b"" if line.startswith("HEAD ") else body))
+    writer.write(
+        b"Content-Length: %d\r\n\r\n" % len(body) + (b"" if line.startswith("HEAD ") else body)
+    )
     await writer.drain()
 
 
@@ -241,10 +287,19 @@ def _error_body(fault: dict[str, Any]) -> str:
     code, message = fault["code"], fault["message"]
     if fault["as_json"]:
         return json.dumps(
-            {"error": {"code": fault["status"], "message": message, "errors": [{"reason": code, "message": message}]}}
+            {
+                "error": {
+                    "code": fault["status"],
+                    "message": message,
+                    "errors": [{"reason": code, "message": message}],
+                }
+            }
         )
     region = f"<Region>{fault['region']}</Region>" if fault["region"] else ""
-    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message>{region}</Error>"
+    return (
+        "<?xml "
+        f"version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message>{region}</Error>"
+    )
 
 
 def _closing(head: bytes) -> bytes:
@@ -255,7 +310,11 @@ def _closing(head: bytes) -> bytes:
 
 
 def _headers(head: bytes) -> dict[str, str]:
-    pairs = (line.split(": ", 1) for line in head.decode("latin-1").strip().split("\r\n")[1:] if ": " in line)
+    pairs = (
+        line.split(": ", 1)
+        for line in head.decode("latin-1").strip().split("\r\n")[1:]
+        if ": " in line
+    )
     return {name.lower(): value for name, value in pairs}
 
 
@@ -266,12 +325,16 @@ def _length(head: bytes) -> int:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     # closing a socket that lingers for 0 seconds sends RST
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
     writer.transport.abort()
 
 
 async def _main(upstream: str) -> None:
-    listener = await asyncio.start_server(_Server(upstream).serve, "127.0.0.1", 0, limit=_HEAD_LIMIT_BYTES)
+    listener = await asyncio.start_server(
+        _Server(upstream).serve, "127.0.0.1", 0, limit=_HEAD_LIMIT_BYTES
+    )
     print(listener.sockets[0].getsockname()[1], flush=True)
     await listener.serve_forever()
 

@@ -1,4 +1,5 @@
-"""What the sections of the fault table share: rows of Markdown, and messages in one line without paths of this machine."""
+"""What the sections of the fault table share: rows of Markdown, and messages in one line without
+paths of this machine."""
 
 from __future__ import annotations
 
@@ -22,12 +23,15 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def shorten(message: str) -> str:
-    """One line, with … for folders of this machine, […] for the midst of what is long, and / for the ends of lines."""
+    """One line, with … for folders of this machine, […] for the midst of what is long, and / for
+    the ends of lines."""
     message = _PATH.sub(lambda path: "…/" + path[0].rstrip("/").rpartition("/")[2], message)
     message = re.sub(r"\s*\n\s*", " / ", message.strip())
     message = re.sub(r"\s+", " ", message).replace("|", "\\|")
     half = _MOST_CHARACTERS // 2
-    return message if len(message) <= _MOST_CHARACTERS else f"{message[:half]} […] {message[-half:]}"
+    return (
+        message if len(message) <= _MOST_CHARACTERS else f"{message[:half]} […] {message[-half:]}"
+    )
 
 
 def shared_memory() -> set[str]:

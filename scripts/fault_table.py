@@ -6,9 +6,9 @@ store        each way in which a store fails, with the default `Retry()`: here. 
 cache        damaged caches and shards, full disks: `fault_table_files.py`, as are `data` and `state`
 processes    every end of a job of real processes, and what it leaves: `fault_table_jobs.py`. About 5 minutes
 
-All faults, or those named; on loopback servers; as root, who may mount small file systems. A read of the section `store` runs
-in a process of its own, from an environment with that fault; those that are tried again until the deadline run side by side,
-after the others.
+All faults, or those named; on loopback servers; as root, who may mount small file systems. A read
+of the section `store` runs in a process of its own, from an environment with that fault; those that
+are tried again until the deadline run side by side, after the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fault_proxy import Fault, FaultProxy, start_fault_proxy
 from fault_rows import shorten, table
-from servers import GCSServer, S3Server, free_ports, service_account, start_gcs, start_s3, start_token_endpoint
+from servers import (
+    GCSServer,
+    S3Server,
+    free_ports,
+    service_account,
+    start_gcs,
+    start_s3,
+    start_token_endpoint,
+)
 
 NOWHERE = "http://no-such-host.invalid:9"
 FOR_EVER_S = 600.0
@@ -60,18 +68,36 @@ def cases(s3: dict[str, str], gcs: dict[str, str], folder: Path) -> Iterator[Cas
     yield Case("FIFO", "file", str(folder / "pipe"))
 
 
-def _passing(store: str, scheme: str, variables: dict[str, str], endpoints: tuple[str, ...], *, is_json: bool) -> Iterator[Case]:
-    busy: dict[str, Any] = {"status": 429, "code": "rateLimitExceeded"} if is_json else {"status": 503, "code": "SlowDown"}
+def _passing(
+    store: str, scheme: str, variables: dict[str, str], endpoints: tuple[str, ...], *, is_json: bool
+) -> Iterator[Case]:
+    busy: dict[str, Any] = (
+        {"status": 429, "code": "rateLimitExceeded"}
+        if is_json
+        else {"status": 503, "code": "SlowDown"}
+    )
     faults = {
-        "503 for ever": Fault("/503", "status", code="backendError" if is_json else "ServiceUnavailable", as_json=is_json),
-        "SlowDown": Fault("/slow", "status", message="Please reduce your request rate.", as_json=is_json, **busy),
+        "503 for ever": Fault(
+            "/503",
+            "status",
+            code="backendError" if is_json else "ServiceUnavailable",
+            as_json=is_json,
+        ),
+        "SlowDown": Fault(
+            "/slow", "status", message="Please reduce your request rate.", as_json=is_json, **busy
+        ),
         "reset": Fault("/reset", "reset"),
         "truncation": Fault("/truncation", "truncate", at=1_000),
         "stall": Fault("/stall", "stall", at=1_000, seconds=FOR_EVER_S),
     }
     for name, fault in faults.items():
-        yield Case(name, store, f"{scheme}://cloudload{fault.match}", variables, fault, is_passing=True)
-    for name, endpoint in {"refused": f"http://127.0.0.1:{free_ports(1)[0]}", "DNS failure": NOWHERE}.items():
+        yield Case(
+            name, store, f"{scheme}://cloudload{fault.match}", variables, fault, is_passing=True
+        )
+    for name, endpoint in {
+        "refused": f"http://127.0.0.1:{free_ports(1)[0]}",
+        "DNS failure": NOWHERE,
+    }.items():
         elsewhere = variables | dict.fromkeys(endpoints, endpoint)
         yield Case(name, store, f"{scheme}://cloudload/key", elsewhere, is_passing=True)
 
@@ -80,16 +106,31 @@ def _s3_refusals(variables: dict[str, str]) -> Iterator[Case]:
     nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": ""}
     refusals = {
         "403": Fault("/denied", "status", status=403, code="AccessDenied", message="Access Denied"),
-        "expired token": Fault("/expired", "status", status=400, code="ExpiredToken", message="The provided token has expired."),
+        "expired token": Fault(
+            "/expired",
+            "status",
+            status=400,
+            code="ExpiredToken",
+            message="The provided token has expired.",
+        ),
         "wrong region": Fault(
-            ".*elsewhere", "status", status=301, code="PermanentRedirect", message="Use the specified endpoint"
+            ".*elsewhere",
+            "status",
+            status=301,
+            code="PermanentRedirect",
+            message="Use the specified endpoint",
         ),
     }
     for name, fault in refusals.items():
         yield Case(name, "S3", f"s3://cloudload/{fault.match.strip('.*/')}", variables, fault)
     yield Case("404", "S3", "s3://cloudload/nothing", variables)
     yield Case("missing bucket", "S3", "s3://no-such-bucket/key", variables)
-    yield Case("bad secret", "S3", "s3://cloudload/key", variables | {"AWS_SECRET_ACCESS_KEY": "not-the-secret"})
+    yield Case(
+        "bad secret",
+        "S3",
+        "s3://cloudload/key",
+        variables | {"AWS_SECRET_ACCESS_KEY": "not-the-secret"},
+    )
     yield Case("no credentials", "S3", "s3://cloudload/key", variables | nobody)
 
 
@@ -98,8 +139,12 @@ def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
     anonymous = "Anonymous caller does not have storage.objects.get access."
     bucket = "The specified bucket does not exist."  # the server of the tests says no more than 404
     refusals = {
-        "403": Fault("/denied", "status", status=403, code="forbidden", message=denied, as_json=True),
-        "missing bucket": Fault("/gone", "status", status=404, code="notFound", message=bucket, as_json=True),
+        "403": Fault(
+            "/denied", "status", status=403, code="forbidden", message=denied, as_json=True
+        ),
+        "missing bucket": Fault(
+            "/gone", "status", status=404, code="notFound", message=bucket, as_json=True
+        ),
     }
     for name, fault in refusals.items():
         yield Case(name, "GCS", f"gs://cloudload{fault.match}", variables, fault)
@@ -107,22 +152,36 @@ def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
     for name in ("bad-secret", "expired-token"):
         refused = variables | {"GOOGLE_APPLICATION_CREDENTIALS": str(folder / f"{name}.json")}
         yield Case(name.replace("-", " "), "GCS", "gs://cloudload/key", refused)
-    nobody = {"GOOGLE_APPLICATION_CREDENTIALS": "", "GOOGLE_CLOUD_PROJECT": "", "CLOUDSDK_CONFIG": str(folder)}
-    fault = Fault("/private", "status", status=401, code="required", message=anonymous, as_json=True)
+    nobody = {
+        "GOOGLE_APPLICATION_CREDENTIALS": "",
+        "GOOGLE_CLOUD_PROJECT": "",
+        "CLOUDSDK_CONFIG": str(folder),
+    }
+    fault = Fault(
+        "/private", "status", status=401, code="required", message=anonymous, as_json=True
+    )
     yield Case("no credentials", "GCS", "gs://cloudload/private", variables | nobody, fault)
 
 
 def main(arguments: list[str]) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of faults; all of the sections by default")
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="of faults; all of the sections by default"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=SECTIONS, help="a section; all by default"
+    )
     asked = parser.parse_args(arguments)
     sections = asked.only or SECTIONS
     if len(sections) == 1:
         print(_measure(sections[0], asked.names), flush=True)
         return
-    for section in sections:  # each in a process of its own, whose clients know no server of another
+    for (
+        section
+    ) in sections:  # each in a process of its own, whose clients know no server of another
         subprocess.run([sys.executable, __file__, "--only", section, *asked.names], check=True)
 
 
@@ -142,20 +201,31 @@ def _measure(section: str, names: list[str]) -> str:
 def measure_store(names: list[str]) -> str:
     """The table of the faults of stores with these names, or of all."""
     with ExitStack() as running:
-        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-faults-")))
+        folder = Path(
+            running.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-faults-"))
+        )
         s3, gcs = running.enter_context(start_s3()), running.enter_context(start_gcs())
-        proxies = {server: running.enter_context(start_fault_proxy(server.endpoint)) for server in (s3, gcs)}
+        proxies = {
+            server: running.enter_context(start_fault_proxy(server.endpoint))
+            for server in (s3, gcs)
+        }
         for name, reason in {
             "bad-secret": "Invalid JWT Signature.",
             "expired-token": "Token has been expired or revoked.",
         }.items():
             token_uri = running.enter_context(start_token_endpoint(400, reason))
-            (folder / f"{name}.json").write_text(json.dumps(service_account("cloudload-test", token_uri)))
-        found = list(cases(s3.environment(proxies[s3].endpoint), _signed_in(gcs, proxies[gcs]), folder))
+            (folder / f"{name}.json").write_text(
+                json.dumps(service_account("cloudload-test", token_uri))
+            )
+        found = list(
+            cases(s3.environment(proxies[s3].endpoint), _signed_in(gcs, proxies[gcs]), folder)
+        )
         found = [case for case in found if not names or case.name in names]
         _store_objects(s3, gcs, [case for case in found if case.fault])
         for server, store in ((s3, "S3"), (gcs, "GCS")):
-            proxies[server].set_faults([case.fault for case in found if case.fault and case.store == store])
+            proxies[server].set_faults(
+                [case.fault for case in found if case.fault and case.store == store]
+            )
         rows = [_read(case) for case in found if not case.is_passing]
         with ThreadPoolExecutor(len(found) or 1) as threads:
             rows = [*threads.map(_read, [case for case in found if case.is_passing]), *rows]
@@ -179,9 +249,13 @@ def _store_objects(s3: S3Server, gcs: GCSServer, found: list[Case]) -> None:
 
 def _read(case: Case) -> tuple[str, ...]:
     """A row of the table."""
-    variables = {name: value for name, value in (os.environ | dict(case.variables)).items() if value}
+    variables = {
+        name: value for name, value in (os.environ | dict(case.variables)).items() if value
+    }
     command = [sys.executable, str(Path(__file__).resolve()), "--read", case.url]
-    printed = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        command, env=variables, capture_output=True, text=True, check=True
+    ).stdout
     seconds, message = json.loads(printed)
     return (case.name, case.store, f"{seconds:.1f}", shorten(message))
 

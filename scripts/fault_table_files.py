@@ -1,7 +1,8 @@
-"""What is seen of damaged caches, data and states: the sections `cache`, `data` and `state` of `fault_table.py`.
+"""What is seen of damaged caches, data and states: the sections `cache`, `data` and `state` of
+`fault_table.py`.
 
-Each read is a process of its own with 2 workers, from the making of the loader to the end of its epoch, or to the error. The
-datasets of `cache` lie on S3, those of `data` and `state` in a folder.
+Each read is a process of its own with 2 workers, from the making of the loader to the end of its
+epoch, or to the error. The datasets of `cache` lie on S3, those of `data` and `state` in a folder.
 
 seen        the error's class and message; or how many rows came, compared with those of sound data; and warnings, if any
 seconds     from the making of the loader to that
@@ -61,16 +62,28 @@ class Bench:
     def data(self, documents: list[str] = DOCUMENTS, **settings: Any) -> str:
         """A new dataset, in the section's store."""
         return write_mds(
-            f"{self.root}/mds-{next(self.numbers)}", documents, **{"shard_bytes": 4_000, "compression": "zstd", **settings}
+            f"{self.root}/mds-{next(self.numbers)}",
+            documents,
+            **{"shard_bytes": 4_000, "compression": "zstd", **settings},
         )
 
-    def read(self, data: Any, cache: Path | None = None, *, meanwhile: Callable[[], None] = nothing, **settings: Any) -> Seen:
-        """All rows of an epoch, by another process; `meanwhile` is called when its loader is made."""
+    def read(
+        self,
+        data: Any,
+        cache: Path | None = None,
+        *,
+        meanwhile: Callable[[], None] = nothing,
+        **settings: Any,
+    ) -> Seen:
+        """All rows of an epoch, by another process; `meanwhile` is called when its loader is
+        made."""
         before, cache = shared_memory(), cache or self.place()
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
         log = self.place("log")
-        process = context.Process(target=_read, args=(theirs, log, meanwhile, {"data": data, "local": cache, **settings}))
+        process = context.Process(
+            target=_read, args=(theirs, log, meanwhile, {"data": data, "local": cache, **settings})
+        )
         process.start()
         theirs.close()
         seen = Seen(MOST_S, "it hangs", "")
@@ -80,8 +93,13 @@ class Bench:
                 seen = Seen(seconds, message, log.read_text())
         process.join(10)
         process.kill()
-        left = [*sorted(orphans(before)), *(path.name for path in left_overs(cache) if not cache.is_mount())]
-        return Seen(seen.seconds, f"{seen.message}{f'. LEFT: {left}' if left else ''}", seen.warnings)
+        left = [
+            *sorted(orphans(before)),
+            *(path.name for path in left_overs(cache) if not cache.is_mount()),
+        ]
+        return Seen(
+            seen.seconds, f"{seen.message}{f'. LEFT: {left}' if left else ''}", seen.warnings
+        )
 
     def state(self, data: str, **settings: Any) -> State:
         """A state of a few batches."""
@@ -101,12 +119,21 @@ class Seen:
 
 
 def _make_loader(settings: Mapping[str, Any]) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 64, "batch_size": 4, "num_workers": 2, "num_lanes": 12}
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 64,
+        "batch_size": 4,
+        "num_workers": 2,
+        "num_lanes": 12,
+    }
     given = {**defaults, "epochs": 1, **settings}
     return CloudLoader(given.pop("data"), **given)
 
 
-def _read(answer: Connection, log: Path, meanwhile: Callable[[], None], settings: dict[str, Any]) -> None:
+def _read(
+    answer: Connection, log: Path, meanwhile: Callable[[], None], settings: dict[str, Any]
+) -> None:
     """In a process of its own."""
     logging.basicConfig(filename=log, format="%(levelname)s %(message)s", level=logging.WARNING)
     log.touch()
@@ -136,8 +163,15 @@ def measure(section: str, names: list[str], folder: Path) -> str:
             root = "s3://cloudload/files"
         bench = Bench(folder, root)
         bench.state(bench.data())  # so that reads, which are forked, need not import
-        sound = {bench.read(bench.data(documents)).message: kind for documents, kind in ((DOCUMENTS, ""), (OTHERS, "new "))}
-        rows = [(name, *_show(act(bench), sound)) for name, act in cases.items() if not names or name in names]
+        sound = {
+            bench.read(bench.data(documents)).message: kind
+            for documents, kind in ((DOCUMENTS, ""), (OTHERS, "new "))
+        }
+        rows = [
+            (name, *_show(act(bench), sound))
+            for name, act in cases.items()
+            if not names or name in names
+        ]
     return table(section.capitalize(), HEADS, rows)
 
 
@@ -145,7 +179,9 @@ def _show(seen: Seen, sound: Mapping[str, str]) -> tuple[str, str]:
     message = seen.message
     if message in sound:
         message = f"every {sound[message]}row, as of sound data"
-    warnings = "".join(f". Log: {shorten(line)}" for line in sorted(set(seen.warnings.splitlines())))
+    warnings = "".join(
+        f". Log: {shorten(line)}" for line in sorted(set(seen.warnings.splitlines()))
+    )
     return f"{seen.seconds:.1f}", f"{shorten(message)}{warnings}"
 
 
@@ -268,7 +304,8 @@ def _small_disk(bench: Bench, size: str) -> Iterator[Path]:
 
 
 def read_only(*, is_filled: bool) -> Callable[[Bench], Seen]:
-    """A file system that may not be written to (root may write to any folder, whatever its mode)."""
+    """A file system that may not be written to (root may write to any folder, whatever its
+    mode)."""
 
     def act(bench: Bench) -> Seen:
         data = bench.data()
@@ -296,11 +333,15 @@ def cache_in_dataset(bench: Bench) -> Seen:
 # ---------------------------------------------------------------- data
 
 
-def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...] = ("a",)) -> Callable[[Bench], Seen]:
+def streams(
+    column: str = "text", encoding: str = "str", values: tuple[Any, ...] = ("a",)
+) -> Callable[[Bench], Seen]:
     """Two streams, of which the second is of that one column."""
 
     def act(bench: Bench) -> Seen:
-        return bench.read([bench.data(compression=None), _write_raw(bench.place("two"), column, encoding, values)])
+        return bench.read(
+            [bench.data(compression=None), _write_raw(bench.place("two"), column, encoding, values)]
+        )
 
     return act
 
@@ -370,7 +411,9 @@ def index_of(data: bytes) -> Callable[[Bench], Seen]:
 def wrong_offset(bench: Bench) -> Seen:
     """A sample of a shard, without a hash, ends beyond it."""
     data = bench.data(compression=None, hashes=())
-    _change(Path(data, "shard.00002.mds"), lambda raw: raw[:8] + struct.pack("<I", 1 << 31) + raw[12:])
+    _change(
+        Path(data, "shard.00002.mds"), lambda raw: raw[:8] + struct.pack("<I", 1 << 31) + raw[12:]
+    )
     return bench.read(data)
 
 
@@ -448,12 +491,22 @@ SECTIONS: dict[str, dict[str, Callable[[Bench], Seen]]] = {
         "no shards at all": no_documents(None),
         "shards without samples": no_documents([0, 0]),
         "invalid UTF-8 in a bytes column": streams("text", "bytes", (b"fine", b"caf\xe9")),
-        "lone surrogate from a transform": lambda bench: bench.read(bench.data(), transform=half_a_pair),
+        "lone surrogate from a transform": lambda bench: bench.read(
+            bench.data(), transform=half_a_pair
+        ),
         "pickle column": pickle_column,
-        "`..` in a name of the index": changed_index(lambda shard: shard["raw_data"].update(basename="../../secret.mds")),
-        "index says more bytes than the shard has": changed_index(lambda shard: shard["raw_data"].update(bytes=9_999)),
-        "index says more samples than the shard has": changed_index(lambda shard: shard.update(samples=shard["samples"] + 1)),
-        "index says more samples than any shard has": changed_index(lambda shard: shard.update(samples=1 << 40)),
+        "`..` in a name of the index": changed_index(
+            lambda shard: shard["raw_data"].update(basename="../../secret.mds")
+        ),
+        "index says more bytes than the shard has": changed_index(
+            lambda shard: shard["raw_data"].update(bytes=9_999)
+        ),
+        "index says more samples than the shard has": changed_index(
+            lambda shard: shard.update(samples=shard["samples"] + 1)
+        ),
+        "index says more samples than any shard has": changed_index(
+            lambda shard: shard.update(samples=1 << 40)
+        ),
         "offset outside the shard": wrong_offset,
         "zstd bomb": bomb,
         "index of random bytes": index_of(bytes(range(256))),
@@ -468,13 +521,18 @@ SECTIONS: dict[str, dict[str, Callable[[Bench], Seen]]] = {
         "cut to whole base64": changed_state(lambda state: {"cursors": state["cursors"][:-32]}),
         "edited field (seed)": changed_state(lambda _: {"seed": 18}),
         "edited field (rows: -4)": changed_state(lambda _: {"rows": -4}),
-        "field missing": lambda bench: bench.read(data := bench.data(), state={"version": bench.state(data)["version"]}),
-        "newer version": changed_state(lambda state: {"version": state["version"] + 1, "cloudload": "9.0"}),
+        "field missing": lambda bench: bench.read(
+            data := bench.data(), state={"version": bench.state(data)["version"]}
+        ),
+        "newer version": changed_state(
+            lambda state: {"version": state["version"] + 1, "cloudload": "9.0"}
+        ),
         "another dataset": other_dataset,
         "cursor beyond any run": changed_state(lambda _: {"cursors": _cursors(1 << 39, 0, "<i8")}),
         "cursor beyond its document": changed_state(lambda _: {"cursors": _cursors(0, 10**6)}),
         "zlib bomb in residues": changed_state(
-            lambda _: {"residues": base64.b64encode(zlib.compress(bytes(1 << 26))).decode()}, packing="best_fit"
+            lambda _: {"residues": base64.b64encode(zlib.compress(bytes(1 << 26))).decode()},
+            packing="best_fit",
         ),
     },
 }

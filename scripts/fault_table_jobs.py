@@ -1,7 +1,9 @@
-"""What is seen of each end of a training job, how soon, and what it leaves: the section `processes` of `fault_table.py`.
+"""What is seen of each end of a training job, how soon, and what it leaves: the section `processes`
+of `fault_table.py`.
 
-Each job is `lone_trainer.py` with 2 workers, in a session of its own, and reads a hundred zstd shards from S3 through a proxy of
-its own. "Answers": the store works. "Silent": bodies of shards stop in their middle, and fetches hang there as the fault comes.
+Each job is `lone_trainer.py` with 2 workers, in a session of its own, and reads a hundred zstd
+shards from S3 through a proxy of its own. "Answers": the store works. "Silent": bodies of shards
+stop in their middle, and fetches hang there as the fault comes.
 
 seconds     from the signal, or the call, to the end of the last process of the job, or of the call. From a fault in a transform,
             which happens while workers run ahead, the loop's steps up to it are in the time
@@ -39,7 +41,10 @@ SILENCE_S = 600.0
 MOST_S = 200.0
 """Before a job is taken to hang: longer than a store is tried."""
 _CGROUP_BYTES = 64 << 20
-_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?((?:\w*Error|KeyboardInterrupt|SystemExit)\b.*)", re.MULTILINE | re.DOTALL)
+_ERROR = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?((?:\w*Error|KeyboardInterrupt|SystemExit)\b.*)",
+    re.MULTILINE | re.DOTALL,
+)
 
 SIGNALS = {
     "SIGKILL of a worker": (signal.SIGKILL, "worker"),
@@ -78,7 +83,12 @@ class Ground:
 
     def start(self, variables: Mapping[str, str] | None = None, **options: Any) -> Job:
         """A job on this ground."""
-        return start_job(self.data, self.folder, {**self.server.environment(self.proxy.endpoint), **(variables or {})}, **options)
+        return start_job(
+            self.data,
+            self.folder,
+            {**self.server.environment(self.proxy.endpoint), **(variables or {})},
+            **options,
+        )
 
     def silence(self, job: Job) -> None:
         """If the store is to be silent, let a fetch hang."""
@@ -106,7 +116,9 @@ def measure(names: list[str], threads: int = 2) -> str:
     with ExitStack() as running:
         server = running.enter_context(start_s3())
         os.environ.update(server.environment())
-        data = write_mds("s3://cloudload/jobs", random_documents(3, 400), shard_bytes=800, compression="zstd")
+        data = write_mds(
+            "s3://cloudload/jobs", random_documents(3, 400), shard_bytes=800, compression="zstd"
+        )
         found = [case for case in cases() if not names or case[0] in names]
 
         def run(case: tuple[str, Case, bool]) -> Row:
@@ -149,12 +161,23 @@ def end_by_transform(ground: Ground, name: str) -> Row:
     when = ground.folder / "when"
     with _control_group() if TRANSFORMS[name] == "hoard" else contextlib.nullcontext("") as group:
         if group is None:
-            return (name, "answers", "", "", "", "not measured: no memory control group can be made here")
+            return (
+                name,
+                "answers",
+                "",
+                "",
+                "",
+                "not measured: no memory control group can be made here",
+            )
         job = ground.start(
-            {"FAULT_TIME": str(when), "FAULT_CGROUP": group}, settings={"transform": TRANSFORMS[name]}, pause_s=0.0
+            {"FAULT_TIME": str(when), "FAULT_CGROUP": group},
+            settings={"transform": TRANSFORMS[name]},
+            pause_s=0.0,
         )
         row = _see_end(ground, name, job, lambda: float(when.read_text()))
-        return row if not group or _has_killed(group) else (*row[:-1], f"NOT BY THE KERNEL: {row[-1]}")
+        return (
+            row if not group or _has_killed(group) else (*row[:-1], f"NOT BY THE KERNEL: {row[-1]}")
+        )
 
 
 def end_by_call(ground: Ground, name: str) -> Row:
@@ -183,7 +206,9 @@ def end_a_rank(ground: Ground, name: str) -> Row:
     options = {"ranks": 2, "rendezvous": str(ground.folder / "rendezvous")}
     folders = [ground.folder / f"rank-{rank}" for rank in range(2)]
     variables = ground.server.environment(ground.proxy.endpoint)
-    one, other = (start_job(ground.data, folders[rank], variables, rank=rank, **options) for rank in range(2))
+    one, other = (
+        start_job(ground.data, folders[rank], variables, rank=rank, **options) for rank in range(2)
+    )
     try:
         one.wait_for(5)
         ground.silence(one)
@@ -249,12 +274,15 @@ def _message(errors: str) -> str:
 
 def _has_killed(group: str) -> bool:
     """Whether the kernel ended a process there for want of memory."""
-    return bool(re.search(r"^oom_kill [1-9]", Path(group, "memory.oom_control").read_text(), re.MULTILINE))
+    return bool(
+        re.search(r"^oom_kill [1-9]", Path(group, "memory.oom_control").read_text(), re.MULTILINE)
+    )
 
 
 @contextlib.contextmanager
 def _control_group() -> Iterator[str | None]:
-    """A memory control group below this process's own, of 64 MiB; None where none can be made (cgroup v1, as root)."""
+    """A memory control group below this process's own, of 64 MiB; None where none can be made
+    (cgroup v1, as root)."""
     own = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     group = Path(f"/sys/fs/cgroup/memory{own[1] if own else ''}", f"cloudload-faults-{os.getpid()}")
     try:

@@ -15,7 +15,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests"), str(ROOT / "tests" / "frameworks"), str(ROOT)]
+sys.path[:0] = [
+    str(ROOT / "scripts"),
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "frameworks"),
+    str(ROOT),
+]
 
 from test_frameworks import FRAMEWORKS, STEPS, WAYS, Framework  # noqa: E402 - needs the path set above
 
@@ -41,7 +46,10 @@ otherwise.
 
 def versions(framework: Framework) -> str:
     """Of the packages of an example, in its environment."""
-    code = "import sys; from importlib.metadata import version; print(', '.join(f'{n} {version(n)}' for n in sys.argv[1:]))"
+    code = (
+        "import sys; from importlib.metadata import version; print(', '.join(f'{n} "
+        "{version(n)}' for n in sys.argv[1:]))"
+    )
     command = [framework.python(), "-c", code, *PACKAGES[framework.example]]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -54,7 +62,9 @@ def main(report: str) -> None:
         found = re.fullmatch(r"test_a_run_killed_\w+\[(.*)\]", case.get("name", ""))
         if not found:
             continue
-        [(name, way)] = [(name, way) for name in FRAMEWORKS for way in WAYS if found[1] == f"{name}-{way}"]
+        [(name, way)] = [
+            (name, way) for name in FRAMEWORKS for way in WAYS if found[1] == f"{name}-{way}"
+        ]
         skipped = case.find("skipped")
         failed = case.find("failure") is not None or case.find("error") is not None
         mark = "✗" if failed else "✓" if skipped is None else "not run"
@@ -64,7 +74,10 @@ def main(report: str) -> None:
     print(HEAD.format(steps=STEPS, machine=machine, date=date, minutes=seconds / 60))
     print(f"| | {' | '.join(WAYS)} | versions |\n|---|{':---:|' * len(WAYS)}---|")
     for name, framework in FRAMEWORKS.items():
-        print(f"| {name} | {' | '.join(cells.get((name, way), ('?', ''))[0] for way in WAYS)} | {versions(framework)} |")
+        print(
+            f"| {name} | {' | '.join(cells.get((name, way), ('?', ''))[0] for way in WAYS)} | "
+            f"{versions(framework)} |"
+        )
     for reason in sorted({reason for _, reason in cells.values() if reason}):
         print(f"\nNot run: {reason}.")
 

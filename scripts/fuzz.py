@@ -1,4 +1,5 @@
-"""Throw hostile input at what reads data and states: nothing may come of it but cloudload's own errors.
+"""Throw hostile input at what reads data and states: nothing may come of it but cloudload's own
+errors.
 
     python scripts/fuzz.py                                         # every target for a minute
     python scripts/fuzz.py state index --seconds 600 --findings f  # some of them for longer
@@ -10,9 +11,10 @@
     state              sound states of all packings, fields changed     load_state_dict, and two batches; merge_state_dicts
     tokenizer-text     texts with the names of control tokens in them   never a control id, both backends alike
 
-A finding is any other error, an input that takes seconds, or one that takes hundreds of megabytes. Its input is written to the
-folder of findings, from which `--replay FILE` runs it again; the exit status is then 1. Guided by coverage where `atheris` is
-installed (pip install atheris), else by a loop of its own; `--engine` says which.
+A finding is any other error, an input that takes seconds, or one that takes hundreds of megabytes.
+Its input is written to the folder of findings, from which `--replay FILE` runs it again; the exit
+status is then 1. Guided by coverage where `atheris` is installed (pip install atheris), else by a
+loop of its own; `--engine` says which.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Choices:
 
     def number(self, below: int) -> int:
         """A number from 0 on."""
-        return int.from_bytes(self.take(max(1, (below - 1).bit_length() + 7 >> 3)), "little") % below
+        return (
+            int.from_bytes(self.take(max(1, (below - 1).bit_length() + 7 >> 3)), "little") % below
+        )
 
     def pick(self, items: Sequence[T]) -> T:
         """One of them."""
@@ -95,7 +99,11 @@ def index_seeds() -> list[bytes]:
         "compression": None,
         "format": "mds",
         "hashes": ["xxh64"],
-        "raw_data": {"basename": "shard.00000.mds", "bytes": 4000, "hashes": {"xxh64": "0123456789abcdef"}},
+        "raw_data": {
+            "basename": "shard.00000.mds",
+            "bytes": 4000,
+            "hashes": {"xxh64": "0123456789abcdef"},
+        },
         "samples": 20,
         "size_limit": 67108864,
         "version": 2,
@@ -122,7 +130,12 @@ def run_index(data: bytes) -> None:
     dataset = Dataset("s3://bucket/folder", parse_index(data, "s3://bucket/folder"), "0" * 64)
     root = Path("/cache")
     folder = dataset_folder(root, dataset)
-    files = [folder / file.name for shard in dataset.shards for file in (shard.raw, shard.zipped) if file is not None]
+    files = [
+        folder / file.name
+        for shard in dataset.shards
+        for file in (shard.raw, shard.zipped)
+        if file is not None
+    ]
     for path in files:
         inside = os.path.normpath(path)
         expect(inside == str(path) and inside.startswith(f"{folder}/"), f"{path} leaves the cache")
@@ -134,7 +147,10 @@ def run_index(data: bytes) -> None:
         if shard.compression:
             compression_extension(shard.compression)
     corpus = Corpus((dataset, dataset))
-    expect(corpus.num_samples == 2 * sum(shard.samples for shard in dataset.shards), "samples do not add up")
+    expect(
+        corpus.num_samples == 2 * sum(shard.samples for shard in dataset.shards),
+        "samples do not add up",
+    )
     corpus.fingerprint(range(2))
     check_text_column(corpus, "text")
 
@@ -152,7 +168,10 @@ def sound_shards() -> list[tuple[bytes, int, Any]]:
     from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
 
     several = tuple(Column.of(name, encoding) for name, encoding in _COLUMNS)
-    values = [{"id": f"d{i}", "n": i, "meta": {"i": [i]}, "text": "aé狐"[: i % 4], "z": bytes([i])} for i in range(4)]
+    values = [
+        {"id": f"d{i}", "n": i, "meta": {"i": [i]}, "text": "aé狐"[: i % 4], "z": bytes([i])}
+        for i in range(4)
+    ]
     shards = []
     for columns in ((Column.of("text", "str"),), several):
         for count in (0, 1, 4):
@@ -163,19 +182,23 @@ def sound_shards() -> list[tuple[bytes, int, Any]]:
 
 @functools.cache
 def shard_path() -> Path:
-    """One file, in memory where the machine has a place for that, which every input is written to."""
+    """One file, in memory where the machine has a place for that, which every input is written
+    to."""
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="cloudload-fuzz-", dir=folder)) / "shard.mds"
 
 
 def read_shard(raw: bytes, samples: int, columns: Any) -> None:
-    """Open bytes as a shard, and read all of it in every way; a sample that cannot be read does not end it."""
+    """Open bytes as a shard, and read all of it in every way; a sample that cannot be read does not
+    end it."""
     from cloudload.errors import DatasetError
     from cloudload.mds.index import FileInfo, ShardInfo
     from cloudload.mds.shard import Shard
 
     shard_path().write_bytes(raw)
-    shard = Shard(shard_path(), ShardInfo(samples, columns, FileInfo("shard.mds", len(raw), {}), None, None))
+    shard = Shard(
+        shard_path(), ShardInfo(samples, columns, FileInfo("shard.mds", len(raw), {}), None, None)
+    )
     text = shard.column_index("text")
     for sample in range(min(samples, 64)):
         with contextlib.suppress(DatasetError):
@@ -234,9 +257,15 @@ def decompress_seeds() -> list[bytes]:
 
     from cloudload.mds.codecs import compress
 
-    packers: list[Callable[[bytes], bytes]] = [functools.partial(compress, name) for name in ("zstd", "gz", "bz2")]
+    packers: list[Callable[[bytes], bytes]] = [
+        functools.partial(compress, name) for name in ("zstd", "gz", "bz2")
+    ]
     packers += [brotli.compress, snappy.compress]
-    return [bytes([number]) + pack(raw) for number, pack in enumerate(packers) for raw in (_RAW, b"", bytes(1 << 20))]
+    return [
+        bytes([number]) + pack(raw)
+        for number, pack in enumerate(packers)
+        for raw in (_RAW, b"", bytes(1 << 20))
+    ]
 
 
 def run_decompress(data: bytes) -> None:
@@ -247,7 +276,15 @@ def run_decompress(data: bytes) -> None:
     codec = choices.pick(_CODECS)
     try:
         raw = decompress(codec, choices.take(len(data)), len(_RAW))
-    except (MemoryError, RecursionError, AssertionError, TypeError, AttributeError, IndexError, KeyError):
+    except (
+        MemoryError,
+        RecursionError,
+        AssertionError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        KeyError,
+    ):
         raise
     except Exception:
         return
@@ -257,10 +294,58 @@ def run_decompress(data: bytes) -> None:
 # ---------------------------------------------------------------- states
 
 
-_NUMBERS = (0, 1, -1, 2, 5, 1 << 30, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 48, (1 << 62) + 1, (1 << 63) - 1, 1 << 63, 1 << 64)
+_NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    5,
+    1 << 30,
+    (1 << 31) - 1,
+    1 << 31,
+    1 << 40,
+    1 << 48,
+    (1 << 62) + 1,
+    (1 << 63) - 1,
+    1 << 63,
+    1 << 64,
+)
 _VALUES: tuple[Any, ...] = (
-    *(None, True, False, "", "0", "-1", "x", 1.5, float("nan"), float("inf"), [], {}, b"", (), "é", "\0", "\ud800"),
-    *("1:1", "0:1", "16:4", "1,1", "0", "7,7", "AAAA", "[]", "[[]]", "null", "[" * 2000, "9" * 5000, "1" * 19, "1e9"),
+    *(
+        None,
+        True,
+        False,
+        "",
+        "0",
+        "-1",
+        "x",
+        1.5,
+        float("nan"),
+        float("inf"),
+        [],
+        {},
+        b"",
+        (),
+        "é",
+        "\0",
+        "\ud800",
+    ),
+    *(
+        "1:1",
+        "0:1",
+        "16:4",
+        "1,1",
+        "0",
+        "7,7",
+        "AAAA",
+        "[]",
+        "[[]]",
+        "null",
+        "[" * 2000,
+        "9" * 5000,
+        "1" * 19,
+        "1e9",
+    ),
     "[[0,0,0,0,0,0]]",
     "[[0,0,0,0,0,0],[0,0,0,0,0,0]]",
     '{"names": ["a"], "schedule": [[0, [NaN]]]}',
@@ -273,7 +358,8 @@ _VALUES: tuple[Any, ...] = (
 
 @functools.cache
 def sound_states() -> list[tuple[Any, dict[str, Any]]]:
-    """Loaders over a tiny corpus, of every packing, and states of each: early, late, between exchanges, in a tail."""
+    """Loaders over a tiny corpus, of every packing, and states of each: early, late, between
+    exchanges, in a tail."""
     from awkward import EOS, byte_tokenizer
     from corpora import write_mds
 
@@ -281,7 +367,9 @@ def sound_states() -> list[tuple[Any, dict[str, Any]]]:
 
     folder = tempfile.mkdtemp(prefix="cloudload-fuzz-")
     texts = ["ab" * (number * 7 % 13) for number in range(40)]
-    urls = [write_mds(f"{folder}/{part}", texts[part::2], shard_samples=[7, 0, 13]) for part in range(2)]
+    urls = [
+        write_mds(f"{folder}/{part}", texts[part::2], shard_samples=[7, 0, 13]) for part in range(2)
+    ]
     mixed = [Stream(url, proportion=1.0, name=f"s{number}") for number, url in enumerate(urls)]
     cases: list[tuple[Any, dict[str, Any]]] = [
         (urls, {"packing": "concat"}),
@@ -297,15 +385,40 @@ def sound_states() -> list[tuple[Any, dict[str, Any]]]:
     ]
     found = []
     for data, settings in cases:
-        options: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 8, "num_lanes": 4, "num_workers": 0}
-        loader = CloudLoader(data, local=f"{folder}/cache", batch_size=4, tokenizer_backend="hf", **options, **settings)
+        options: dict[str, Any] = {
+            "tokenizer": byte_tokenizer(),
+            "eos": EOS,
+            "seq_len": 8,
+            "num_lanes": 4,
+            "num_workers": 0,
+        }
+        loader = CloudLoader(
+            data,
+            local=f"{folder}/cache",
+            batch_size=4,
+            tokenizer_backend="hf",
+            **options,
+            **settings,
+        )
         states = [loader.state_dict()] + [loader.state_dict() for _ in loader.take(14)]
-        found += [(loader, states[place]) for place in sorted({0, 1, 4, len(states) - 2, len(states) - 1})]
+        found += [
+            (loader, states[place]) for place in sorted({0, 1, 4, len(states) - 2, len(states) - 1})
+        ]
     return found
 
 
 # a change of the others is mostly refused at once
-_TELLING_FIELDS = ["cursors", "residues", "rows", "table_rows", "tail", "skipped", "counts", "seq_len", "mixture"]
+_TELLING_FIELDS = [
+    "cursors",
+    "residues",
+    "rows",
+    "table_rows",
+    "tail",
+    "skipped",
+    "counts",
+    "seq_len",
+    "mixture",
+]
 _TELLING_FIELDS += ["num_canonical_nodes", "shuffle_block_size"]
 
 
@@ -343,7 +456,11 @@ def _change_packed(choices: Choices, name: str, value: str) -> str:
     data = base64.b64decode(value)
     if name == "residues":
         planes = zlib.decompress(data)
-        data = bytes(planes[start + plane * (len(planes) // 4)] for start in range(len(planes) // 4) for plane in range(4))
+        data = bytes(
+            planes[start + plane * (len(planes) // 4)]
+            for start in range(len(planes) // 4)
+            for plane in range(4)
+        )
     numbers = [number for (number,) in struct.iter_unpack("<i", data[: len(data) // 4 * 4])]
     wide = choices.number(4) == 0 and name == "cursors"
     for _ in range(1 + choices.number(3)):
@@ -354,12 +471,16 @@ def _change_packed(choices: Choices, name: str, value: str) -> str:
         elif kind == 1:
             numbers.insert(place, choices.number(6))
         elif numbers:
-            numbers[place] = choices.pick([*_NUMBERS, numbers[place] + 1, numbers[place] - 1, choices.number(30)])
+            numbers[place] = choices.pick(
+                [*_NUMBERS, numbers[place] + 1, numbers[place] - 1, choices.number(30)]
+            )
     code, bits = ("q", 63) if wide else ("i", 31)
     clipped = [max(-(1 << bits), min((1 << bits) - 1, number)) for number in numbers]
     data = struct.pack(f"<{len(clipped)}{code}", *clipped)
     if name == "residues":
-        data = zlib.compress(bytes(data[start + plane] for plane in range(4) for start in range(0, len(data), 4)))
+        data = zlib.compress(
+            bytes(data[start + plane] for plane in range(4) for start in range(0, len(data), 4))
+        )
     return base64.b64encode(data).decode()
 
 
@@ -369,7 +490,11 @@ def _change_text(choices: Choices, text: str) -> str:
     if numbers and choices.number(2):
         found = choices.pick(numbers)
         now = int(found[0]) if len(found[0]) < 30 else 0
-        return text[: found.start()] + str(choices.pick([now + 1, now - 1, *_NUMBERS])) + text[found.end() :]
+        return (
+            text[: found.start()]
+            + str(choices.pick([now + 1, now - 1, *_NUMBERS]))
+            + text[found.end() :]
+        )
     place = choices.number(len(text) + 1)
     inserted = choices.pick(["", "0", "-", ",", ":", "[", "]", '"', "\0", "\ud800", "1e9", "NaN"])
     return text[:place] + inserted + text[place + choices.number(3) :]
@@ -383,7 +508,9 @@ def run_state(data: bytes) -> None:
     loader, sound = choices.pick(sound_states())
     if choices.number(5) == 0:
         parts = [_part_of(sound, choices.number(3) or rank, 2) for rank in range(2)]
-        merged = merge_state_dicts([mutate_state(choices, part) if choices.number(2) else part for part in parts])
+        merged = merge_state_dicts(
+            [mutate_state(choices, part) if choices.number(2) else part for part in parts]
+        )
         loader.load_state_dict(merged)
         return
     state = mutate_state(choices, sound)
@@ -405,7 +532,11 @@ def _part_of(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
 
     cursors = np.frombuffer(base64.b64decode(state["cursors"]), "<i4").reshape(-1, 4, 2).copy()
     cursors[:, [lane for lane in range(4) if lane % size != rank % size]] = -1
-    return {**state, "part": f"{rank}/{size}", "cursors": base64.b64encode(cursors.tobytes()).decode()}
+    return {
+        **state,
+        "part": f"{rank}/{size}",
+        "cursors": base64.b64encode(cursors.tobytes()).decode(),
+    }
 
 
 def state_seeds() -> list[bytes]:
@@ -426,14 +557,23 @@ def tokenizers() -> list[tuple[Any, Any, set[int], list[str]]]:
     from cloudload.config import FASTOKENS, HF
     from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 
-    texts = ["the quick brown fox jumps over the lazy dog", "one two three", "Grüße an die Füchse", "狐 🦊"]
+    texts = [
+        "the quick brown fox jumps over the lazy dog",
+        "one two three",
+        "Grüße an die Füchse",
+        "狐 🦊",
+    ]
     trained = train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>"))
     found = []
     with_bytes = Tokenizer.from_str(byte_tokenizer().to_str())
     with_bytes.decoder = decoders.ByteLevel()
     for tokenizer in (with_bytes, trained):
         spec = load_tokenizer(tokenizer, [(None, None)])
-        added = {token["id"]: token["content"] for token in json.loads(spec.json)["added_tokens"] if token["special"]}
+        added = {
+            token["id"]: token["content"]
+            for token in json.loads(spec.json)["added_tokens"]
+            if token["special"]
+        }
         backends = [DocumentTokenizer(spec, backend) for backend in (HF, FASTOKENS)]
         found.append((*backends, set(added), [*added.values(), EOS, END_OF_TEXT]))
     return found
@@ -466,7 +606,9 @@ def run_tokenizer_text(data: bytes) -> None:
     hf, fast, control, names = choices.pick(tokenizers())
     text = ""
     while choices:
-        text += choices.pick(choices.pick([names, _SIGNS, string.printable, chr(choices.number(0x3000))]))
+        text += choices.pick(
+            choices.pick([names, _SIGNS, string.printable, chr(choices.number(0x3000))])
+        )
     (ids,) = hf.encode([text], [0])
     expect(not control & set(ids.tolist()), f"a control id in {text!r}")
     expect(ids.tolist() == fast.encode([text], [0])[0].tolist(), f"backends differ on {text!r}")
@@ -521,7 +663,20 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-_TOKENS = (b"[", b"]", b'"', b",", b"{", b"0", b"-", b"9" * 30, b"../", b"\0", b"\xff\xff\xff\xff", b"null")
+_TOKENS = (
+    b"[",
+    b"]",
+    b'"',
+    b",",
+    b"{",
+    b"0",
+    b"-",
+    b"9" * 30,
+    b"../",
+    b"\0",
+    b"\xff\xff\xff\xff",
+    b"null",
+)
 
 
 def mutations(seeds: list[bytes], rng: random.Random) -> Iterator[bytes]:
@@ -533,7 +688,9 @@ def mutations(seeds: list[bytes], rng: random.Random) -> Iterator[bytes]:
         for _ in range(rng.choice((1, 1, 2, 4, 8))):
             _mutate(data, pool, rng)
         del data[_MOST_INPUT_BYTES:]
-        pool[rng.randrange(len(seeds), len(pool) + 1) :] = [bytes(data)] if len(pool) < 4 * len(seeds) else []
+        pool[rng.randrange(len(seeds), len(pool) + 1) :] = (
+            [bytes(data)] if len(pool) < 4 * len(seeds) else []
+        )
         yield bytes(data)
 
 
@@ -554,7 +711,9 @@ def _mutate(data: bytearray, pool: list[bytes], rng: random.Random) -> None:
         data[place] = rng.randrange(256) if kind == 4 else data[place] ^ 1 << rng.randrange(8)
 
 
-def fuzz(name: str, *, seconds: float, inputs: int | None = None, seed: int = 0) -> tuple[int, bytes | None, str]:
+def fuzz(
+    name: str, *, seconds: float, inputs: int | None = None, seed: int = 0
+) -> tuple[int, bytes | None, str]:
     """Run a target on our own mutations: the inputs tried, the one that is a finding, and why."""
     target, tried, stop = TARGETS[name], 0, time.monotonic() + seconds
     with time_limit(300):
@@ -576,7 +735,12 @@ def fuzz(name: str, *, seconds: float, inputs: int | None = None, seed: int = 0)
 
 def target_ready(name: str) -> None:
     """Make what a target makes once, so that no input is charged for it."""
-    once = {"state": sound_states, "tokenizer-text": tokenizers, "shard": sound_shards, "shard-structured": sound_shards}
+    once = {
+        "state": sound_states,
+        "tokenizer-text": tokenizers,
+        "shard": sound_shards,
+        "shard-structured": sound_shards,
+    }
     once.get(name, list)()
 
 
@@ -584,13 +748,27 @@ def target_ready(name: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}"
+    )
     parser.add_argument("--seconds", type=int, default=60, help="of each target (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="of the own engine (default: 0)")
     parser.add_argument("--engine", choices=["auto", "atheris", "own"], default="auto")
-    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="a folder (default: fuzz-findings)")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="run one input of the one target named, and show its error")
+    parser.add_argument(
+        "--findings",
+        type=Path,
+        default=Path("fuzz-findings"),
+        help="a folder (default: fuzz-findings)",
+    )
+    parser.add_argument(
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="run one input of the one target named, and show its error",
+    )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.targets or list(TARGETS)
@@ -639,10 +817,21 @@ def _start_atheris(name: str, seconds: int, findings: Path) -> tuple[int, Path, 
     for number, seed in enumerate(TARGETS[name].seeds()):
         (corpus / f"seed-{number}").write_bytes(seed)
     command = [sys.executable, __file__, name, "--seconds", str(seconds), "--inside", str(findings)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
-    tried = re.findall(r"number_of_executed_units: (\d+)", done.stdout) or re.findall(r"^#(\d+)", done.stdout, re.MULTILINE)
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    tried = re.findall(r"number_of_executed_units: (\d+)", done.stdout) or re.findall(
+        r"^#(\d+)", done.stdout, re.MULTILINE
+    )
     written = re.findall(r"Test unit written to (\S+)", done.stdout)
-    reasons = re.findall(r"^(?:\S*(?:Error|Exception|Finding).*|=+ ?ERROR.*|ALARM.*)$", done.stdout, re.MULTILINE)
+    reasons = re.findall(
+        r"^(?:\S*(?:Error|Exception|Finding).*|=+ ?ERROR.*|ALARM.*)$", done.stdout, re.MULTILINE
+    )
     failed = done.returncode or written
     why = (reasons[-1] if reasons else done.stdout[-500:]) if failed else ""
     return int(tried[-1]) if tried else 0, Path(written[-1]) if written else findings, why
@@ -658,8 +847,17 @@ def _run_atheris(name: str, seconds: int, findings: Path) -> None:
     target_ready(name)
     target = TARGETS[name]
     arguments = [
-        *(f"-max_total_time={seconds}", f"-timeout={MOST_SECONDS}", "-rss_limit_mb=6000", f"-max_len={_MOST_INPUT_BYTES}"),
-        *("-print_final_stats=1", f"-artifact_prefix={findings}/{name}-", str(findings / "corpus" / name)),
+        *(
+            f"-max_total_time={seconds}",
+            f"-timeout={MOST_SECONDS}",
+            "-rss_limit_mb=6000",
+            f"-max_len={_MOST_INPUT_BYTES}",
+        ),
+        *(
+            "-print_final_stats=1",
+            f"-artifact_prefix={findings}/{name}-",
+            str(findings / "corpus" / name),
+        ),
     ]
     atheris.Setup([sys.argv[0], *arguments], lambda data: check(target, data))
     atheris.Fuzz()

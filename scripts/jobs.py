@@ -46,14 +46,20 @@ class Job:
         members = set()
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
-                state, _, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
+                state, _, _, session = (
+                    path.read_text(errors="replace").rpartition(")")[2].split()[:4]
+                )
                 if int(session) == self.process.pid and state != "Z":
                     members.add(int(path.parent.name))
         return members
 
     def workers(self) -> set[int]:
         """Its worker processes."""
-        return {pid for pid in self.family() - {self.process.pid} if b"resource_tracker" not in command_of(pid)}
+        return {
+            pid
+            for pid in self.family() - {self.process.pid}
+            if b"resource_tracker" not in command_of(pid)
+        }
 
     def kill(self) -> None:
         """End whatever is left of it."""
@@ -62,14 +68,27 @@ class Job:
         self.process.communicate()
 
 
-def start_job(data: str, folder: Path, variables: Mapping[str, str] | None = None, **options: Any) -> Job:
+def start_job(
+    data: str, folder: Path, variables: Mapping[str, str] | None = None, **options: Any
+) -> Job:
     """Start a job with its cache and notes in a folder."""
     cache, out = folder / "cache", folder / "out"
     out.mkdir(exist_ok=True, parents=True)
-    defaults = {"data": data, "cache": str(cache), "out": str(out), "workers": 2, "batches": 10_000, "pause_s": 0.05}
+    defaults = {
+        "data": data,
+        "cache": str(cache),
+        "out": str(out),
+        "workers": 2,
+        "batches": 10_000,
+        "pause_s": 0.05,
+    }
     process = subprocess.Popen(
         [sys.executable, str(TRAINER), json.dumps(defaults | options)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}", **(variables or {})},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}",
+            **(variables or {}),
+        },
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

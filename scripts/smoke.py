@@ -1,4 +1,5 @@
-"""Read a dataset to its end with the installed cloudload: `python smoke.py DATASET TOKENIZER`. Used by scripts/test-wheel."""
+"""Read a dataset to its end with the installed cloudload: `python smoke.py DATASET TOKENIZER`. Used
+by scripts/test-wheel."""
 
 import sys
 import tempfile
@@ -16,7 +17,15 @@ def main(dataset: str, tokenizer: str) -> None:
     assert "site-packages" in cloudload.__file__, f"{cloudload.__file__} is not the installed wheel"
     assert Path(cloudload.__file__).with_name("py.typed").exists(), "the wheel lacks py.typed"
     with tempfile.TemporaryDirectory() as cache:
-        loader = CloudLoader(dataset, local=cache, tokenizer=tokenizer, seq_len=SEQ_LEN, batch_size=2, num_workers=1, epochs=1)
+        loader = CloudLoader(
+            dataset,
+            local=cache,
+            tokenizer=tokenizer,
+            seq_len=SEQ_LEN,
+            batch_size=2,
+            num_workers=1,
+            epochs=1,
+        )
         batches = 0
         for batch in loader:
             for name in ("input_ids", "labels"):
@@ -24,7 +33,10 @@ def main(dataset: str, tokenizer: str) -> None:
                 assert batch[name].dtype == torch.int64, batch[name].dtype
             batches += 1
     assert batches > 10, batches
-    print(f"cloudload {cloudload.__version__} from {Path(cloudload.__file__).parent}: {batches} batches")
+    print(
+        f"cloudload {cloudload.__version__} from "
+        f"{Path(cloudload.__file__).parent}: {batches} batches"
+    )
 
 
 if __name__ == "__main__":

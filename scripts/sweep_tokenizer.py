@@ -2,8 +2,9 @@
 
     python scripts/sweep_tokenizer.py gpt2-folder llama3-folder
 
-A loader sweeps the assigned code points, once for each cache folder; this sweeps all 1,112,064, in some 15 seconds each. Run
-it before a version is added to `cloudload.tokenization.backend.MEASURED_VERSIONS`. Ends with 1 where any tokenizer has other ids.
+A loader sweeps the assigned code points, once for each cache folder; this sweeps all 1,112,064, in
+some 15 seconds each. Run it before a version is added to
+`cloudload.tokenization.backend.MEASURED_VERSIONS`. Ends with 1 where any tokenizer has other ids.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ sys.path.insert(0, str(ROOT))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tokenizer", nargs="*", default=[str(ROOT / "examples" / "tokenizer")], help="default: the example's")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "tokenizer",
+        nargs="*",
+        default=[str(ROOT / "examples" / "tokenizer")],
+        help="default: the example's",
+    )
     return max(sweep(name) for name in parser.parse_args().tokenizer)
 
 
@@ -40,7 +48,11 @@ def sweep(name: str) -> int:
     found = sweep_code_points(text, points)
     shown = ", ".join(f"U+{point:04X}" for point in found[:10])
     seconds = time.perf_counter() - started
-    print(f"{name}: {len(found):,} of {len(points):,} code points have other ids in {seconds:.1f} s  {shown}", flush=True)
+    print(
+        f"{name}: {len(found):,} of {len(points):,} code points have other "
+        f"ids in {seconds:.1f} s  {shown}",
+        flush=True,
+    )
     return int(bool(found))
 
 

@@ -1,8 +1,10 @@
-"""Train the tokenizer of `examples/tokenizer`: a byte-level BPE of 4,096 tokens, from Python's own standard library.
+"""Train the tokenizer of `examples/tokenizer`: a byte-level BPE of 4,096 tokens, from Python's own
+standard library.
 
     python scripts/train_tokenizer.py examples/tokenizer
 
-The library's sources and docstrings are text and code that every machine has. The same Python gives the same file.
+The library's sources and docstrings are text and code that every machine has. The same Python gives
+the same file.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any
 END_OF_TEXT = "<|endoftext|>"
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary_size: int, special_tokens: Iterable[str] = (END_OF_TEXT,)) -> Any:
+def train_tokenizer(
+    texts: Iterable[str], vocabulary_size: int, special_tokens: Iterable[str] = (END_OF_TEXT,)
+) -> Any:
     """A byte-level BPE `tokenizers.Tokenizer`; its special tokens have the first ids, in order."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -38,7 +42,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, special_tokens: 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write the two files that `AutoTokenizer.from_pretrained(folder)` reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    Path(folder, "tokenizer.json").write_text(tokenizer.to_str(pretty=False) + "\n", encoding="utf-8")
+    Path(folder, "tokenizer.json").write_text(
+        tokenizer.to_str(pretty=False) + "\n", encoding="utf-8"
+    )
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,
@@ -46,13 +52,24 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
         "model_max_length": 1_000_000_000,
     }
-    Path(folder, "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    Path(folder, "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def standard_library_texts() -> Iterator[str]:
-    """The sources of the standard library, tests and installed packages left out, in the order of their names."""
+    """The sources of the standard library, tests and installed packages left out, in the order of
+    their names."""
     root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
+    left_out = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "__pycache__",
+        "lib2to3",
+    }
     for path in sorted(root.rglob("*.py")):
         if not left_out.intersection(path.relative_to(root).parts):
             yield path.read_text(encoding="utf-8", errors="ignore")

@@ -79,16 +79,23 @@ def cases(
     packings: Sequence[str] = ("concat", "best_fit", "one_per_row"),
     mixtures: Sequence[str] = ("one stream", "one corpus", "repeated", "mixed"),
 ) -> Case:
-    """A case whose legs end in the middle of things: epochs, documents, windows of exchanges, rounds of lanes."""
+    """A case whose legs end in the middle of things: epochs, documents, windows of exchanges,
+    rounds of lanes."""
     texts = st.text(alphabet="ab<eos>é\0", max_size=draw(st.sampled_from([3, 12, 40])))
-    shards = draw(st.lists(st.lists(texts, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5))
+    shards = draw(
+        st.lists(st.lists(texts, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5)
+    )
     num_samples = sum(map(len, shards))
     num_lanes = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]))
     worlds = [ranks for ranks in (1, 2, 3, 4, 6, 8, 12) if num_lanes % ranks == 0]
-    nodes = [nodes for nodes in (1, 2, 3, 4, 6, 8) if num_lanes % nodes == 0 and nodes <= num_samples]
+    nodes = [
+        nodes for nodes in (1, 2, 3, 4, 6, 8) if num_lanes % nodes == 0 and nodes <= num_samples
+    ]
     leg_count = draw(st.integers(1, most_legs))
     how_many_epochs = draw(st.sampled_from(list(epochs)))
-    mixture = draw(st.sampled_from([kind for kind in mixtures if kind != "mixed" or how_many_epochs is None]))
+    mixture = draw(
+        st.sampled_from([kind for kind in mixtures if kind != "mixed" or how_many_epochs is None])
+    )
     cuts: list[int] = []
     if mixture != "one stream" and len(shards) > 1:
         cuts = sorted(draw(st.sets(st.integers(1, len(shards) - 1), min_size=1, max_size=3)))
@@ -104,7 +111,9 @@ def cases(
                 workers=draw(st.integers(0, 5)),
                 batch_size=draw(st.integers(1, 5)),
                 batches=draw(st.integers(1, 5)),
-                ranks_per_node=draw(st.sampled_from([d for d in (1, 2, 3, 4) if math.gcd(d, ranks) == d])),
+                ranks_per_node=draw(
+                    st.sampled_from([d for d in (1, 2, 3, 4) if math.gcd(d, ranks) == d])
+                ),
                 exchange_every=draw(st.integers(1, 4)),
             )
         )
@@ -125,8 +134,12 @@ def cases(
         overflow=draw(st.sampled_from(["cut", "rows"])),
         cuts=tuple(cuts),
         proportions=tuple(draw(_weights(len(cuts) + 1))) if mixture == "mixed" and cuts else None,
-        repeats=tuple(draw(st.sampled_from([1, 2, 1.5, 2.4])) for _ in range(len(cuts) + 1)) if mixture == "repeated" else None,
-        min_tokens=draw(st.sampled_from([0, 2])) if how_many_epochs is not None and is_any_long else 0,
+        repeats=tuple(draw(st.sampled_from([1, 2, 1.5, 2.4])) for _ in range(len(cuts) + 1))
+        if mixture == "repeated"
+        else None,
+        min_tokens=draw(st.sampled_from([0, 2]))
+        if how_many_epochs is not None and is_any_long
+        else 0,
     )
 
 
@@ -141,7 +154,9 @@ def write_case(folder: str, case: Case) -> list[Stream]:
     streams = []
     for number, shards in enumerate(case.streams):
         documents = [text for shard in shards for text in shard]
-        url = write_mds(f"{folder}/{number}", documents, shard_samples=[len(shard) for shard in shards])
+        url = write_mds(
+            f"{folder}/{number}", documents, shard_samples=[len(shard) for shard in shards]
+        )
         proportion = case.proportions[number] if case.proportions else None
         repeat = case.repeats[number] if case.repeats else None
         streams.append(Stream(url, proportion=proportion, repeat=repeat, name=f"stream-{number}"))

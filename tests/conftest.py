@@ -1,4 +1,5 @@
-"""Fixtures that every test may ask for: object stores that answer on loopback, and a small tokenizer.
+"""Fixtures that every test may ask for: object stores that answer on loopback, and a small
+tokenizer.
 
 store_url         a fresh, empty location: a local folder, then S3, then GCS; `local_url`, `s3_url` and `gcs_url` are one each
 s3_server         SeaweedFS, and `gcs_server` fake-gcs-server; the environment points at them for the rest of the session
@@ -43,14 +44,16 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """A running S3 server with one bucket; `os.environ` points at it, so subprocesses find it, too."""
+    """A running S3 server with one bucket; `os.environ` points at it, so subprocesses find it,
+    too."""
     with start_s3(BUCKET) as server, _environment(server.environment()):
         yield server
 
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[GCSServer]:
-    """A running GCS server with one bucket; `os.environ` points at it, so subprocesses find it, too."""
+    """A running GCS server with one bucket; `os.environ` points at it, so subprocesses find it,
+    too."""
     with start_gcs(BUCKET) as server, _environment(server.environment()):
         yield server
 
@@ -84,14 +87,20 @@ def store_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def s3_proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
     """A proxy before the S3 server, which this test's clients and subprocesses go through."""
-    with start_fault_proxy(s3_server.endpoint) as proxy, new_clients(s3_server.environment(proxy.endpoint)):
+    with (
+        start_fault_proxy(s3_server.endpoint) as proxy,
+        new_clients(s3_server.environment(proxy.endpoint)),
+    ):
         yield proxy
 
 
 @pytest.fixture
 def gcs_proxy(gcs_server: GCSServer) -> Iterator[FaultProxy]:
     """A proxy before the GCS server, which this test's clients and subprocesses go through."""
-    with start_fault_proxy(gcs_server.endpoint) as proxy, new_clients(gcs_server.environment(proxy.endpoint)):
+    with (
+        start_fault_proxy(gcs_server.endpoint) as proxy,
+        new_clients(gcs_server.environment(proxy.endpoint)),
+    ):
         yield proxy
 
 
@@ -100,7 +109,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 32 KB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(folder)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(folder)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip("only root may mount a small file system")
     try:
@@ -111,10 +124,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `tokenizer.json` and `tokenizer_config.json`: 400 tokens; id 0 is `<|endoftext|>`, 1 is `<|pad|>`."""
+    """A folder with `tokenizer.json` and `tokenizer_config.json`: 400 tokens; id 0 is
+    `<|endoftext|>`, 1 is `<|pad|>`."""
     from train_tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
 
-    texts = ["the quick brown fox jumps over the lazy dog", "one two three, one two four", "Grüße an die Füchse", "狐 🦊 狐 🦊"]
+    texts = [
+        "the quick brown fox jumps over the lazy dog",
+        "one two three, one two four",
+        "Grüße an die Füchse",
+        "狐 🦊 狐 🦊",
+    ]
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>")), folder)
     return folder

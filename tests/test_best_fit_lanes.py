@@ -1,4 +1,5 @@
-"""`BestFitLanes` gives what a packer for each lane gives: the same rows, cursors, residues and counts, to the last bit."""
+"""`BestFitLanes` gives what a packer for each lane gives: the same rows, cursors, residues and
+counts, to the last bit."""
 
 from __future__ import annotations
 
@@ -18,7 +19,19 @@ from cloudload.packing.lane_packer import CutRows, LaneRows, PackerLanes
 from cloudload.packing.packers import Packing
 from cloudload.packing.residue import unpack_residue
 from cloudload.packing.rows import Framing, fill_rows
-from cloudload.packing.tables import BASE, COUNT, DOCUMENT, EPOCH, FIELDS, ORDINAL, SAMPLE, SIZE, SLOT, STREAM, Documents
+from cloudload.packing.tables import (
+    BASE,
+    COUNT,
+    DOCUMENT,
+    EPOCH,
+    FIELDS,
+    ORDINAL,
+    SAMPLE,
+    SIZE,
+    SLOT,
+    STREAM,
+    Documents,
+)
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
@@ -68,7 +81,9 @@ class Corpus:
         is_left_out = bodies == 3
         table[:, BASE] = np.cumsum(bodies) - bodies - NUM_BOS[streams]
         table[:, SIZE] = np.where(is_left_out, 0, bodies + NUM_FRAMING[streams])
-        table[:, COUNT] = np.where(is_left_out, FILTERED, np.where(table[:, SIZE] > 0, DOCUMENTS, EMPTY))
+        table[:, COUNT] = np.where(
+            is_left_out, FILTERED, np.where(table[:, SIZE] > 0, DOCUMENTS, EMPTY)
+        )
         ids = np.repeat(1_000 * (1_000 * slots + ordinals), bodies) + np.arange(bodies.sum())
         firsts = np.repeat(np.cumsum(bodies) - bodies, bodies)
         return Documents(table, (ids - firsts).astype(np.int32))
@@ -84,7 +99,10 @@ class Lanes:
     both: list[LaneRows] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.both = [kind(self.packing, LANES, self.cursors.copy(), list(self.residues)) for kind in (PackerLanes, BestFitLanes)]
+        self.both = [
+            kind(self.packing, LANES, self.cursors.copy(), list(self.residues))
+            for kind in (PackerLanes, BestFitLanes)
+        ]
         self.begun = self.cursors.copy()
         self.next = self.cursors[:, 0].copy()
 
@@ -118,7 +136,9 @@ class Lanes:
         assert expected.residues is not None
         assert list(expected.residues) == list(found.residues or ())
         columns = [SLOT, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT]
-        np.testing.assert_array_equal(*(cut.table[cut.pieces[:, DOCUMENT]][:, columns] for cut in (expected, found)))
+        np.testing.assert_array_equal(
+            *(cut.table[cut.pieces[:, DOCUMENT]][:, columns] for cut in (expected, found))
+        )
         np.testing.assert_array_equal(self.tokens(expected), self.tokens(found))
 
     def tokens(self, cut: CutRows) -> Ints:
@@ -128,18 +148,27 @@ class Lanes:
 
     def advance(self, slots: Ints, cut: CutRows) -> None:
         assert cut.residues is not None
-        for slot, stop, number in zip(slots.tolist(), np.cumsum(cut.num_rows).tolist(), cut.num_rows.tolist(), strict=True):
+        for slot, stop, number in zip(
+            slots.tolist(), np.cumsum(cut.num_rows).tolist(), cut.num_rows.tolist(), strict=True
+        ):
             if number:
-                self.cursors[slot], self.residues[slot] = cut.cursors[stop - 1], cut.residues[stop - 1]
+                self.cursors[slot], self.residues[slot] = (
+                    cut.cursors[stop - 1],
+                    cut.residues[stop - 1],
+                )
 
 
 def run(corpus: Corpus, legs: Sequence[Leg]) -> int:
-    """Go through the legs, each from the state at the end of the one before; returns how many rows that were."""
+    """Go through the legs, each from the state at the end of the one before; returns how many rows
+    that were."""
     cursors, residues = np.zeros((LANES, 2), np.int64), [b""] * LANES
     rows = 0
     for number, leg in enumerate(legs):
         if number and leg.seq_len != legs[number - 1].seq_len:
-            residues = [unpack_residue(residue, int(at)) for residue, at in zip(residues, cursors[:, 0], strict=True)]
+            residues = [
+                unpack_residue(residue, int(at))
+                for residue, at in zip(residues, cursors[:, 0], strict=True)
+            ]
         lanes = Lanes(packing(leg), cursors, residues)
         for step in leg.steps:
             lanes.take(corpus, step)
@@ -153,18 +182,24 @@ def numbers_of_lanes(most: int) -> st.SearchStrategy[list[int]]:
 
 
 steps = st.builds(Step, numbers_of_lanes(8), numbers_of_lanes(4), st.booleans())
-legs = st.builds(Leg, st.integers(5, 40), st.integers(1, 5), st.lists(steps, min_size=1, max_size=6))
+legs = st.builds(
+    Leg, st.integers(5, 40), st.integers(1, 5), st.lists(steps, min_size=1, max_size=6)
+)
 same_or_other = st.lists(legs, min_size=1, max_size=3) | st.builds(
     lambda leg, more: [leg, *(Leg(leg.seq_len, leg.open_rows, each) for each in more)],
     legs,
     st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=2),
 )
-corpora = st.builds(Corpus, st.lists(st.integers(0, 12) | st.integers(0, 130), min_size=1, max_size=40))
+corpora = st.builds(
+    Corpus, st.lists(st.integers(0, 12) | st.integers(0, 130), min_size=1, max_size=40)
+)
 
 
 @settings(max_examples=max(1, 2 * EXAMPLES), deadline=None)
 @given(corpora, same_or_other)
-def test_lanes_of_any_documents_and_any_state_give_what_packers_give(corpus: Corpus, legs: list[Leg]) -> None:
+def test_lanes_of_any_documents_and_any_state_give_what_packers_give(
+    corpus: Corpus, legs: list[Leg]
+) -> None:
     run(corpus, legs)
 
 
@@ -176,7 +211,14 @@ def test_long_runs_with_many_states_give_what_packers_give(seed: int) -> None:
         Leg(
             int(rng.integers(5, 41)) if number % 3 == 0 else 24,
             int(rng.integers(1, 6)),
-            [Step(rng.integers(0, 12, LANES).tolist(), rng.integers(0, 6, LANES).tolist(), bool(step % 2)) for step in range(15)],
+            [
+                Step(
+                    rng.integers(0, 12, LANES).tolist(),
+                    rng.integers(0, 6, LANES).tolist(),
+                    bool(step % 2),
+                )
+                for step in range(15)
+            ],
         )
         for number in range(8)
     ]
@@ -184,7 +226,10 @@ def test_long_runs_with_many_states_give_what_packers_give(seed: int) -> None:
 
 
 def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -> None:
-    lanes, slots = BestFitLanes(Packing("best_fit", 8, 2, "cut"), 1, np.zeros((1, 2), np.int64), None), np.array([0])
+    lanes, slots = (
+        BestFitLanes(Packing("best_fit", 8, 2, "cut"), 1, np.zeros((1, 2), np.int64), None),
+        np.array([0]),
+    )
     corpus = Corpus([0, 3, 20, 1, 0])
     sizes = set()
     for first in range(0, 5_000, 10):
@@ -202,17 +247,29 @@ def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -
 class TestWhatCannotBe:
     """Is refused by both in the same words."""
 
-    def test_a_cursor_beyond_the_end_of_its_document(self, kind: type[PackerLanes] | type[BestFitLanes]) -> None:
+    def test_a_cursor_beyond_the_end_of_its_document(
+        self, kind: type[PackerLanes] | type[BestFitLanes]
+    ) -> None:
         lanes = kind(Packing("best_fit", 8, 2, "cut"), 2, np.array([[0, 0], [4, 30]]), None)
-        with pytest.raises(ValueError, match=r"^lane 1: the cursor stands at token 30 of document 4, but 4 has 22 tokens$"):
+        with pytest.raises(
+            ValueError,
+            match=r"^lane 1: the cursor stands at token 30 of document 4, but 4 has 22 tokens$",
+        ):
             lanes.add(Corpus([21]).read(np.array([1]), np.array([4])), np.array([True]))
 
-    def test_a_cursor_in_a_document_that_never_comes(self, kind: type[PackerLanes] | type[BestFitLanes]) -> None:
+    def test_a_cursor_in_a_document_that_never_comes(
+        self, kind: type[PackerLanes] | type[BestFitLanes]
+    ) -> None:
         lanes = kind(Packing("best_fit", 8, 2, "cut"), 2, np.array([[0, 0], [4, 3]]), None)
-        with pytest.raises(ValueError, match=r"^lane 1: the cursor stands at token 3 of document 4, but 5 has 22 tokens$"):
+        with pytest.raises(
+            ValueError,
+            match=r"^lane 1: the cursor stands at token 3 of document 4, but 5 has 22 tokens$",
+        ):
             lanes.add(Corpus([21]).read(np.array([1]), np.array([5])), np.array([False]))
 
-    def test_a_document_that_has_another_size_when_it_is_read_again(self, kind: type[PackerLanes] | type[BestFitLanes]) -> None:
+    def test_a_document_that_has_another_size_when_it_is_read_again(
+        self, kind: type[PackerLanes] | type[BestFitLanes]
+    ) -> None:
         residue = np.array([0, 1, 2, 0, 5], "<i4").tobytes()
         lanes = kind(Packing("best_fit", 8, 2, "cut"), 1, np.array([[4, 0]]), [residue])
         slots, ordinals = lanes.unread(np.array([0]))
@@ -222,6 +279,14 @@ class TestWhatCannotBe:
 
     def test_a_residue_of_longer_rows(self, kind: type[PackerLanes] | type[BestFitLanes]) -> None:
         residue = np.array([0, 1, 2, 0, 9], "<i4").tobytes()
-        lanes = kind(Packing("best_fit", 8, 2, "cut"), 3, np.array([[0, 0]] * 4 + [[4, 0]]), [b""] * 4 + [residue])
-        with pytest.raises(ValueError, match=r"^residues: lane 1 has open rows that do not fit 8 tokens, or are out of order$"):
+        lanes = kind(
+            Packing("best_fit", 8, 2, "cut"),
+            3,
+            np.array([[0, 0]] * 4 + [[4, 0]]),
+            [b""] * 4 + [residue],
+        )
+        with pytest.raises(
+            ValueError,
+            match=r"^residues: lane 1 has open rows that do not fit 8 tokens, or are out of order$",
+        ):
             lanes.unread(np.array([4]))

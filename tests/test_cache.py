@@ -1,4 +1,5 @@
-"""The shard cache: fetched once, whole, from the right dataset, within its limit, by any number of processes."""
+"""The shard cache: fetched once, whole, from the right dataset, within its limit, by any number of
+processes."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
 
 
 def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
-    return CloudLoader(url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, epochs=1, **settings)
+    return CloudLoader(
+        url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, epochs=1, **settings
+    )
 
 
 def cached_files(root: Path) -> list[str]:
@@ -59,22 +62,36 @@ def cached_files(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2"])
-def test_shards_come_whole_from_every_store(store_url: str, tmp_path: Path, compression: str | None) -> None:
+def test_shards_come_whole_from_every_store(
+    store_url: str, tmp_path: Path, compression: str | None
+) -> None:
     corpus = write(store_url, compression=compression)
     root = tmp_path / "cache"
     assert texts_of(corpus, root) == DOCUMENTS
     in_place = compression is None and "://" not in store_url
-    assert cached_files(root) == ([] if in_place else [shard.raw.name for shard in corpus.datasets[0].shards])
+    assert cached_files(root) == (
+        [] if in_place else [shard.raw.name for shard in corpus.datasets[0].shards]
+    )
 
 
-def test_a_loader_reads_the_same_rows_from_every_store(store_url: str, local_url: str, tmp_path: Path) -> None:
+def test_a_loader_reads_the_same_rows_from_every_store(
+    store_url: str, local_url: str, tmp_path: Path
+) -> None:
     rows = []
     for url in (local_url + "-plain", store_url):
         write(url)
         with CloudLoader(
-            url, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, batch_size=8, num_workers=2
+            url,
+            local=tmp_path / "cache",
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=64,
+            batch_size=8,
+            num_workers=2,
         ) as loader:
-            rows.append([batch["input_ids"].tolist() for _, batch in zip(range(4), loader, strict=False)])
+            rows.append(
+                [batch["input_ids"].tolist() for _, batch in zip(range(4), loader, strict=False)]
+            )
     assert rows[0] == rows[1]
 
 
@@ -86,10 +103,17 @@ def test_a_second_reader_fetches_nothing(s3_url: str, s3_proxy: FaultProxy, tmp_
     assert len(s3_proxy.requests("shard")) == first
 
 
-def test_processes_that_share_a_cache_fetch_each_shard_once(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+def test_processes_that_share_a_cache_fetch_each_shard_once(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
     corpus = write(s3_url)
     before = len(s3_proxy.requests("shard"))
-    processes = [multiprocessing.get_context("fork").Process(target=_expect_documents, args=(corpus, tmp_path)) for _ in range(4)]
+    processes = [
+        multiprocessing.get_context("fork").Process(
+            target=_expect_documents, args=(corpus, tmp_path)
+        )
+        for _ in range(4)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -134,7 +158,9 @@ def test_a_corrupt_shard_is_fetched_again_and_then_named(s3_url: str, tmp_path: 
     assert texts_of(corpus, tmp_path) == DOCUMENTS
 
 
-def test_a_shard_corrupted_on_its_way_once_is_fetched_again(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_shard_corrupted_on_its_way_once_is_fetched_again(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
     corpus = write(s3_url)
     s3_proxy.set_faults([Fault(match="GET .*shard.00001", action="truncate", at=300, times=1)])
     assert texts_of(corpus, tmp_path) == DOCUMENTS
@@ -174,7 +200,9 @@ def test_a_cached_shard_that_was_written_to_is_fetched_again(
     assert len(s3_proxy.requests("shard")) == 1
 
 
-def test_a_cache_that_was_copied_is_checked_and_not_fetched(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_cache_that_was_copied_is_checked_and_not_fetched(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
     corpus = write(s3_url)
     assert texts_of(corpus, tmp_path / "one") == DOCUMENTS
     shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copyfile)
@@ -221,7 +249,9 @@ def test_a_shard_in_place_is_checked_on_request(tmp_path: Path) -> None:
     corpus = write(str(tmp_path / "mds"), compression=None)
     flip(tmp_path / "mds" / "shard.00002.mds", 3_000)
     assert len(texts_of(corpus, tmp_path / "cache")) == len(DOCUMENTS)
-    with pytest.raises(DatasetError, match=r"shard\.00002\.mds has xxh64 .*Convert or copy it again"):
+    with pytest.raises(
+        DatasetError, match=r"shard\.00002\.mds has xxh64 .*Convert or copy it again"
+    ):
         texts_of(corpus, tmp_path / "cache", verify="always")
 
 
@@ -231,7 +261,10 @@ def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: 
     one, other = index["shards"][1], index["shards"][2]
     one["samples"], other["samples"] = one["samples"] + 1, other["samples"] - 1
     write_object(f"{s3_url}/index.json", json.dumps(index).encode())
-    with pytest.raises(DatasetError, match=r"shard\.00001\.mds\.zstd is not a shard of \d+ samples, as its index says, twice"):
+    with pytest.raises(
+        DatasetError,
+        match=r"shard\.00001\.mds\.zstd is not a shard of \d+ samples, as its index says, twice",
+    ):
         texts_of(open_corpus([Stream(s3_url)], QUICK), tmp_path)
     assert not list(tmp_path.rglob("shard.00001.mds*"))
 
@@ -241,14 +274,18 @@ def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     for cache in (tmp_path / "mds", tmp_path / "mds" / "cache"):
         with (
-            loader_of(str(tmp_path / "mds"), cache, batch_size=2, num_workers=0, tokenizer_backend="hf") as loader,
+            loader_of(
+                str(tmp_path / "mds"), cache, batch_size=2, num_workers=0, tokenizer_backend="hf"
+            ) as loader,
             pytest.raises(CacheError, match="lies within the dataset"),
         ):
             next(iter(loader))
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_another_process_evicted_is_let_go_of(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_process_evicted_is_let_go_of(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)
     corpus = write(s3_url)
     cache = ShardCache(corpus, tmp_path, QUICK, limit_bytes=1 << 20, threads=1, verify="once")
@@ -262,9 +299,14 @@ def test_what_another_process_evicted_is_let_go_of(s3_url: str, tmp_path: Path, 
     cache.close()
 
 
-def test_a_missing_shard_reaches_the_training_loop_with_its_url(s3_url: str, tmp_path: Path) -> None:
+def test_a_missing_shard_reaches_the_training_loop_with_its_url(
+    s3_url: str, tmp_path: Path
+) -> None:
     write(s3_url)
-    names = [entry["zip_data"]["basename"] for entry in json.loads(read_object(f"{s3_url}/index.json"))["shards"]]
+    names = [
+        entry["zip_data"]["basename"]
+        for entry in json.loads(read_object(f"{s3_url}/index.json"))["shards"]
+    ]
     _delete(f"{s3_url}/{names[3]}")
     loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=QUICK)
     start = time.monotonic()
@@ -284,7 +326,9 @@ def test_eviction_leaves_what_else_lies_in_the_folder(s3_url: str, tmp_path: Pat
     assert own.exists()
 
 
-def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(s3_url: str, tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(
+    s3_url: str, tmp_path: Path
+) -> None:
     corpus = write(s3_url)
     sizes = [shard.raw.bytes for shard in corpus.datasets[0].shards]
     limit = 4 * max(sizes)
@@ -299,23 +343,36 @@ def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(s3_
     cache.close()
 
 
-def test_a_limit_below_the_working_set_is_refused_with_the_number_that_would_do(s3_url: str, tmp_path: Path) -> None:
+def test_a_limit_below_the_working_set_is_refused_with_the_number_that_would_do(
+    s3_url: str, tmp_path: Path
+) -> None:
     write(s3_url)
 
     def loader_with(limit: int) -> CloudLoader:
-        return loader_of(s3_url, tmp_path, batch_size=4, num_workers=1, download_threads=1, cache_limit=limit)
+        return loader_of(
+            s3_url, tmp_path, batch_size=4, num_workers=1, download_threads=1, cache_limit=limit
+        )
 
-    with loader_with(9_000) as loader, pytest.raises(CacheError, match=r"cache_limit 9,000 is below the [\d,]+ bytes") as refusal:
+    with (
+        loader_with(9_000) as loader,
+        pytest.raises(CacheError, match=r"cache_limit 9,000 is below the [\d,]+ bytes") as refusal,
+    ):
         next(iter(loader))
     enough = int(str(refusal.value).split("Raise it to ")[1].split(" or more")[0].replace(",", ""))
     with loader_with(enough) as loader:
         assert sum(len(batch["input_ids"]) for batch in loader)
 
 
-def test_what_a_killed_process_left_is_swept_and_waited_for_by_nobody(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_swept_and_waited_for_by_nobody(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
     corpus = write(s3_url)
-    s3_proxy.set_faults([Fault(match="GET .*shard.00000", action="stall", at=10, seconds=30, times=1)])
-    process = multiprocessing.get_context("fork").Process(target=_expect_documents, args=(corpus, tmp_path))
+    s3_proxy.set_faults(
+        [Fault(match="GET .*shard.00000", action="stall", at=10, seconds=30, times=1)]
+    )
+    process = multiprocessing.get_context("fork").Process(
+        target=_expect_documents, args=(corpus, tmp_path)
+    )
     process.start()
     deadline = time.monotonic() + 20
     while not list(tmp_path.rglob("*.part")) and time.monotonic() < deadline:
@@ -328,7 +385,9 @@ def test_what_a_killed_process_left_is_swept_and_waited_for_by_nobody(s3_url: st
     assert all(name.endswith(".mds") for name in cached_files(tmp_path))
 
 
-def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(s3_url: str, small_disk: Path) -> None:
+def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
+    s3_url: str, small_disk: Path
+) -> None:
     corpus = write(s3_url, shard_bytes=80_000)
     with pytest.raises(CacheError, match="no space left in"):
         texts_of(corpus, small_disk)
@@ -357,7 +416,9 @@ for _ in range(200):
     assert not path.exists()
 
 
-def test_the_default_cache_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_cache_is_the_users_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(tmp_path))
     assert default_cache() == tmp_path
     monkeypatch.delenv("CLOUDLOAD_CACHE")

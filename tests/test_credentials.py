@@ -23,20 +23,31 @@ def test_a_profile_gives_keys_region_and_endpoint(
 ) -> None:
     keys, config = tmp_path / "credentials", tmp_path / "config"
     keys.write_text(
-        f"[reader]\naws_access_key_id = {s3_server.access_key}\naws_secret_access_key = {s3_server.secret_key}\n"
+        f"[reader]\naws_access_key_id = {s3_server.access_key}\naws_secret_access_key = "
+        f"{s3_server.secret_key}\n"
         "[stranger]\naws_access_key_id = stranger\naws_secret_access_key = of-no-use\n"
     )
     config.write_text(
-        "".join(f"[profile {name}]\nregion = us-east-1\nendpoint_url = {s3_server.endpoint}\n" for name in ("reader", "stranger"))
+        "".join(
+            f"[profile {name}]\nregion = us-east-1\nendpoint_url = {s3_server.endpoint}\n"
+            for name in ("reader", "stranger")
+        )
     )
     for name in s3_server.environment():
         if name.startswith(("AWS_", "S3_")):
             monkeypatch.delenv(name)
-    files = {"AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": str(keys), "AWS_EC2_METADATA_DISABLED": "true"}
+    files = {
+        "AWS_CONFIG_FILE": str(config),
+        "AWS_SHARED_CREDENTIALS_FILE": str(keys),
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     with new_clients(files | {"AWS_PROFILE": "reader"}):
         write_object(join_url(s3_url, "key"), b"data")
         assert read_object(join_url(s3_url, "key")) == b"data"
-    with new_clients(files | {"AWS_PROFILE": "stranger"}), pytest.raises(StoreError, match="credentials: they are not accepted"):
+    with (
+        new_clients(files | {"AWS_PROFILE": "stranger"}),
+        pytest.raises(StoreError, match="credentials: they are not accepted"),
+    ):
         read_object(join_url(s3_url, "key"))
     with (
         new_clients(files | {"AWS_PROFILE": "nobody"}),
@@ -45,10 +56,14 @@ def test_a_profile_gives_keys_region_and_endpoint(
         read_object(join_url(s3_url, "key"))
 
 
-def test_half_of_an_s3_key_is_called_so(s3_url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_an_s3_key_is_called_so(
+    s3_url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with new_clients(s3_server.environment()):
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-        with pytest.raises(StoreError, match=r"1 attempt, .*Partial credentials.*Check the credentials"):
+        with pytest.raises(
+            StoreError, match=r"1 attempt, .*Partial credentials.*Check the credentials"
+        ):
             read_object(join_url(s3_url, "key"))
 
 
@@ -58,7 +73,9 @@ def test_a_refusal_says_that_no_s3_credentials_were_found(
     with new_clients(s3_server.environment()):
         for name in S3_KEYS:
             monkeypatch.delenv(name)
-        with pytest.raises(StoreError, match=r"1 attempt, .*AccessDenied.*credentials: none were found"):
+        with pytest.raises(
+            StoreError, match=r"1 attempt, .*AccessDenied.*credentials: none were found"
+        ):
             read_object(join_url(s3_url, "key"))
 
 
@@ -73,7 +90,9 @@ def test_without_credentials_s3_requests_are_not_signed(
     assert "authorization" not in request.headers
 
 
-@pytest.mark.parametrize(("buckets", "pays"), [(f"other, {BUCKET}", True), ("other", False), ("", False)])
+@pytest.mark.parametrize(
+    ("buckets", "pays"), [(f"other, {BUCKET}", True), ("other", False), ("", False)]
+)
 def test_the_requester_pays_for_the_buckets_that_are_named(
     s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, buckets: str, pays: bool
 ) -> None:
@@ -85,14 +104,17 @@ def test_the_requester_pays_for_the_buckets_that_are_named(
     delete_object(url)
     requests = s3_proxy.requests()
     assert {request.line.split()[0] for request in requests} == {"PUT", "GET", "DELETE"}
-    assert {request.headers.get("x-amz-request-payer") for request in requests} == {"requester" if pays else None}
+    assert {request.headers.get("x-amz-request-payer") for request in requests} == {
+        "requester" if pays else None
+    }
 
 
 # ---------------------------------------------------------------- GCS
 
 
 def hmac_environment(server: S3Server, endpoint: str) -> dict[str, str]:
-    """gs:// by HMAC keys; SeaweedFS stands in for GCS, whose XML interface speaks the same language."""
+    """gs:// by HMAC keys; SeaweedFS stands in for GCS, whose XML interface speaks the same
+    language."""
     return {
         "GCS_KEY": server.access_key,
         "GCS_SECRET": server.secret_key,
@@ -107,7 +129,10 @@ def hmac_environment(server: S3Server, endpoint: str) -> dict[str, str]:
 
 def test_gcs_is_read_and_written_with_an_hmac_key(s3_url: str, s3_server: S3Server) -> None:
     folder = s3_url.replace("s3://", "gs://")
-    with start_fault_proxy(s3_server.endpoint) as proxy, new_clients(hmac_environment(s3_server, proxy.endpoint)):
+    with (
+        start_fault_proxy(s3_server.endpoint) as proxy,
+        new_clients(hmac_environment(s3_server, proxy.endpoint)),
+    ):
         data = os.urandom(9_000_001)
         write_object(join_url(folder, "key"), data)
         assert read_object(join_url(folder, "key")) == data
@@ -128,7 +153,12 @@ def test_gcs_is_read_and_written_with_an_hmac_key(s3_url: str, s3_server: S3Serv
 
 def test_an_hmac_key_that_gcs_does_not_take_is_called_so(s3_url: str, s3_server: S3Server) -> None:
     wrong = hmac_environment(s3_server, s3_server.endpoint) | {"GCS_SECRET": "not-the-secret"}
-    with new_clients(wrong), pytest.raises(StoreError, match=r"1 attempt, .*SignatureDoesNotMatch.*they are not accepted"):
+    with (
+        new_clients(wrong),
+        pytest.raises(
+            StoreError, match=r"1 attempt, .*SignatureDoesNotMatch.*they are not accepted"
+        ),
+    ):
         read_object(s3_url.replace("s3://", "gs://"))
 
 
@@ -140,7 +170,9 @@ def test_without_credentials_gcs_is_asked_anonymously(
         monkeypatch.delenv(name)
     # neither a user's own sign-in nor that of a machine of Google's
     nobody = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}
-    gcs_proxy.set_faults([Fault("GET .*secret", "status", status=401, code="required", as_json=True)])
+    gcs_proxy.set_faults(
+        [Fault("GET .*secret", "status", status=401, code="required", as_json=True)]
+    )
     with new_clients(nobody | {"API_ENDPOINT_OVERRIDE": gcs_proxy.endpoint}):
         assert read_object(join_url(gcs_url, "key")) == b"data"
         start = time.monotonic()

@@ -34,7 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_loader(folder: Path, **settings: Any) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "num_lanes": 6, "batch_size": 4, "num_workers": 0}
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 32,
+        "num_lanes": 6,
+        "batch_size": 4,
+        "num_workers": 0,
+    }
     return CloudLoader(folder / "mds", local=folder / "cache", **{**defaults, **settings})
 
 
@@ -63,18 +70,32 @@ def wrong(sample: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_transform_leaves_documents_out_and_they_are_counted(folder: Path, packing: str, num_workers: int) -> None:
-    with make_loader(folder, packing=packing, transform=only_english, epochs=2, num_workers=num_workers) as loader:
+def test_a_transform_leaves_documents_out_and_they_are_counted(
+    folder: Path, packing: str, num_workers: int
+) -> None:
+    with make_loader(
+        folder, packing=packing, transform=only_english, epochs=2, num_workers=num_workers
+    ) as loader:
         kept = {number for number, language in enumerate(LANGUAGES) if language == "en"}
         assert samples_read(loader) == kept
         stats = loader.stats()
-        assert (stats.documents, stats.filtered, stats.empty) == (2 * len(kept), 2 * (len(TEXTS) - len(kept)), 0)
+        assert (stats.documents, stats.filtered, stats.empty) == (
+            2 * len(kept),
+            2 * (len(TEXTS) - len(kept)),
+            0,
+        )
 
 
 def test_a_transform_sees_every_column_and_gives_the_text(folder: Path) -> None:
-    loader = make_loader(folder, transform=tell, epochs=1, shuffle=False, num_canonical_nodes=1, num_lanes=1)
+    loader = make_loader(
+        folder, transform=tell, epochs=1, shuffle=False, num_canonical_nodes=1, num_lanes=1
+    )
     tokens = [token for batch in loader for row in real_tokens_of(batch) for token in row]
-    expected = [token for number in range(len(TEXTS)) for token in (*tokenize(f"doc-{number} {number / 10} {number}"), 256)]
+    expected = [
+        token
+        for number in range(len(TEXTS))
+        for token in (*tokenize(f"doc-{number} {number / 10} {number}"), 256)
+    ]
     assert tokens == expected
 
 
@@ -84,11 +105,14 @@ def real_tokens_of(batch: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(folder: Path, start_method: str) -> None:
+def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(
+    folder: Path, start_method: str
+) -> None:
     with (
         make_loader(folder, transform=broken, num_workers=1, start_method=start_method) as loader,
         pytest.raises(
-            DatasetError, match=r"(?s)the transform failed on sample 5 of .*shard.*\(id 'doc-5'\): ZeroDivisionError.*in broken"
+            DatasetError,
+            match=r"(?s)the transform failed on sample 5 of .*shard.*\(id 'doc-5'\): ZeroDivisionError.*in broken",
         ),
     ):
         for _ in loader.take(100):
@@ -96,7 +120,10 @@ def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(folder
 
 
 def test_a_transform_that_gives_no_text_is_an_error(folder: Path) -> None:
-    with pytest.raises(DatasetError, match=r"the transform gave int for sample \d+ of .*; it must give text, or None"):
+    with pytest.raises(
+        DatasetError,
+        match=r"the transform gave int for sample \d+ of .*; it must give text, or None",
+    ):
         next(iter(make_loader(folder, transform=wrong)))
 
 
@@ -105,7 +132,10 @@ def test_short_documents_are_left_out_and_counted(folder: Path, packing: str) ->
     with make_loader(folder, packing=packing, min_tokens=40, epochs=1) as loader:
         kept = {number for number, text in enumerate(TEXTS) if len(tokenize(text)) + 1 >= 40}
         assert samples_read(loader) == kept
-        assert (loader.stats().documents, loader.stats().filtered) == (len(kept), len(TEXTS) - len(kept))
+        assert (loader.stats().documents, loader.stats().filtered) == (
+            len(kept),
+            len(TEXTS) - len(kept),
+        )
 
 
 def test_what_one_per_row_cuts_off_is_counted(folder: Path) -> None:
@@ -120,9 +150,14 @@ def test_what_one_per_row_cuts_off_is_counted(folder: Path) -> None:
 
 
 def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) -> None:
-    with pytest.raises(DatasetError, match="gave no token: all its documents are empty or left out"):
+    with pytest.raises(
+        DatasetError, match="gave no token: all its documents are empty or left out"
+    ):
         next(iter(make_loader(folder, min_tokens=10_000)))
-    with pytest.raises(DatasetError, match="gave a token: all are empty, or left out by the transform or min_tokens"):
+    with pytest.raises(
+        DatasetError,
+        match="gave a token: all are empty, or left out by the transform or min_tokens",
+    ):
         list(make_loader(folder, min_tokens=10_000, epochs=1))
 
 
@@ -134,7 +169,13 @@ def test_without_an_eos_empty_documents_are_counted(folder: Path) -> None:
 
 def test_the_state_carries_the_counts(folder: Path) -> None:
     def make_rank(**rank: Any) -> CloudLoader:
-        settings = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "num_lanes": 6, "min_tokens": 20}
+        settings = {
+            "tokenizer": byte_tokenizer(),
+            "eos": EOS,
+            "seq_len": 32,
+            "num_lanes": 6,
+            "min_tokens": 20,
+        }
         return CloudLoader(folder / "mds", local=folder / "cache", **settings, **rank)
 
     _, states = run_leg(make_rank, Leg(3, 2, 4, batches=3))

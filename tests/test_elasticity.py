@@ -1,4 +1,5 @@
-"""The sequence of global batches does not depend on the world, nor on where a run was stopped and resumed."""
+"""The sequence of global batches does not depend on the world, nor on where a run was stopped and
+resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthChec
 PACKINGS = ("concat", "best_fit", "one_per_row")
 MIXTURES = ("one stream", "one corpus", "repeated", "mixed")
 KINDS = [
-    pytest.param(packing, mixture, ends, id=f"{packing}, {mixture}, {'finite' if ends else 'endless'}")
+    pytest.param(
+        packing, mixture, ends, id=f"{packing}, {mixture}, {'finite' if ends else 'endless'}"
+    )
     for packing in PACKINGS
     for mixture in MIXTURES
     for ends in (False, True)
@@ -49,7 +52,9 @@ def kind_of(packing: str, mixture: str, ends: bool) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def scratch() -> Iterator[Path]:
     # in memory: thousands of tiny runs, each of which waits for the disk several times
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    ) as folder:
         yield Path(folder)
 
 
@@ -74,7 +79,12 @@ def loaders_of(case: Case, folder: str, **changes: object) -> MakeLoader:
 
     def make_loader(**rank: object) -> CloudLoader:
         return CloudLoader(
-            streams, local=f"{folder}/cache", tokenizer=byte_tokenizer(), eos=EOS if case.eos else None, **settings, **rank
+            streams,
+            local=f"{folder}/cache",
+            tokenizer=byte_tokenizer(),
+            eos=EOS if case.eos else None,
+            **settings,
+            **rank,
         )
 
     return make_loader
@@ -83,7 +93,9 @@ def loaders_of(case: Case, folder: str, **changes: object) -> MakeLoader:
 @pytest.mark.parametrize(("packing", "mixture", "ends"), KINDS)
 @THOROUGH
 @given(data=st.data())
-def test_any_chain_of_worlds_reads_one_stream(scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject) -> None:
+def test_any_chain_of_worlds_reads_one_stream(
+    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
+) -> None:
     case = data.draw(cases(**kind_of(packing, mixture, ends)))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         check_worlds(loaders_of(case, folder), case.legs)
@@ -100,7 +112,9 @@ def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(
 
 def test_an_empty_document_between_others_is_passed_over(scratch: Path) -> None:
     legs = (Leg(), Leg())
-    check_every_token(scratch, Case((("a" * 10, "", "b" * 3),), 4, 1, 1, False, "py1e", 2, 0, 1, legs, eos=False))
+    check_every_token(
+        scratch, Case((("a" * 10, "", "b" * 3),), 4, 1, 1, False, "py1e", 2, 0, 1, legs, eos=False)
+    )
 
 
 def check_every_token(scratch: Path, case: Case) -> None:
@@ -126,7 +140,10 @@ def tokens_expected(case: Case) -> dict[tuple[int, int, int], tuple[int, ...]]:
     """The tokens of each document (stream, epoch, sample) that has any, tokenized on their own."""
     documents = {key: case.kept(text) for key, text in documents_of(case).items()}
     return {
-        (stream, epoch, sample): ids for epoch in range(case.epochs or 0) for (stream, sample), ids in documents.items() if ids
+        (stream, epoch, sample): ids
+        for epoch in range(case.epochs or 0)
+        for (stream, sample), ids in documents.items()
+        if ids
     }
 
 
@@ -137,9 +154,18 @@ def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
     sizes = np.array([len(shard) for shard in case.shards])
     repeats = case.repeats or [1] * len(streams)
     sampling = Sampling.of(
-        [len(stream) for stream in streams], [len(shards) for shards in case.streams], repeats, [None] * len(streams)
+        [len(stream) for stream in streams],
+        [len(shards) for shards in case.streams],
+        repeats,
+        [None] * len(streams),
     )
-    order = OrderConfig(case.shuffle, case.shuffle_algo, case.shuffle_block_size, case.num_canonical_nodes, case.seed)
+    order = OrderConfig(
+        case.shuffle,
+        case.shuffle_algo,
+        case.shuffle_block_size,
+        case.num_canonical_nodes,
+        case.seed,
+    )
     documents = [(stream, sample, text) for (stream, sample), text in documents_of(case).items()]
     for epoch in range(case.epochs or 0):
         for number in canonical_order(sizes, order, epoch, sampling).tolist():
@@ -167,7 +193,9 @@ def check_packing(case: Case, rows: list[Row]) -> None:
         documents = documents_of(case)
         for stream, _, sample, start, stop in spans:
             size = len(case.tokens(documents[stream, sample]))
-            assert stop - start == min(case.seq_len, size - start), "no document that fits a row is split"
+            assert stop - start == min(case.seq_len, size - start), (
+                "no document that fits a row is split"
+            )
             assert start % case.seq_len == 0
     if case.packing == "one_per_row":
         assert all(len(row.spans) == 1 for row in rows)
@@ -183,7 +211,9 @@ def test_saved_after_every_batch_the_remainder_is_the_same(
     case = data.draw(cases(**kind_of(packing, mixture, ends), most_legs=1))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         leg = case.legs[0]
-        check_resume(loaders_of(case, folder), global_batch=leg.ranks * leg.batch_size, num_batches=4)
+        check_resume(
+            loaders_of(case, folder), global_batch=leg.ranks * leg.batch_size, num_batches=4
+        )
 
 
 def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]]:
@@ -199,7 +229,10 @@ def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]
     return {document: tuple(ids) for document, ids in tokens.items()}
 
 
-@pytest.mark.parametrize(("packing", "mixture", "ends"), [kind for kind in FINITE_KINDS if kind.values[0] != "one_per_row"])
+@pytest.mark.parametrize(
+    ("packing", "mixture", "ends"),
+    [kind for kind in FINITE_KINDS if kind.values[0] != "one_per_row"],
+)
 @THOROUGH
 @given(data=st.data())
 def test_another_seq_len_on_resume_loses_and_repeats_no_token(
@@ -217,7 +250,9 @@ def check_seq_lens(scratch: Path, case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         rows, state = [], None
         seq_lens = [case.seq_len, 3, 11, 1]
-        for number, leg in enumerate([*(replace(leg, exchange_every=1) for leg in case.legs), Leg(batches=None)]):
+        for number, leg in enumerate(
+            [*(replace(leg, exchange_every=1) for leg in case.legs), Leg(batches=None)]
+        ):
             loaders = loaders_of(case, folder, seq_len=seq_lens[number % 4])
             more, states = run_leg(loaders, leg, state)
             rows += more
@@ -228,15 +263,20 @@ def check_seq_lens(scratch: Path, case: Case) -> None:
 
 
 def emitted_by(state: State, lane: int) -> dict[int, int | None]:
-    """How many tokens a lane has emitted of each document (by ordinal) that it has begun; None is all."""
+    """How many tokens a lane has emitted of each document (by ordinal) that it has begun; None is
+    all."""
     position = read_state(state).position
     head, offset = position.cursors[0, lane].tolist()
-    held_back = {ordinal: start for ordinal, start, _ in residue_spans(position.residue(0, lane), head)}
+    held_back = {
+        ordinal: start for ordinal, start, _ in residue_spans(position.residue(0, lane), head)
+    }
     return {**dict.fromkeys(range(head)), **held_back, head: offset}
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
-def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(tmp_path: Path, packing: str) -> None:
+def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(
+    tmp_path: Path, packing: str
+) -> None:
     texts = random_documents(7, 50)
     folder = write_mds(tmp_path / "corpus", texts)
     rows: list[Row] = []
@@ -249,8 +289,21 @@ def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(tmp_path: Pat
     ]:
 
         def make_loader(seq_len: int = seq_len, **rank: object) -> CloudLoader:
-            settings = {"seq_len": seq_len, "num_lanes": 6, "packing": packing, "shuffle": False, "num_canonical_nodes": 1}
-            return CloudLoader(folder, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=EOS, **settings, **rank)
+            settings = {
+                "seq_len": seq_len,
+                "num_lanes": 6,
+                "packing": packing,
+                "shuffle": False,
+                "num_canonical_nodes": 1,
+            }
+            return CloudLoader(
+                folder,
+                local=tmp_path / "cache",
+                tokenizer=byte_tokenizer(),
+                eos=EOS,
+                **settings,
+                **rank,
+            )
 
         more, states = run_leg(make_loader, leg, state)
         rows, state = rows + more, states[-1]
@@ -281,12 +334,25 @@ def test_fewer_documents_than_lanes_or_ranks_still_reach_every_rank(
 
     def make_loader(**rank: object) -> CloudLoader:
         return CloudLoader(
-            folder, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=EOS, seq_len=8, num_lanes=12, epochs=epochs, **rank
+            folder,
+            local=tmp_path / "cache",
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=8,
+            num_lanes=12,
+            epochs=epochs,
+            **rank,
         )
 
     last = None if epochs else 9
     check_worlds(
-        make_loader, [Leg(batches=2), Leg(12, batches=2), Leg(6, batch_size=3, batches=1), Leg(4, workers=2, batches=last)]
+        make_loader,
+        [
+            Leg(batches=2),
+            Leg(12, batches=2),
+            Leg(6, batch_size=3, batches=1),
+            Leg(4, workers=2, batches=last),
+        ],
     )
 
 
@@ -295,17 +361,32 @@ def test_a_document_of_hundreds_of_rows_is_resumed_in_its_middle(tmp_path: Path)
 
     def make_loader(**rank: object) -> CloudLoader:
         return CloudLoader(
-            folder, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=EOS, seq_len=16, num_lanes=2, epochs=1, **rank
+            folder,
+            local=tmp_path / "cache",
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=16,
+            num_lanes=2,
+            epochs=1,
+            **rank,
         )
 
-    rows = check_worlds(make_loader, [Leg(batches=301), Leg(2, batches=77), Leg(1, batch_size=3, batches=None)])
+    rows = check_worlds(
+        make_loader, [Leg(batches=301), Leg(2, batches=77), Leg(1, batch_size=3, batches=None)]
+    )
     assert len(real_tokens(rows)) == 5_001 + 2 + 4
 
 
 def test_a_corpus_without_a_token_is_an_error_not_a_hang(tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "corpus", [""] * 7)
     loader = CloudLoader(
-        folder, local=tmp_path / "cache", tokenizer=byte_tokenizer(), eos=None, seq_len=8, batch_size=1, num_workers=0
+        folder,
+        local=tmp_path / "cache",
+        tokenizer=byte_tokenizer(),
+        eos=None,
+        seq_len=8,
+        batch_size=1,
+        num_workers=0,
     )
     with pytest.raises(DatasetError, match="gave no token"):
         next(iter(loader))

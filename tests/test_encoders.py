@@ -1,4 +1,5 @@
-"""Every backend gives tokenizers' ids: by its choice, by the gate before it, and by what is watched for while it encodes."""
+"""Every backend gives tokenizers' ids: by its choice, by the gate before it, and by what is watched
+for while it encodes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "tokenizer" / "tokenizer.json"
 
-needs_fastokens = pytest.mark.skipif(find_spec("fastokens") is None, reason="fastokens, of the extra `fast`, is not installed")
+needs_fastokens = pytest.mark.skipif(
+    find_spec("fastokens") is None, reason="fastokens, of the extra `fast`, is not installed"
+)
 BACKENDS = ["hf", pytest.param("fastokens", marks=needs_fastokens)]
 
 AWKWARD = st.text(max_size=60) | st.lists(st.sampled_from(gate._PIECES), max_size=12).map("".join)
@@ -53,11 +56,25 @@ def forget() -> None:
 
 def sentencepiece(letters: str = string.printable.strip() + "é") -> str:
     """As Llama 2's: `▁` for spaces, and bytes for what is not in the vocabulary."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters, "th", "▁th", "▁the"]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *letters,
+        "th",
+        "▁th",
+        "▁the",
+    ]
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     merges = [("t", "h"), ("▁", "th"), ("▁th", "e")]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return tokenizer.to_str()
 
@@ -79,7 +96,9 @@ def changed(change: Callable[[dict[str, Any]], Any], name: str = "byte-level") -
 def lose_byte(content: dict[str, Any]) -> None:
     """Give the id of the byte `Z` to something else."""
     model = content["model"]
-    model["vocab"] = {"ZZ☃" if token == "Z" else token: number for token, number in model["vocab"].items()}
+    model["vocab"] = {
+        "ZZ☃" if token == "Z" else token: number for token, number in model["vocab"].items()
+    }
     model["merges"] = [pair for pair in model["merges"] if "Z" not in "".join(pair)]
 
 
@@ -118,7 +137,9 @@ def test_ids_are_those_of_tokenizers_alone(name: str, backend: str) -> None:
 @given(documents=st.lists(AWKWARD, max_size=5))
 def test_both_backends_give_any_texts_the_same_ids(name: str, documents: list[str]) -> None:
     text = JSONS[name]()
-    for one, other in zip(HFEncoder(text).encode(documents), FastokensEncoder(text).encode(documents), strict=True):
+    for one, other in zip(
+        HFEncoder(text).encode(documents), FastokensEncoder(text).encode(documents), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 
@@ -134,7 +155,9 @@ def test_documents_lie_one_after_another_and_may_be_empty(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_special_tokens_stay_text_and_documents_get_their_streams_ends(tokenizer_folder: Path, backend: str) -> None:
+def test_special_tokens_stay_text_and_documents_get_their_streams_ends(
+    tokenizer_folder: Path, backend: str
+) -> None:
     spec = load_tokenizer(tokenizer_folder, [("auto", "auto"), ("<|pad|>", None)])
     tokenizer = DocumentTokenizer(spec, backend)
     first, second, empty = tokenizer.encode(["<|endoftext|>", "a<|pad|>", ""], [0, 1, 0])
@@ -151,16 +174,34 @@ def test_special_tokens_stay_text_and_documents_get_their_streams_ends(tokenizer
 
 
 DEFECTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "id": (lambda c: c["added_tokens"][0].update(id=7), r"added token '<\|endoftext\|>' has the id 7, but 0 in the vocabulary"),
+    "id": (
+        lambda c: c["added_tokens"][0].update(id=7),
+        r"added token '<\|endoftext\|>' has the id 7, but 0 in the vocabulary",
+    ),
     "lstrip": (lambda c: c["added_tokens"][0].update(lstrip=True), r"'<\|endoftext\|>' has lstrip"),
     "rstrip": (lambda c: c["added_tokens"][0].update(rstrip=True), r"'<\|endoftext\|>' has rstrip"),
-    "single_word": (lambda c: c["added_tokens"][0].update(single_word=True), r"'<\|endoftext\|>' has single_word"),
+    "single_word": (
+        lambda c: c["added_tokens"][0].update(single_word=True),
+        r"'<\|endoftext\|>' has single_word",
+    ),
     "dropout": (lambda c: c["model"].update(dropout=0.1), "its model has dropout"),
-    "prefix": (lambda c: c["model"].update(continuing_subword_prefix="##"), "its model has a continuing_subword_prefix"),
+    "prefix": (
+        lambda c: c["model"].update(continuing_subword_prefix="##"),
+        "its model has a continuing_subword_prefix",
+    ),
     "byte": (lose_byte, "its vocabulary lacks 1 of 256 bytes, such as 'Z'"),
-    "no bytes": (lambda c: c.update(pre_tokenizer=None), "it is neither byte-level nor falls back to bytes"),
-    "WordPiece": (lambda c: c.update(model={"type": "WordPiece", "vocab": {"a": 0}}), "its model is WordPiece, not BPE"),
-    "Unigram": (lambda c: c.update(model={"type": "Unigram", "vocab": [["a", 0.0]]}), "its model is Unigram, not BPE"),
+    "no bytes": (
+        lambda c: c.update(pre_tokenizer=None),
+        "it is neither byte-level nor falls back to bytes",
+    ),
+    "WordPiece": (
+        lambda c: c.update(model={"type": "WordPiece", "vocab": {"a": 0}}),
+        "its model is WordPiece, not BPE",
+    ),
+    "Unigram": (
+        lambda c: c.update(model={"type": "Unigram", "vocab": [["a", 0.0]]}),
+        "its model is Unigram, not BPE",
+    ),
 }
 
 
@@ -171,7 +212,10 @@ def test_the_gate_names_what_is_wrong_with_a_tokenizer(defect: str, tmp_path: Pa
     text = changed(change)
     choice = choose_backend(text, "auto", tmp_path)
     assert choice.name == HF
-    with pytest.raises(TokenizerError, match=f"tokenizer_backend is 'fastokens', but .*{named}.* Use 'auto' or 'hf'"):
+    with pytest.raises(
+        TokenizerError,
+        match=f"tokenizer_backend is 'fastokens', but .*{named}.* Use 'auto' or 'hf'",
+    ):
         choose_backend(text, "fastokens", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -179,7 +223,10 @@ def test_the_gate_names_what_is_wrong_with_a_tokenizer(defect: str, tmp_path: Pa
 @needs_fastokens
 def test_a_sentencepiece_vocabulary_that_lacks_a_byte_is_refused(tmp_path: Path) -> None:
     text = changed(lambda content: content["model"]["vocab"].pop("<0x0A>"), "sentencepiece")
-    assert choose_backend(text, "auto", tmp_path).reason == "its vocabulary lacks 1 of 256 bytes, such as '<0x0A>'"
+    assert (
+        choose_backend(text, "auto", tmp_path).reason
+        == "its vocabulary lacks 1 of 256 bytes, such as '<0x0A>'"
+    )
 
 
 @needs_fastokens
@@ -196,7 +243,8 @@ def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
 
 @needs_fastokens
 def test_a_tokenizer_for_which_fastokens_makes_tokens_of_text_is_refused(tmp_path: Path) -> None:
-    """Where `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the id of a new line."""
+    """Where `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the id of a new
+    line."""
     choice = choose_backend(sentencepiece("thequickbrwnfxé"), "auto", tmp_path)
     assert str(choice.reason).startswith("it gives other ids than tokenizers for ")
 
@@ -208,13 +256,17 @@ def test_what_fastokens_does_not_load_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", ["0.3.0", "9.9"])
-def test_a_version_that_was_not_measured_is_refused(found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_was_not_measured_is_refused(
+    found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gate, "version", lambda _: found)
     reason = choose_backend(JSONS["byte-level"](), "auto", tmp_path).reason
     assert reason == f"fastokens {found} has not been measured, only 0.3.5"
 
 
-def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def version(name: str) -> str:
         if name == "fastokens":
             raise PackageNotFoundError
@@ -222,7 +274,9 @@ def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(tmp_path: P
 
     monkeypatch.setattr(gate, "version", version)
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path).name == HF
-    with pytest.raises(TokenizerError, match=r"fastokens is not installed: pip install 'cloudload\[fast\]'"):
+    with pytest.raises(
+        TokenizerError, match=r"fastokens is not installed: pip install 'cloudload\[fast\]'"
+    ):
         choose_backend(JSONS["byte-level"](), "fastokens", tmp_path)
 
 
@@ -243,9 +297,13 @@ def test_other_ids_for_a_probe_or_a_code_point_are_refused(
 
 
 @needs_fastokens
-def test_the_sweep_of_code_points_is_made_once_for_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sweep_of_code_points_is_made_once_for_a_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweeps: list[int] = []
-    monkeypatch.setattr(gate, "sweep_code_points", lambda _, points: sweeps.append(len(points)) or [])
+    monkeypatch.setattr(
+        gate, "sweep_code_points", lambda _, points: sweeps.append(len(points)) or []
+    )
     for folder in (tmp_path / "one", tmp_path / "one", tmp_path / "two"):
         gate._refusals.clear()
         assert choose_backend(JSONS["byte-level"](), "auto", folder).name == "fastokens"
@@ -254,7 +312,9 @@ def test_the_sweep_of_code_points_is_made_once_for_a_cache_folder(tmp_path: Path
 
 
 @needs_fastokens
-def test_what_the_sweep_found_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_sweep_found_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gate, "sweep_code_points", lambda *_: [0x41, 0x42])
     first = choose_backend(JSONS["byte-level"](), "auto", tmp_path)
     gate._refusals.clear()
@@ -269,7 +329,10 @@ def test_what_the_sweep_found_is_found_again(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_half_a_surrogate_pair_is_named(backend: str) -> None:
     encoder = open_encoder(byte_tokenizer().to_str(), backend)
-    with pytest.raises(TokenizerError, match=r"half a surrogate pair, U\+D83D, at character 3: .* begins 'abc.ud83d'\. Mend it"):
+    with pytest.raises(
+        TokenizerError,
+        match=r"half a surrogate pair, U\+D83D, at character 3: .* begins 'abc.ud83d'\. Mend it",
+    ):
         encoder.encode(["a", "abc\ud83d", "b"])
     with pytest.raises(TokenizerError, match="a document is int, not text"):
         encoder.encode(["a", 7])  # type: ignore[list-item]
@@ -277,15 +340,23 @@ def test_half_a_surrogate_pair_is_named(backend: str) -> None:
 
 
 @needs_fastokens
-def test_documents_on_which_fastokens_fails_are_encoded_by_tokenizers(caplog: pytest.LogCaptureFixture) -> None:
+def test_documents_on_which_fastokens_fails_are_encoded_by_tokenizers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     text = changed(lose_byte)
     documents = ["abc", "Z", "", "d" * 50, "aZb", "e"]
     encoder = FastokensEncoder(text)
     for _ in range(2):
-        for one, other in zip(encoder.encode(documents), HFEncoder(text).encode(documents), strict=True):
+        for one, other in zip(
+            encoder.encode(documents), HFEncoder(text).encode(documents), strict=True
+        ):
             np.testing.assert_array_equal(one, other)
     assert encoder.num_failed == 4
-    assert [record.message for record in caplog.records if "fastokens failed on a document" in record.message][1:] == []
+    assert [
+        record.message
+        for record in caplog.records
+        if "fastokens failed on a document" in record.message
+    ][1:] == []
     assert "'Z'" in caplog.text
 
 
@@ -316,7 +387,10 @@ def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture)
     encoder._fast = encoders.load_fastokens(byte_tokenizer().to_str())
     encoder.encode(["the quick brown fox"])
     encoder._comparison._thread.shutdown()
-    with pytest.raises(TokenizerError, match=r"other ids than tokenizers: token 0 of .*'the quick.* tokenizer_backend='hf'"):
+    with pytest.raises(
+        TokenizerError,
+        match=r"other ids than tokenizers: token 0 of .*'the quick.* tokenizer_backend='hf'",
+    ):
         encoder.encode(["a"])
     assert "the quick brown fox" in caplog.text
     with pytest.raises(TokenizerError):
@@ -325,7 +399,9 @@ def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture)
 
 
 @needs_fastokens
-def test_the_first_documents_of_a_process_are_compared_and_then_one_in_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_documents_of_a_process_are_compared_and_then_one_in_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(encoders, "COMPARED_FIRST", 3)
     monkeypatch.setattr(encoders, "COMPARED_EVERY", 10)
     compared: list[Any] = []
@@ -348,24 +424,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_loader(folder: str, local: Path, **settings: Any) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16, "batch_size": 4, "num_workers": 0, "num_lanes": 12}
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 16,
+        "batch_size": 4,
+        "num_workers": 0,
+        "num_lanes": 12,
+    }
     return CloudLoader(folder, local=local, **{**defaults, **settings})
 
 
 @needs_fastokens
-def test_statistics_log_and_state_name_the_backend(folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_statistics_log_and_state_name_the_backend(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     loader = make_loader(folder, tmp_path)
-    assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == ("fastokens", None)
+    assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == (
+        "fastokens",
+        None,
+    )
     assert "tokenizer backend: fastokens (fastokens 0.3.5, tokenizers" in caplog.text
     assert loader.state_dict()["tokenizer_backend"].startswith("fastokens 0.3.5, tokenizers ")
     assert all(isinstance(value, int | float) for value in loader.stats().as_dict().values())
 
-    odd = byte_tokenizer().from_str(changed(lambda content: content["added_tokens"][0].update(lstrip=True), "bytes"))
+    odd = byte_tokenizer().from_str(
+        changed(lambda content: content["added_tokens"][0].update(lstrip=True), "bytes")
+    )
     loader = make_loader(folder, tmp_path, tokenizer=odd)
     reason = f"its added token '{EOS}' has lstrip"
-    assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == ("hf", reason)
-    assert f"tokenizer backend: hf (tokenizers {gate.version('tokenizers')}): {reason}" in caplog.text
+    assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == (
+        "hf",
+        reason,
+    )
+    assert (
+        f"tokenizer backend: hf (tokenizers {gate.version('tokenizers')}): {reason}" in caplog.text
+    )
     with pytest.raises(TokenizerError, match="has lstrip"):
         make_loader(folder, tmp_path, tokenizer=odd, tokenizer_backend="fastokens")
 
@@ -376,10 +471,15 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
     folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
 ) -> None:
     caplog.set_level(logging.INFO, "cloudload.loader")
-    expected = [batch["input_ids"].tolist() for batch in make_loader(folder, tmp_path, tokenizer_backend="hf").take(12)]
+    expected = [
+        batch["input_ids"].tolist()
+        for batch in make_loader(folder, tmp_path, tokenizer_backend="hf").take(12)
+    ]
     found, state = [], None
     for backend in ("hf", "fastokens", "hf", "auto"):
-        with make_loader(folder, tmp_path, tokenizer_backend=backend, num_workers=num_workers) as loader:
+        with make_loader(
+            folder, tmp_path, tokenizer_backend=backend, num_workers=num_workers
+        ) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             found += [batch["input_ids"].tolist() for batch in loader.take(3)]
@@ -389,5 +489,7 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
 
 
 def test_a_backend_that_there_is_not_is_a_wrong_argument(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tokenizer_backend is 'rust'; use one of auto, hf, fastokens"):
+    with pytest.raises(
+        ValueError, match="tokenizer_backend is 'rust'; use one of auto, hf, fastokens"
+    ):
         make_loader(folder, tmp_path, tokenizer_backend="rust")

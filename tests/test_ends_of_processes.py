@@ -1,7 +1,8 @@
-"""However a training job ends, it ends in seconds, says why, leaves nothing, and goes on from its last state exactly.
+"""However a training job ends, it ends in seconds, says why, leaves nothing, and goes on from its
+last state exactly.
 
-A job of real processes, in a session of its own, reads from S3 through a fault proxy; it is ended while it works, and while it
-waits for a store that has fallen silent.
+A job of real processes, in a session of its own, reads from S3 through a fault proxy; it is ended
+while it works, and while it waits for a store that has fallen silent.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ SOON_S = 25.0
 def end(job: Job) -> str:
     """Wait for a job's end, and for that of all its processes; returns what it wrote to stderr."""
     _, errors = job.process.communicate(timeout=SOON_S)
-    assert soon(lambda: not job.family()), f"left: {[command_of(pid) for pid in job.family()]}\n{errors}"
+    assert soon(lambda: not job.family()), (
+        f"left: {[command_of(pid) for pid in job.family()]}\n{errors}"
+    )
     assert shared_memory() <= job.shared_memory
     return errors
 
@@ -86,7 +89,15 @@ def check_rows(job: Job, cache: Path) -> None:
     assert sorted(found) == list(range(len(found)))
 
     def make_loader(**rank: Any) -> CloudLoader:
-        return CloudLoader(job.data, tokenizer=byte_tokenizer(), eos=EOS, seq_len=32, num_lanes=12, local=cache, **rank)
+        return CloudLoader(
+            job.data,
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=32,
+            num_lanes=12,
+            local=cache,
+            **rank,
+        )
 
     expected, _ = run_leg(make_loader, Leg(batches=len(found)))
     assert [found[row] for row in range(len(found))] == [list(row.input_ids) for row in expected]
@@ -127,7 +138,9 @@ def test_a_job_that_is_ended_leaves_nothing_and_goes_on_exactly(
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_workers_that_were_not_forked_end_with_the_training_process_too(start: Start, start_method: str) -> None:
+def test_workers_that_were_not_forked_end_with_the_training_process_too(
+    start: Start, start_method: str
+) -> None:
     job = start(settings={"start_method": start_method})
     job.wait_for(3)
     os.kill(job.process.pid, signal.SIGKILL)
@@ -135,7 +148,9 @@ def test_workers_that_were_not_forked_end_with_the_training_process_too(start: S
     assert left_overs(job.cache) == []
 
 
-def test_a_group_that_is_killed_leaves_what_the_next_start_sweeps(start: Start, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_group_that_is_killed_leaves_what_the_next_start_sweeps(
+    start: Start, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
     job = start()
     job.wait_for(5)
     silence(s3_proxy)
@@ -150,7 +165,9 @@ def test_a_group_that_is_killed_leaves_what_the_next_start_sweeps(start: Start, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_a_worker_that_dies_ends_the_job_with_its_cause(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_worker_that_dies_ends_the_job_with_its_cause(
+    start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
     job = start()
     job.wait_for(5)
     worker = job.workers().pop()
@@ -159,7 +176,10 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(start: Start, tmp_path: 
     if number == signal.SIGTERM:  # which it heeds
         assert f"process {worker} was told to end by SIGTERM" in errors
     else:
-        assert re.search(rf"WorkerError: a worker process failed: .*process {worker} was ended by {number.name}", errors)
+        assert re.search(
+            rf"WorkerError: a worker process failed: .*process {worker} was ended by {number.name}",
+            errors,
+        )
     assert "Resume from the last state" in errors
     assert ("ran out of memory" in errors) == (number == signal.SIGKILL)
     again = start(batches=5)
@@ -177,7 +197,9 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(start: Start, tmp_path: 
         ("swell", "MemoryError"),
     ],
 )
-def test_a_transform_that_fails_shows_its_cause_and_the_document(start: Start, transform: str, cause: str, workers: int) -> None:
+def test_a_transform_that_fails_shows_its_cause_and_the_document(
+    start: Start, transform: str, cause: str, workers: int
+) -> None:
     job = start(settings={"transform": transform}, workers=workers, pause_s=0.0)
     errors = end(job)
     assert "the transform failed on sample" in errors
@@ -234,7 +256,9 @@ def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
         loader.close()
     assert soon(lambda: _children() <= before)
     assert time.monotonic() - began < SOON_S
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".lock", ".part")]
+    assert not [
+        path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".lock", ".part")
+    ]
 
 
 def _children() -> set[int]:
@@ -262,7 +286,12 @@ def test_a_sweep_leaves_what_is_in_use_and_what_is_not_ours(tmp_path: Path) -> N
         path.touch()
     with locked(lock_of(folder / "b.mds")):
         sweep(tmp_path)
-        assert sorted(path.name for path in folder.iterdir()) == [TAG, "a.mds", f"b.mds.{part}", "b.mds.lock"]
+        assert sorted(path.name for path in folder.iterdir()) == [
+            TAG,
+            "a.mds",
+            f"b.mds.{part}",
+            "b.mds.lock",
+        ]
     sweep(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == [TAG, "a.mds"]
     assert all(path.exists() for path in mine)

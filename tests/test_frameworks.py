@@ -1,6 +1,8 @@
-"""Frameworks: what is trained on, killed and resumed in each, is what an uninterrupted run trains on, row by row.
+"""Frameworks: what is trained on, killed and resumed in each, is what an uninterrupted run trains
+on, row by row.
 
-The jobs are the examples, each with real processes on a real S3 server; `frameworks/record.py` notes their rows and kills them.
+The jobs are the examples, each with real processes on a real S3 server; `frameworks/record.py`
+notes their rows and kills them.
 """
 
 from __future__ import annotations
@@ -57,18 +59,28 @@ class Framework:
     def hashes(self, steps: list[torch.Tensor]) -> Steps:
         """Of each step's rows, as its model sees them."""
         seen = SEQ_LEN - self.num_unseen
-        return [sorted(hashlib.sha256(row[:seen].numpy().tobytes()).hexdigest()[:16] for row in rows) for rows in steps]
+        return [
+            sorted(hashlib.sha256(row[:seen].numpy().tobytes()).hexdigest()[:16] for row in rows)
+            for rows in steps
+        ]
 
 
 FRAMEWORKS = {
     "torch DDP": Framework("train_torch.py"),
     "torch FSDP2": Framework("train_torch.py", variables=(("FSDP", "1"),)),
-    "Composer": Framework("train_composer.py", "composer", (("NODE_RANK", "0"),)),  # as its own launcher sets it
+    "Composer": Framework(
+        "train_composer.py", "composer", (("NODE_RANK", "0"),)
+    ),  # as its own launcher sets it
     "HF Trainer 4": Framework("train_hf.py"),
     "HF Trainer 5": Framework("train_hf.py", "transformers5"),
     "accelerate": Framework("train_accelerate.py"),
     "Lightning": Framework("train_lightning.py", num_ahead=1),
-    "torchtitan": Framework("train_torchtitan.py", "torchtitan", model="torchtitan.models.common.decoder:Decoder", num_unseen=1),
+    "torchtitan": Framework(
+        "train_torchtitan.py",
+        "torchtitan",
+        model="torchtitan.models.common.decoder:Decoder",
+        num_unseen=1,
+    ),
 }
 
 
@@ -107,7 +119,8 @@ SHORT = {
     ("Lightning", "2 to 4"),
 }
 CELLS = [
-    pytest.param(name, way, marks=() if (name, way) in SHORT else pytest.mark.long) for name, way in product(FRAMEWORKS, WAYS)
+    pytest.param(name, way, marks=() if (name, way) in SHORT else pytest.mark.long)
+    for name, way in product(FRAMEWORKS, WAYS)
 ]
 
 
@@ -118,7 +131,9 @@ def data(s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         file.writelines(json.dumps({"text": text}) + "\n" for text in random_documents(3, 400))
     assert s3_server.endpoint
     url = "s3://cloudload/frameworks"
-    convert_to_mds([str(folder / "part.jsonl")], url, shard_bytes=20_000, processes=1, progress=False)
+    convert_to_mds(
+        [str(folder / "part.jsonl")], url, shard_bytes=20_000, processes=1, progress=False
+    )
     return url
 
 
@@ -126,7 +141,14 @@ def data(s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 def expected(data: str, tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
     """The rows of each step of an uninterrupted run, straight from a loader."""
     cache = str(tmp_path_factory.mktemp("cache"))
-    loader = CloudLoader(data, tokenizer=TOKENIZER, seq_len=SEQ_LEN, batch_size=GLOBAL_BATCH, num_workers=0, local=cache)
+    loader = CloudLoader(
+        data,
+        tokenizer=TOKENIZER,
+        seq_len=SEQ_LEN,
+        batch_size=GLOBAL_BATCH,
+        num_workers=0,
+        local=cache,
+    )
     return [batch["input_ids"] for batch in loader.take(STEPS)]
 
 
@@ -146,7 +168,10 @@ def test_a_run_killed_and_resumed_trains_on_the_same_rows(
 ) -> None:
     framework, cut = FRAMEWORKS[name], WAYS[way]
     if name == "HF Trainer 4" and cut.ranks[1] > 1:
-        pytest.skip("transformers 4 cannot load an optimizer on several ranks without a GPU; see HF Trainer 5")
+        pytest.skip(
+            "transformers 4 cannot load an optimizer on several ranks "
+            "without a GPU; see HF Trainer 5"
+        )
     job = Job(framework, data, tmp_path)
     kill_at = cut.killed_in_step * cut.accumulate[0]
     job.run("killed", cut, 0, kill_at=kill_at)
@@ -173,18 +198,28 @@ def test_losses_are_those_of_an_uninterrupted_run(name: str, data: str, tmp_path
     job.run("resumed", cut, 1)
     whole, killed, resumed = (job.losses(run) for run in ("whole", "killed", "resumed"))
     assert (len(whole), len(killed), len(resumed)) == (40, 22, 20)
-    differences = [abs(one - other) for one, other in zip(whole, killed[:20] + resumed, strict=True)]
-    print(f"{name}: losses {whole[0]:.3f} to {whole[-1]:.3f}, largest difference {max(differences):.1e}")
+    differences = [
+        abs(one - other) for one, other in zip(whole, killed[:20] + resumed, strict=True)
+    ]
+    print(
+        f"{name}: losses {whole[0]:.3f} to {whole[-1]:.3f}, largest difference "
+        f"{max(differences):.1e}"
+    )
     assert max(differences) <= 1e-9
     assert whole[-1] < whole[0] - 0.5
 
 
 def test_torchtitans_trainers_old_and_new_get_what_they_ask_for(tmp_path: Path) -> None:
     data = write_mds(tmp_path / "data", random_documents(3, 100))
-    command = [FRAMEWORKS["torchtitan"].python(), str(ROOT / "tests" / "frameworks" / "torchtitan_adapter.py")]
+    command = [
+        FRAMEWORKS["torchtitan"].python(),
+        str(ROOT / "tests" / "frameworks" / "torchtitan_adapter.py"),
+    ]
     command += [data, str(TOKENIZER), str(tmp_path / "cache")]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]
 
 
@@ -198,10 +233,28 @@ class Job:
         """Run the first or the second part of a run; its output is in `<run>.txt`."""
         (self.folder / run).mkdir()
         options = {"log": str(self.folder / run), "kill_at": kill_at, "model": self.framework.model}
-        command = [self.framework.python(), "-m", "torch.distributed.run", f"--nproc-per-node={way.ranks[part]}"]
-        command += [f"--master-port={free_ports(1)[0]}", str(ROOT / "tests" / "frameworks" / "record.py"), json.dumps(options)]
-        command += [str(ROOT / "examples" / self.framework.example), self.data, *self.arguments(way, part)]
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [
+            self.framework.python(),
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={way.ranks[part]}",
+        ]
+        command += [
+            f"--master-port={free_ports(1)[0]}",
+            str(ROOT / "tests" / "frameworks" / "record.py"),
+            json.dumps(options),
+        ]
+        command += [
+            str(ROOT / "examples" / self.framework.example),
+            self.data,
+            *self.arguments(way, part),
+        ]
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         with (self.folder / f"{run}.txt").open("w") as output:
             ended = subprocess.run(
                 command,
@@ -246,10 +299,15 @@ class Job:
 
     def trained(self, run: str, rows_a_step: int) -> Steps:
         """The rows of each step, of all ranks together."""
-        ranks = [[row for line in lines for row in line.get("trained", [])] for lines in self.lines(run)]
+        ranks = [
+            [row for line in lines for row in line.get("trained", [])] for lines in self.lines(run)
+        ]
         own = rows_a_step // len(ranks)
         num_steps = max(len(rows) for rows in ranks) // own
-        return [sorted(row for rows in ranks for row in rows[step * own : (step + 1) * own]) for step in range(num_steps)]
+        return [
+            sorted(row for rows in ranks for row in rows[step * own : (step + 1) * own])
+            for step in range(num_steps)
+        ]
 
     def pulled(self, run: str) -> list[int]:
         """The batches that each rank pulled."""

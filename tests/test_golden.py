@@ -1,6 +1,8 @@
-"""The rows of a run are the same in every release: the first 1,000 of each packing are pinned by their hash.
+"""The rows of a run are the same in every release: the first 1,000 of each packing are pinned by
+their hash.
 
-A hash that changes breaks every run that goes on from a state of the release before: change none without a new state version.
+A hash that changes breaks every run that goes on from a state of the release before: change none
+without a new state version.
 """
 
 from __future__ import annotations
@@ -30,20 +32,34 @@ GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("golden")
     return [
-        write_mds(folder / str(seed), random_documents(seed, count, max_words=60), shard_bytes=20_000)
+        write_mds(
+            folder / str(seed), random_documents(seed, count, max_words=60), shard_bytes=20_000
+        )
         for seed, count in ((1, 1_500), (2, 200))
     ]
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_the_first_thousand_rows_are_what_they_always_were(folders: list[str], tmp_path: Path, name: str) -> None:
+def test_the_first_thousand_rows_are_what_they_always_were(
+    folders: list[str], tmp_path: Path, name: str
+) -> None:
     settings, expected = GOLDEN[name]
     settings = dict(settings)
     streams = [Stream(folders[0], repeat=settings.pop("repeat", None))]
     if settings.pop("mixed", False):
-        streams = [Stream(folders[0], proportion=2, name="a"), Stream(folders[1], proportion=1, name="b")]
+        streams = [
+            Stream(folders[0], proportion=2, name="a"),
+            Stream(folders[1], proportion=1, name="b"),
+        ]
     loader = CloudLoader(
-        streams, local=tmp_path, tokenizer=byte_tokenizer(), eos=EOS, seq_len=128, batch_size=100, num_workers=0, **settings
+        streams,
+        local=tmp_path,
+        tokenizer=byte_tokenizer(),
+        eos=EOS,
+        seq_len=128,
+        batch_size=100,
+        num_workers=0,
+        **settings,
     )
     digest = hashlib.sha256()
     for batch in loader.take(10):

@@ -1,4 +1,5 @@
-"""Whatever the data or a state holds: an error of ours that says what is wrong, and never a crash, a wait, or wrong rows."""
+"""Whatever the data or a state holds: an error of ours that says what is wrong, and never a crash,
+a wait, or wrong rows."""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ EOS_ID = 256
 
 
 def make_loader(data: Any, local: Path, **settings: Any) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16, "num_lanes": 2, "batch_size": 2, "num_workers": 0}
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 16,
+        "num_lanes": 2,
+        "batch_size": 2,
+        "num_workers": 0,
+    }
     return CloudLoader(data, local=local, **{**defaults, "epochs": 1, **settings})
 
 
@@ -44,8 +52,13 @@ def read_all(loader: CloudLoader) -> dict[tuple[int, int], list[int]]:
             for row, stream, _, sample, start, stop in batch.spans.tolist():
                 first = place.get(row, 0)
                 place[row] = first + stop - start
-                found.setdefault((stream, sample), []).append((start, batch["input_ids"][row, first : place[row]].tolist()))
-    return {key: [token for _, tokens in sorted(parts) for token in tokens] for key, parts in found.items()}
+                found.setdefault((stream, sample), []).append(
+                    (start, batch["input_ids"][row, first : place[row]].tolist())
+                )
+    return {
+        key: [token for _, tokens in sorted(parts) for token in tokens]
+        for key, parts in found.items()
+    }
 
 
 def write_raw(folder: Path, columns: tuple[Column, ...], samples: list[dict[str, Any]]) -> str:
@@ -100,7 +113,11 @@ def test_a_document_of_100_mb_comes_whole_in_less_than_6_gb(tmp_path: Path, pack
     write_mds(tmp_path / "mds", ["a", "ab cd é狐. " * (size // 13), "b"], compression="zstd")
     command = [sys.executable, "-c", code, str(tmp_path), packing]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     tokens, peak_mb = map(int, done.stdout.split())
     # a token is a byte of the text here, and there is one for the end of each document
@@ -109,7 +126,8 @@ def test_a_document_of_100_mb_comes_whole_in_less_than_6_gb(tmp_path: Path, pack
 
 
 def read_book(folder: str, packing: str) -> None:
-    """In a process of its own: print the tokens of all rows, and the most megabytes that were in use."""
+    """In a process of its own: print the tokens of all rows, and the most megabytes that were in
+    use."""
     settings = {"packing": packing, "overflow": "rows", "seq_len": 8192, "batch_size": 64}
     with make_loader(f"{folder}/mds", Path(folder, "cache"), **settings) as loader:
         print(sum(int((batch["labels"] != -100).sum()) for batch in loader), end=" ")
@@ -118,7 +136,9 @@ def read_book(folder: str, packing: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", "seekable", None])
 @pytest.mark.parametrize("sizes", [[0, 3, 2], [3, 0, 2], [3, 2, 0], [0, 0, 5, 0, 0]])
-def test_shards_without_samples_change_nothing(tmp_path: Path, sizes: list[int], algorithm: str | None) -> None:
+def test_shards_without_samples_change_nothing(
+    tmp_path: Path, sizes: list[int], algorithm: str | None
+) -> None:
     texts = ["a", "bb", "ccc", "dddd", ""]
     data = write_mds(tmp_path / "mds", texts, shard_samples=sizes)
     settings = {"shuffle": algorithm is not None, "shuffle_algo": algorithm or "py1e"}
@@ -126,12 +146,18 @@ def test_shards_without_samples_change_nothing(tmp_path: Path, sizes: list[int],
     assert found == {(0, number): [*tokenize(text), EOS_ID] for number, text in enumerate(texts)}
 
 
-def test_an_empty_stream_among_several_is_no_error_but_a_mixture_and_a_corpus_need_samples(tmp_path: Path) -> None:
+def test_an_empty_stream_among_several_is_no_error_but_a_mixture_and_a_corpus_need_samples(
+    tmp_path: Path,
+) -> None:
     full, empty = write_mds(tmp_path / "full", ["a", "bb"]), write_mds(tmp_path / "empty", [])
     hollow = write_mds(tmp_path / "hollow", [], shard_samples=[0, 0])
     found = read_all(make_loader([empty, full, hollow], tmp_path / "cache"))
     assert found == {(1, 0): [*tokenize("a"), EOS_ID], (1, 1): [*tokenize("bb"), EOS_ID]}
-    for data in (empty, [hollow, empty], [Stream(full, proportion=1), Stream(hollow, proportion=1)]):
+    for data in (
+        empty,
+        [hollow, empty],
+        [Stream(full, proportion=1), Stream(hollow, proportion=1)],
+    ):
         with pytest.raises(DatasetError, match=r"no samples in .*Convert a corpus first"):
             make_loader(data, tmp_path / "cache", epochs=None)
 
@@ -139,8 +165,18 @@ def test_an_empty_stream_among_several_is_no_error_but_a_mixture_and_a_corpus_ne
 @pytest.mark.parametrize(
     ("column", "encoding", "values", "message"),
     [
-        ("body", "str", ["a"], r"two has no column 'text'\. Set text_key to one of its text columns: body"),
-        ("text", "int", [1], r"two has no text, but int, in column 'text'\. It has no text column at all"),
+        (
+            "body",
+            "str",
+            ["a"],
+            r"two has no column 'text'\. Set text_key to one of its text columns: body",
+        ),
+        (
+            "text",
+            "int",
+            [1],
+            r"two has no text, but int, in column 'text'\. It has no text column at all",
+        ),
         ("text", "json", [{}], r"two has no text, but json, in column 'text'"),
     ],
 )
@@ -148,7 +184,9 @@ def test_a_stream_whose_column_is_missing_or_no_text_is_named(
     tmp_path: Path, column: str, encoding: str, values: list[Any], message: str
 ) -> None:
     one = write_mds(tmp_path / "one", ["a"])
-    two = write_raw(tmp_path / "two", (Column.of(column, encoding),), [{column: value} for value in values])
+    two = write_raw(
+        tmp_path / "two", (Column.of(column, encoding),), [{column: value} for value in values]
+    )
     with pytest.raises(DatasetError, match=message):
         make_loader([one, two], tmp_path / "cache")
 
@@ -160,10 +198,17 @@ def decode_latin(sample: dict[str, Any]) -> str:
     return str(sample["text"].decode("latin-1"))
 
 
-def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_them(tmp_path: Path) -> None:
-    samples = [{"id": f"doc-{number}", "text": text} for number, text in enumerate([b"fine", b"caf\xe9", b""])]
+def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_them(
+    tmp_path: Path,
+) -> None:
+    samples = [
+        {"id": f"doc-{number}", "text": text}
+        for number, text in enumerate([b"fine", b"caf\xe9", b""])
+    ]
     data = write_raw(tmp_path / "mds", BYTES_AND_ID, samples)
-    message = r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*A `transform` may decode it"
+    message = (
+        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*A `transform` may decode it"
+    )
     with pytest.raises(DatasetError, match=message):
         read_all(make_loader(data, tmp_path / "cache"))
     found = read_all(make_loader(data, tmp_path / "cache", transform=decode_latin))
@@ -175,9 +220,21 @@ def break_second(sample: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["hf", "auto"])
-def test_half_a_surrogate_pair_names_its_document(tmp_path: Path, backend: str, tokenizer_folder: Path) -> None:
-    data = write_mds(tmp_path / "mds", ["a", "b", "c"], extra={"id": ("str", ["doc-0", "doc-1", "doc-2"])}, compression="zstd")
-    settings = {"tokenizer": tokenizer_folder, "eos": "<|endoftext|>", "tokenizer_backend": backend, "transform": break_second}
+def test_half_a_surrogate_pair_names_its_document(
+    tmp_path: Path, backend: str, tokenizer_folder: Path
+) -> None:
+    data = write_mds(
+        tmp_path / "mds",
+        ["a", "b", "c"],
+        extra={"id": ("str", ["doc-0", "doc-1", "doc-2"])},
+        compression="zstd",
+    )
+    settings = {
+        "tokenizer": tokenizer_folder,
+        "eos": "<|endoftext|>",
+        "tokenizer_backend": backend,
+        "transform": break_second,
+    }
     message = r"sample 1 of .*mds/shard\.00000\.mds\.zstd \(id 'doc-1'\): a document holds half a surrogate pair, U\+D83E"
     with pytest.raises(TokenizerError, match=message):
         read_all(make_loader(data, tmp_path / "cache", **settings))
@@ -187,7 +244,10 @@ def test_a_document_that_a_tokenizer_cannot_encode_is_named(tmp_path: Path) -> N
     words = Tokenizer(models.WordLevel({"known": 0, "<eos>": 1}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     data = write_mds(tmp_path / "mds", ["known", "known stranger"], extra={"id": ("int", [7, 8])})
-    with pytest.raises(TokenizerError, match=r"sample 1 of .*shard\.00000\.mds \(id '8'\): tokenizers failed: .*UNK"):
+    with pytest.raises(
+        TokenizerError,
+        match=r"sample 1 of .*shard\.00000\.mds \(id '8'\): tokenizers failed: .*UNK",
+    ):
         read_all(make_loader(data, tmp_path / "cache", tokenizer=words))
 
 
@@ -216,8 +276,13 @@ def test_however_a_transform_fails_it_does_not_look_like_a_dead_worker(
     tmp_path: Path, transform: Callable[[dict[str, Any]], str], num_workers: int
 ) -> None:
     data = write_mds(tmp_path / "mds", ["a"])
-    with pytest.raises(DatasetError, match=rf"(?s)the transform failed on sample 0 of .*shard.*in {transform.__name__}"):
-        read_all(make_loader(data, tmp_path / "cache", transform=transform, num_workers=num_workers))
+    with pytest.raises(
+        DatasetError,
+        match=rf"(?s)the transform failed on sample 0 of .*shard.*in {transform.__name__}",
+    ):
+        read_all(
+            make_loader(data, tmp_path / "cache", transform=transform, num_workers=num_workers)
+        )
 
 
 def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
@@ -263,21 +328,33 @@ def link_to_itself(path: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("make", [make_fifo, make_folder, make_socket, link_to_device, link_to_itself])
-def test_a_shard_that_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "make", [make_fifo, make_folder, make_socket, link_to_device, link_to_itself]
+)
+def test_a_shard_that_is_no_file_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     data = write_mds(tmp_path / "mds", ["a"])
     shard = tmp_path / "mds" / "shard.00000.mds"
     shard.unlink()
     make(shard)
-    with pytest.raises(DatasetError, match=r"shard\.00000\.mds (is not a regular file|cannot be opened as a shard)"):
+    with pytest.raises(
+        DatasetError, match=r"shard\.00000\.mds (is not a regular file|cannot be opened as a shard)"
+    ):
         read_all(make_loader(data, tmp_path / "cache"))
 
 
-def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothing_wrong(tmp_path: Path) -> None:
+def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothing_wrong(
+    tmp_path: Path,
+) -> None:
     data = write_mds(tmp_path / "mds", ["aa", "bb"], extra={"other": ("str", ["cc", "dd"])})
     sound = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
     # with the columns' names exchanged, every text would be another column's
-    for field, value in (("column_names", ["text", "other"]), ("column_encodings", ["bytes", "str"]), ("samples", 1)):
+    for field, value in (
+        ("column_names", ["text", "other"]),
+        ("column_encodings", ["bytes", "str"]),
+        ("samples", 1),
+    ):
         index = {"version": 2, "shards": [{**sound["shards"][0], field: value}]}
         (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
         with pytest.raises(DatasetError, match=r"says its columns are|is not a shard of 1 samples"):
@@ -290,14 +367,19 @@ def test_an_index_of_more_documents_than_any_machine_can_order_is_an_error(tmp_p
     most = (1 << 32) - 4
     entry = {**index["shards"][0], "samples": most // 4 - 2}
     index["shards"] = [
-        {**entry, "raw_data": {"basename": f"{number}.mds", "bytes": most, "hashes": {}}} for number in range(1 << 14)
+        {**entry, "raw_data": {"basename": f"{number}.mds", "bytes": most, "hashes": {}}}
+        for number in range(1 << 14)
     ]
     (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
-    with pytest.raises(CacheError, match=r"the order of epoch 0 \(17,\d{3},\d{3},\d{3},\d{3} documents\)"):
+    with pytest.raises(
+        CacheError, match=r"the order of epoch 0 \(17,\d{3},\d{3},\d{3},\d{3} documents\)"
+    ):
         read_all(make_loader(data, tmp_path / "cache"))
 
 
-def test_an_index_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_is_too_large_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cloudload.dataset.MOST_INDEX_BYTES", 1_000)
     monkeypatch.setattr("cloudload.mds.index.MOST_INDEX_BYTES", 1_000)
     data = write_mds(tmp_path / "mds", random_documents(0, 50), shard_bytes=500)
@@ -347,11 +429,28 @@ class _Executed:
         lambda path: torch.save(nested(200), path),
         lambda path: torch.save({"loader": _Executed()}, path),
     ],
-    ids=["empty", "random", "zip", "pickle", "deep", "no state", "few fields", "wrong types", "nested", "executes"],
+    ids=[
+        "empty",
+        "random",
+        "zip",
+        "pickle",
+        "deep",
+        "no state",
+        "few fields",
+        "wrong types",
+        "nested",
+        "executes",
+    ],
 )
-@pytest.mark.parametrize("command", [["trace", "--steps", "1"], ["where", "--sample", "0", "--until", "3"]])
+@pytest.mark.parametrize(
+    "command", [["trace", "--steps", "1"], ["where", "--sample", "0", "--until", "3"]]
+)
 def test_a_hostile_checkpoint_is_one_line_on_stderr(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], write: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    write: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "state")
@@ -375,7 +474,10 @@ def test_a_checkpoint_that_holds_itself_is_searched_once(tmp_path: Path) -> None
         load_state(tmp_path / "state")
 
 
-@pytest.mark.parametrize("sources", ["", "[", "[]", "null", '{"streams": 3}', '{"streams": []}', '{"streams": [{}]}', "[" * 9000])
+@pytest.mark.parametrize(
+    "sources",
+    ["", "[", "[]", "null", '{"streams": 3}', '{"streams": []}', '{"streams": [{}]}', "[" * 9000],
+)
 def test_sources_that_are_damaged_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sources: str, tokenizer_folder: Path
 ) -> None:
@@ -383,6 +485,13 @@ def test_sources_that_are_damaged_are_named(
     state = {**make_loader(data, tmp_path / "cache").state_dict(), "sources": sources}
     (tmp_path / "state").write_text(json.dumps(state))
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-    arguments = ["trace", str(tmp_path / "state"), "--steps", "1", "--tokenizer", str(tokenizer_folder)]
+    arguments = [
+        "trace",
+        str(tmp_path / "state"),
+        "--steps",
+        "1",
+        "--tokenizer",
+        str(tokenizer_folder),
+    ]
     assert main([*arguments, "--global-batch", "4"]) == 1
     assert "cloudload: sources: " in capsys.readouterr().err

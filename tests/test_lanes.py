@@ -35,13 +35,21 @@ def test_lanes_share_out_every_document_of_every_epoch_once(
 ) -> None:
     num_lanes = num_nodes * lanes_of_node
     lanes = Lanes(num_lanes, num_samples, epochs, num_nodes)
-    places = [lanes.place(lane, ordinal) for lane in range(num_lanes) for ordinal in range(lanes.end(lane) or 0)]
+    places = [
+        lanes.place(lane, ordinal)
+        for lane in range(num_lanes)
+        for ordinal in range(lanes.end(lane) or 0)
+    ]
     documents = sorted(place for place in places if place[1] < num_samples)
-    assert documents == [(epoch, position) for epoch in range(epochs) for position in range(num_samples)]
+    assert documents == [
+        (epoch, position) for epoch in range(epochs) for position in range(num_samples)
+    ]
 
 
 @given(num_lanes=st.integers(1, 40), num_samples=st.integers(1, 100))
-def test_with_a_document_for_each_a_lane_keeps_to_its_positions(num_lanes: int, num_samples: int) -> None:
+def test_with_a_document_for_each_a_lane_keeps_to_its_positions(
+    num_lanes: int, num_samples: int
+) -> None:
     assume(num_samples >= num_lanes)
     lanes = Lanes(num_lanes, num_samples, None)
     for lane in range(num_lanes):
@@ -74,7 +82,9 @@ def test_a_global_batch_falls_to_ranks_evenly_and_to_workers_by_lane(
         seen += rows
         own = list(World(rank, size, ranks_per_node).lanes(24))[:]
         workers = worker_of_rows(rows, 24, size, num_workers).tolist()
-        assert all(row % 24 in own[worker::num_workers] for row, worker in zip(rows, workers, strict=True))
+        assert all(
+            row % 24 in own[worker::num_workers] for row, worker in zip(rows, workers, strict=True)
+        )
     assert sorted(seen) == list(range(start, stop))
 
 
@@ -84,10 +94,18 @@ def test_a_node_touches_only_its_own_canonical_nodes() -> None:
         for rank in range(num_hosts * ranks_per_node):
             world = World(rank, num_hosts * ranks_per_node, ranks_per_node)
             lanes = Lanes(num_lanes, 10_000, None, num_nodes)
-            own = {lanes.place(lane, ordinal)[1] % num_nodes for lane in world.lanes(num_lanes) for ordinal in range(9)}
-            of_host = np.flatnonzero(lanes.hosts_of_nodes(num_hosts) == rank // ranks_per_node).tolist()
+            own = {
+                lanes.place(lane, ordinal)[1] % num_nodes
+                for lane in world.lanes(num_lanes)
+                for ordinal in range(9)
+            }
+            of_host = np.flatnonzero(
+                lanes.hosts_of_nodes(num_hosts) == rank // ranks_per_node
+            ).tolist()
             assert own <= set(of_host)
-            assert of_host == list(range(of_host[0], of_host[0] + num_nodes // num_hosts)), "one stretch of canonical nodes"
+            assert of_host == list(range(of_host[0], of_host[0] + num_nodes // num_hosts)), (
+                "one stretch of canonical nodes"
+            )
 
 
 @pytest.mark.parametrize(
@@ -101,15 +119,21 @@ def test_a_node_touches_only_its_own_canonical_nodes() -> None:
         (10_000_000, 1_000, 3840, 64),
     ],
 )
-def test_defaults_follow_from_the_data_alone(num_samples: int, num_shards: int, lanes: int, nodes: int) -> None:
+def test_defaults_follow_from_the_data_alone(
+    num_samples: int, num_shards: int, lanes: int, nodes: int
+) -> None:
     layout = resolve(RowsConfig((Stream("x"),), 8), [(num_samples, num_shards)])
     assert (layout.num_lanes, layout.canonical_nodes) == (lanes, (nodes,))
 
 
 @given(st.integers(1, 10**7), st.integers(1, 10**5), st.none() | st.integers(1, 50))
-def test_whatever_the_data_the_defaults_fit_together(num_samples: int, num_shards: int, nodes: int | None) -> None:
+def test_whatever_the_data_the_defaults_fit_together(
+    num_samples: int, num_shards: int, nodes: int | None
+) -> None:
     assume(num_shards <= num_samples and (nodes is None or nodes <= num_samples))
-    layout = resolve(RowsConfig((Stream("x"),), 8, num_canonical_nodes=nodes), [(num_samples, num_shards)])
+    layout = resolve(
+        RowsConfig((Stream("x"),), 8, num_canonical_nodes=nodes), [(num_samples, num_shards)]
+    )
     [found] = layout.canonical_nodes
     assert layout.num_lanes % found == 0
     assert found <= num_samples
@@ -118,7 +142,8 @@ def test_whatever_the_data_the_defaults_fit_together(num_samples: int, num_shard
 def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:
     check_world(12, 6)
     with pytest.raises(
-        ValueError, match=r"cannot share 12 lanes over 5 ranks: 2 would be left over\. Use a world size from \[1, 2, 3"
+        ValueError,
+        match=r"cannot share 12 lanes over 5 ranks: 2 would be left over\. Use a world size from \[1, 2, 3",
     ):
         check_world(12, 5)
 
@@ -153,7 +178,11 @@ def test_the_world_comes_from_the_environment(
     ],
 )
 def test_all_processes_guess_alike_how_many_data_parallel_ranks_a_node_has(
-    monkeypatch: pytest.MonkeyPatch, processes: int, per_node: int, dp_world_size: int, expected: int
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
+    per_node: int,
+    dp_world_size: int,
+    expected: int,
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(per_node))
@@ -163,7 +192,9 @@ def test_all_processes_guess_alike_how_many_data_parallel_ranks_a_node_has(
         world = find_world(process % dp_world_size, dp_world_size)
         assert world.ranks_per_node == expected
         indexes.add((world.rank, world.index))
-    assert sorted(index for _, index in indexes) == list(range(dp_world_size)), "one index for each rank, on all processes"
+    assert sorted(index for _, index in indexes) == list(range(dp_world_size)), (
+        "one index for each rank, on all processes"
+    )
 
 
 @contextlib.contextmanager
@@ -182,7 +213,12 @@ def test_the_place_in_a_mesh_is_that_of_its_data_parallel_dimensions() -> None:
         with mesh_of_eight(process, "dp_replicate", "tp", "dp_shard") as mesh:
             inner = mesh["dp_shard"]
             both = mesh["dp_replicate", "dp_shard"]
-            places.append([place_in_mesh(each) for each in (inner, mesh["dp_replicate"], both, both._flatten("dp"), mesh)])
+            places.append(
+                [
+                    place_in_mesh(each)
+                    for each in (inner, mesh["dp_replicate"], both, both._flatten("dp"), mesh)
+                ]
+            )
     assert [[rank for rank, _ in column] for column in zip(*places, strict=True)] == [
         [0, 1, 0, 1, 0, 1, 0, 1],
         [0, 0, 0, 0, 1, 1, 1, 1],
@@ -196,7 +232,10 @@ def test_the_place_in_a_mesh_is_that_of_its_data_parallel_dimensions() -> None:
 def test_a_process_outside_of_the_mesh_hears_so() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
     try:
-        with pytest.raises(ValueError, match=r"this process is not in the device_mesh .*Make the mesh of all processes"):
+        with pytest.raises(
+            ValueError,
+            match=r"this process is not in the device_mesh .*Make the mesh of all processes",
+        ):
             place_in_mesh(DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)))
     finally:
         dist.destroy_process_group()
@@ -212,13 +251,23 @@ def test_a_process_outside_of_the_mesh_hears_so() -> None:
         ([0, 0], [[0], [1]]),
     ],
 )
-def test_a_group_that_exchanges_has_a_process_of_every_rank(ranks: list[int], groups: list[list[int]]) -> None:
+def test_a_group_that_exchanges_has_a_process_of_every_rank(
+    ranks: list[int], groups: list[list[int]]
+) -> None:
     assert group_processes(ranks, max(ranks) + 1) == groups
 
 
-@pytest.mark.parametrize(("ranks", "numbers"), [([0, 0, 0, 1], [3, 1, 0]), ([0, 2], [1, 0, 1]), ([0, 1, 1, 2], [1, 2, 1])])
-def test_ranks_with_unequal_numbers_of_processes_are_refused(ranks: list[int], numbers: list[int]) -> None:
-    with pytest.raises(RanksDisagreeError, match=re.escape(f"the data-parallel ranks 0 to 2 have {numbers} processes")):
+@pytest.mark.parametrize(
+    ("ranks", "numbers"),
+    [([0, 0, 0, 1], [3, 1, 0]), ([0, 2], [1, 0, 1]), ([0, 1, 1, 2], [1, 2, 1])],
+)
+def test_ranks_with_unequal_numbers_of_processes_are_refused(
+    ranks: list[int], numbers: list[int]
+) -> None:
+    with pytest.raises(
+        RanksDisagreeError,
+        match=re.escape(f"the data-parallel ranks 0 to 2 have {numbers} processes"),
+    ):
         group_processes(ranks, 3)
 
 
@@ -234,7 +283,8 @@ def test_divisors_divide(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [(5, 5), ("5", 5), ("2kb", 2048), ("1.5GB", 3 << 29), ("64MiB", 64 << 20), ("1t", 1 << 40)]
+    ("text", "expected"),
+    [(5, 5), ("5", 5), ("2kb", 2048), ("1.5GB", 3 << 29), ("64MiB", 64 << 20), ("1t", 1 << 40)],
 )
 def test_sizes_are_read_as_people_write_them(text: int | str, expected: int) -> None:
     assert parse_bytes(text) == expected

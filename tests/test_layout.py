@@ -89,20 +89,28 @@ ORDER = [
 
 
 def test_every_module_is_in_the_order() -> None:
-    assert sorted(ORDER) == sorted(path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__"))
+    assert sorted(ORDER) == sorted(
+        path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")
+    )
 
 
 @pytest.mark.parametrize("module", ORDER)
 def test_nothing_imports_upwards(module: str) -> None:
     above = {"__version__", *ORDER[: ORDER.index(module)]}
     for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cloudload."):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("cloudload.")
+        ):
             assert node.module.split(".")[1] in above, f"{module} imports {node.module}"
 
 
 def test_streaming_serves_its_own_stores_and_nothing_else() -> None:
     users = [
-        path.stem for path in PACKAGE.glob("*.py") if re.search(r"^\s*(import|from) streaming\b", path.read_text(), re.MULTILINE)
+        path.stem
+        for path in PACKAGE.glob("*.py")
+        if re.search(r"^\s*(import|from) streaming\b", path.read_text(), re.MULTILINE)
     ]
     assert users == ["other_stores"]
 
@@ -110,14 +118,25 @@ def test_streaming_serves_its_own_stores_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import cloudload", ["torch", "streaming", "transformers", "boto3", "google.cloud.storage", "numpy"]),
-        ("import cloudload.cli", ["torch", "streaming", "transformers", "boto3", "google.cloud.storage"]),
-        ("from cloudload import CloudLoader", ["streaming", "transformers", "boto3", "google.cloud.storage"]),
+        (
+            "import cloudload",
+            ["torch", "streaming", "transformers", "boto3", "google.cloud.storage", "numpy"],
+        ),
+        (
+            "import cloudload.cli",
+            ["torch", "streaming", "transformers", "boto3", "google.cloud.storage"],
+        ),
+        (
+            "from cloudload import CloudLoader",
+            ["streaming", "transformers", "boto3", "google.cloud.storage"],
+        ),
     ],
 )
 def test_heavy_libraries_wait_until_they_are_needed(statement: str, absent: list[str]) -> None:
     code = f"import sys; {statement}; print([name for name in {absent} if name in sys.modules])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.strip() == "[]"
 
 

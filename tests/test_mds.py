@@ -1,4 +1,5 @@
-"""The MDS format: the same bytes as Streaming's writer, readable by its reader, and nothing taken on trust."""
+"""The MDS format: the same bytes as Streaming's writer, readable by its reader, and nothing taken
+on trust."""
 
 from __future__ import annotations
 
@@ -31,11 +32,26 @@ def read_dataset(folder: Path) -> list[dict[str, Any]]:
     return [shard.read(sample) for shard in opened for sample in range(shard.info.samples)]
 
 
-def write_shard(folder: Path, raw: bytes, samples: int, columns: tuple[Column, ...] = TEXT, size: int | None = None) -> Shard:
+def write_shard(
+    folder: Path,
+    raw: bytes,
+    samples: int,
+    columns: tuple[Column, ...] = TEXT,
+    size: int | None = None,
+) -> Shard:
     """Open `raw` as a shard that its index says has `samples` samples and `size` bytes."""
     path = folder / "shard.mds"
     path.write_bytes(raw)
-    return Shard(path, ShardInfo(samples, columns, FileInfo("shard.mds", len(raw) if size is None else size, {}), None, None))
+    return Shard(
+        path,
+        ShardInfo(
+            samples,
+            columns,
+            FileInfo("shard.mds", len(raw) if size is None else size, {}),
+            None,
+            None,
+        ),
+    )
 
 
 # ---------------------------------------------------------------- Streaming's format
@@ -62,28 +78,49 @@ ALL_COLUMNS: dict[str, tuple[str, list[Any]]] = {
     ids=["plain", "hashed", "bz2", "zstd"],
 )
 def test_a_dataset_is_the_bytes_that_streaming_writes(
-    tmp_path: Path, compression: str | None, hashes: tuple[str, ...], extra: dict[str, tuple[str, list[Any]]]
+    tmp_path: Path,
+    compression: str | None,
+    hashes: tuple[str, ...],
+    extra: dict[str, tuple[str, list[Any]]],
 ) -> None:
     from streaming import MDSWriter
 
     documents = random_documents(0, 50)
-    write_mds(tmp_path / "ours", documents, shard_bytes=1500, compression=compression, hashes=hashes, extra=extra)
+    write_mds(
+        tmp_path / "ours",
+        documents,
+        shard_bytes=1500,
+        compression=compression,
+        hashes=hashes,
+        extra=extra,
+    )
     columns = {"text": "str"} | {name: encoding for name, (encoding, _) in extra.items()}
     theirs = str(tmp_path / "theirs")
-    with MDSWriter(out=theirs, columns=columns, compression=compression, hashes=list(hashes), size_limit=1500) as writer:
+    with MDSWriter(
+        out=theirs, columns=columns, compression=compression, hashes=list(hashes), size_limit=1500
+    ) as writer:
         for number, text in enumerate(documents):
-            writer.write({"text": text} | {name: values[number] for name, (_, values) in extra.items()})
+            writer.write(
+                {"text": text} | {name: values[number] for name, (_, values) in extra.items()}
+            )
 
-    files = {folder: sorted(path.name for path in (tmp_path / folder).iterdir()) for folder in ("ours", "theirs")}
+    files = {
+        folder: sorted(path.name for path in (tmp_path / folder).iterdir())
+        for folder in ("ours", "theirs")
+    }
     assert files["ours"] == files["theirs"]
     assert len(files["ours"]) > 3
-    our_index, their_index = (json.loads((tmp_path / folder / "index.json").read_text()) for folder in ("ours", "theirs"))
+    our_index, their_index = (
+        json.loads((tmp_path / folder / "index.json").read_text()) for folder in ("ours", "theirs")
+    )
     if compression == "zstd":  # two libraries may frame the same bytes in two ways
         for entry in our_index["shards"] + their_index["shards"]:
             entry["zip_data"] = entry["zip_data"]["basename"]
     else:
         for name in files["ours"]:
-            assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+            assert (tmp_path / "ours" / name).read_bytes() == (
+                tmp_path / "theirs" / name
+            ).read_bytes(), name
     assert our_index == their_index
 
 
@@ -97,26 +134,38 @@ def test_streaming_reads_what_we_write(tmp_path: Path, compression: str | None) 
     for entry in json.loads((tmp_path / "index.json").read_text())["shards"]:
         reader = reader_from_json(str(tmp_path), None, entry)
         if compression is not None:
-            raw = decompress(compression, (tmp_path / entry["zip_data"]["basename"]).read_bytes(), entry["raw_data"]["bytes"])
+            raw = decompress(
+                compression,
+                (tmp_path / entry["zip_data"]["basename"]).read_bytes(),
+                entry["raw_data"]["bytes"],
+            )
             (tmp_path / entry["raw_data"]["basename"]).write_bytes(raw)
         found += [reader[sample] for sample in range(len(reader))]
     assert [sample["text"] for sample in found] == documents
     for name, (encoding, values) in ALL_COLUMNS.items():
-        assert [sample[name] for sample in found] == pytest.approx(values[:40]) if encoding == "float32" else values[:40]
+        assert (
+            [sample[name] for sample in found] == pytest.approx(values[:40])
+            if encoding == "float32"
+            else values[:40]
+        )
 
 
 def test_we_read_what_streaming_writes(tmp_path: Path) -> None:
     from streaming import MDSWriter
 
     samples = [{"n": number, "text": text} for number, text in enumerate(random_documents(2, 40))]
-    with MDSWriter(out=str(tmp_path / "mds"), columns={"text": "str", "n": "int"}, size_limit=800) as writer:
+    with MDSWriter(
+        out=str(tmp_path / "mds"), columns={"text": "str", "n": "int"}, size_limit=800
+    ) as writer:
         for sample in samples:
             writer.write(sample)
     assert read_dataset(tmp_path / "mds") == samples
 
 
 @given(st.lists(st.text(), max_size=20), st.integers(100, 400))
-def test_every_text_survives(tmp_path_factory: pytest.TempPathFactory, documents: list[str], shard_bytes: int) -> None:
+def test_every_text_survives(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[str], shard_bytes: int
+) -> None:
     folder = tmp_path_factory.mktemp("mds")
     write_mds(folder, documents, shard_bytes=shard_bytes)
     assert [sample["text"] for sample in read_dataset(folder)] == documents
@@ -141,7 +190,11 @@ def test_a_sample_may_be_empty(tmp_path: Path) -> None:
 
 
 def test_a_shard_stays_readable_when_its_file_is_deleted(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path, encode_shard(ShardFormat(TEXT, None, ()), [encode_sample(TEXT, {"text": "still here"})]), 1)
+    shard = write_shard(
+        tmp_path,
+        encode_shard(ShardFormat(TEXT, None, ()), [encode_sample(TEXT, {"text": "still here"})]),
+        1,
+    )
     shard.path.unlink()
     assert shard.read(0) == {"text": "still here"}
 
@@ -189,7 +242,9 @@ def index(tmp_path: Path) -> dict[str, Any]:
         "/".join(["x" * 200] * 6),
     ],
 )
-def test_a_file_name_may_not_leave_the_folder_or_shadow_the_index(index: dict[str, Any], which: str, name: str) -> None:
+def test_a_file_name_may_not_leave_the_folder_or_shadow_the_index(
+    index: dict[str, Any], which: str, name: str
+) -> None:
     index["shards"][0][which]["basename"] = name
     with pytest.raises(DatasetError, match=r"s3://b/d/index\.json is not an MDS index: .*name"):
         parse_index(json.dumps(index).encode(), "s3://b/d")
@@ -205,7 +260,9 @@ def test_a_file_name_may_not_leave_the_folder_or_shadow_the_index(index: dict[st
         ("a/b/c", "a", "'a' is the name of a file, and of a folder"),
     ],
 )
-def test_no_two_files_of_a_dataset_fall_together(index: dict[str, Any], raw: str, other: str, message: str) -> None:
+def test_no_two_files_of_a_dataset_fall_together(
+    index: dict[str, Any], raw: str, other: str, message: str
+) -> None:
     first, second = index["shards"][0], deepcopy(index["shards"][0])
     first["raw_data"]["basename"], second["raw_data"]["basename"] = raw, other
     second["zip_data"] = second["compression"] = None
@@ -213,7 +270,9 @@ def test_no_two_files_of_a_dataset_fall_together(index: dict[str, Any], raw: str
         parse_index(json.dumps({"version": 2, "shards": [first, second]}).encode(), "d")
 
 
-def test_a_million_values_are_read_but_not_more_than_an_index_of_a_million_shards_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_million_values_are_read_but_not_more_than_an_index_of_a_million_shards_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("cloudload.mds.index._MOST_INDEX_VALUES", 1_000)
     with pytest.raises(DatasetError, match="it has more than 1,000 values"):
         parse_index(b'{"version": 2, "shards": [' + b"[]," * 1_000 + b"[]]}", "d")
@@ -263,7 +322,9 @@ def test_a_file_may_lie_in_a_folder_below(index: dict[str, Any]) -> None:
         (("shards", 0, "raw_data", "raw_data"), {}),
     ],
 )
-def test_an_index_with_a_wrong_field_is_refused(index: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+def test_an_index_with_a_wrong_field_is_refused(
+    index: dict[str, Any], path: tuple[Any, ...], value: Any
+) -> None:
     spoiled = deepcopy(index)
     inner: Any = spoiled
     for step in path[:-1]:
@@ -280,7 +341,10 @@ def test_an_index_without_a_field_says_which(index: dict[str, Any], field: str) 
         parse_index(json.dumps(index).encode(), "d")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"7", b"\xff\xfe", b"[" * 100_000, b'{"version": 2, "shards": 7}'])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"null", b"7", b"\xff\xfe", b"[" * 100_000, b'{"version": 2, "shards": 7}'],
+)
 def test_what_is_not_an_index_is_refused(data: bytes) -> None:
     with pytest.raises(DatasetError, match="is not an MDS index"):
         parse_index(data, "d")
@@ -292,7 +356,10 @@ def test_what_is_not_an_index_is_refused(data: bytes) -> None:
 @pytest.fixture
 def raw() -> bytes:
     """A sound shard of the samples `one` and `three`."""
-    return encode_shard(ShardFormat(TEXT, None, ()), [encode_sample(TEXT, {"text": text}) for text in ("one", "three")])
+    return encode_shard(
+        ShardFormat(TEXT, None, ()),
+        [encode_sample(TEXT, {"text": text}) for text in ("one", "three")],
+    )
 
 
 def test_a_shard_of_another_size_is_refused(tmp_path: Path, raw: bytes) -> None:
@@ -308,14 +375,18 @@ def test_a_shard_of_another_count_is_refused(tmp_path: Path, raw: bytes, samples
 
 
 @pytest.mark.parametrize("length", range(17))
-def test_a_shard_cut_anywhere_in_its_head_is_refused(tmp_path: Path, raw: bytes, length: int) -> None:
+def test_a_shard_cut_anywhere_in_its_head_is_refused(
+    tmp_path: Path, raw: bytes, length: int
+) -> None:
     with pytest.raises(DatasetError, match="shard"):
         write_shard(tmp_path, raw[:length], 2)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("offset", [0, 15, (1 << 32) - 1])
-def test_offsets_outside_the_shard_are_refused(tmp_path: Path, raw: bytes, place: int, offset: int) -> None:
+def test_offsets_outside_the_shard_are_refused(
+    tmp_path: Path, raw: bytes, place: int, offset: int
+) -> None:
     spoiled = bytearray(raw)
     struct.pack_into("<I", spoiled, 4 + 4 * place, offset)
     with pytest.raises(DatasetError, match="offsets outside the shard"):
@@ -323,7 +394,9 @@ def test_offsets_outside_the_shard_are_refused(tmp_path: Path, raw: bytes, place
 
 
 @pytest.mark.parametrize("size", [4, 1 << 20, (1 << 32) - 1])
-def test_a_column_that_reaches_outside_its_sample_is_refused(tmp_path: Path, raw: bytes, size: int) -> None:
+def test_a_column_that_reaches_outside_its_sample_is_refused(
+    tmp_path: Path, raw: bytes, size: int
+) -> None:
     spoiled = bytearray(raw)
     struct.pack_into("<I", spoiled, raw.index(b"one") - 4, size)
     shard = write_shard(tmp_path, bytes(spoiled), 2)
@@ -350,14 +423,20 @@ def test_a_column_that_does_not_fill_its_sample_is_refused(tmp_path: Path, raw: 
         (b'"mds"', b'"\xff\xfe\xfd"'),
     ],
 )
-def test_a_header_that_says_other_than_the_index_is_refused(tmp_path: Path, raw: bytes, change: tuple[bytes, bytes]) -> None:
-    with pytest.raises(DatasetError, match=r"shard\.mds (has a header that tells no columns|says its columns are)"):
+def test_a_header_that_says_other_than_the_index_is_refused(
+    tmp_path: Path, raw: bytes, change: tuple[bytes, bytes]
+) -> None:
+    with pytest.raises(
+        DatasetError, match=r"shard\.mds (has a header that tells no columns|says its columns are)"
+    ):
         write_shard(tmp_path, raw.replace(*change, 1), 2)
 
 
 def test_a_shard_without_a_header_is_read(tmp_path: Path) -> None:
     sample = encode_sample(TEXT, {"text": "one"})
-    assert write_shard(tmp_path, struct.pack("<III", 1, 12, 12 + len(sample)) + sample, 1).read(0) == {"text": "one"}
+    assert write_shard(tmp_path, struct.pack("<III", 1, 12, 12 + len(sample)) + sample, 1).read(
+        0
+    ) == {"text": "one"}
 
 
 def test_text_that_is_not_utf8_names_the_sample(tmp_path: Path, raw: bytes) -> None:
@@ -379,7 +458,9 @@ def test_a_shard_with_any_byte_changed_is_read_or_refused_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     form = ShardFormat(TEXT, None, ())
-    raw = bytearray(encode_shard(form, [encode_sample(TEXT, {"text": text}) for text in ("one", "", "three")]))
+    raw = bytearray(
+        encode_shard(form, [encode_sample(TEXT, {"text": text}) for text in ("one", "", "three")])
+    )
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
         shard = write_shard(tmp_path_factory.mktemp("mds"), bytes(raw), 3)
@@ -407,14 +488,20 @@ def test_brotli_and_snappy_are_streamings_and_bounded(compression: str) -> None:
     assert decompress(compression, pack(compression, b""), 0) == b""
     bomb = pack(compression, bytes(1 << 26))
     if compression == "snappy":
-        with pytest.raises(ValueError, match="it unpacks to 67,108,864 bytes where the index has 1,000"):
+        with pytest.raises(
+            ValueError, match="it unpacks to 67,108,864 bytes where the index has 1,000"
+        ):
             decompress(compression, bomb, 1_000)
     else:
         assert len(decompress(compression, bomb, 1_000)) == 1_001
 
 
-@pytest.mark.parametrize(("compression", "package"), [("br", "brotli>=1.2"), ("snappy", "python-snappy")])
-def test_a_codec_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, compression: str, package: str) -> None:
+@pytest.mark.parametrize(
+    ("compression", "package"), [("br", "brotli>=1.2"), ("snappy", "python-snappy")]
+)
+def test_a_codec_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, compression: str, package: str
+) -> None:
     check_codec(compression)
     monkeypatch.setitem(sys.modules, "brotli", None)
     monkeypatch.setitem(sys.modules, "snappy", None)

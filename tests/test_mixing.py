@@ -1,4 +1,5 @@
-"""Streams that are mixed get their shares of the rows, and each is read in an order of its own, whatever the shares."""
+"""Streams that are mixed get their shares of the rows, and each is read in an order of its own,
+whatever the shares."""
 
 from __future__ import annotations
 
@@ -34,9 +35,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def loaders(urls: dict[str, str], cache: Path, shares: dict[str, float | None], **settings: Any) -> MakeLoader:
+def loaders(
+    urls: dict[str, str], cache: Path, shares: dict[str, float | None], **settings: Any
+) -> MakeLoader:
     streams = [Stream(urls[name], name=name, proportion=share) for name, share in shares.items()]
-    defaults: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "num_lanes": 12, "local": cache}
+    defaults: dict[str, Any] = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 32,
+        "num_lanes": 12,
+        "local": cache,
+    }
 
     def make_loader(**rank: Any) -> CloudLoader:
         return CloudLoader(streams, **{**defaults, **settings}, **rank)
@@ -49,7 +58,9 @@ def stream_of(row: Row) -> int:
     return stream
 
 
-def by_lane_and_stream(rows: Sequence[Row], num_lanes: int = 12) -> dict[tuple[int, int], list[Row]]:
+def by_lane_and_stream(
+    rows: Sequence[Row], num_lanes: int = 12
+) -> dict[tuple[int, int], list[Row]]:
     """The rows of each lane and stream, in order."""
     parts: dict[tuple[int, int], list[Row]] = {}
     for number, row in enumerate(rows):
@@ -57,14 +68,18 @@ def by_lane_and_stream(rows: Sequence[Row], num_lanes: int = 12) -> dict[tuple[i
     return parts
 
 
-def assert_prefixes(some: dict[tuple[int, int], list[Row]], others: dict[tuple[int, int], list[Row]]) -> None:
+def assert_prefixes(
+    some: dict[tuple[int, int], list[Row]], others: dict[tuple[int, int], list[Row]]
+) -> None:
     for key in some.keys() & others.keys():
         for one, other in zip(some[key], others[key], strict=False):
             assert one == other, f"lane and stream {key}"
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
-def test_every_window_of_rows_has_each_streams_share(urls: dict[str, str], cache: Path, packing: str) -> None:
+def test_every_window_of_rows_has_each_streams_share(
+    urls: dict[str, str], cache: Path, packing: str
+) -> None:
     shares = {"web": 0.7, "code": 0.25, "books": 0.05}
     rows, _ = run_leg(loaders(urls, cache, shares, packing=packing), Leg(batch_size=60, batches=50))
     streams = np.array([stream_of(row) for row in rows])
@@ -74,9 +89,15 @@ def test_every_window_of_rows_has_each_streams_share(urls: dict[str, str], cache
         assert abs(windows - 1000 * share).max() <= 2
 
 
-def test_how_a_stream_is_read_does_not_depend_on_its_share_nor_on_other_streams(urls: dict[str, str], cache: Path) -> None:
-    one, _ = run_leg(loaders(urls, cache, {"web": 0.7, "code": 0.3}), Leg(batch_size=12, batches=30))
-    two, _ = run_leg(loaders(urls, cache, {"web": 1, "code": 5, "books": 2}), Leg(batch_size=12, batches=30))
+def test_how_a_stream_is_read_does_not_depend_on_its_share_nor_on_other_streams(
+    urls: dict[str, str], cache: Path
+) -> None:
+    one, _ = run_leg(
+        loaders(urls, cache, {"web": 0.7, "code": 0.3}), Leg(batch_size=12, batches=30)
+    )
+    two, _ = run_leg(
+        loaders(urls, cache, {"web": 1, "code": 5, "books": 2}), Leg(batch_size=12, batches=30)
+    )
     alone, _ = run_leg(loaders(urls, cache, {"web": None}), Leg(batch_size=12, batches=30))
     assert_prefixes(by_lane_and_stream(one), by_lane_and_stream(two))
     assert_prefixes(by_lane_and_stream(one), by_lane_and_stream(alone))
@@ -85,10 +106,15 @@ def test_how_a_stream_is_read_does_not_depend_on_its_share_nor_on_other_streams(
 def test_a_small_stream_begins_its_next_epoch_by_itself(urls: dict[str, str], cache: Path) -> None:
     make_loader = loaders(urls, cache, {"web": 1, "books": 1})
     rows, _ = run_leg(make_loader, Leg(batch_size=12, batches=20))
-    epochs = {stream: max(span[1] for row in rows for span in row.spans if span[0] == stream) for stream in (0, 1)}
+    epochs = {
+        stream: max(span[1] for row in rows for span in row.spans if span[0] == stream)
+        for stream in (0, 1)
+    }
     assert epochs[0] == 0
     assert epochs[1] > 3
-    starts = Counter(span[1:3] for row in rows for span in row.spans if span[0] == 1 and span[3] == 0)
+    starts = Counter(
+        span[1:3] for row in rows for span in row.spans if span[0] == 1 and span[3] == 0
+    )
     assert max(starts.values()) == 1, "each document of each epoch comes once"
     loader = make_loader(dp_rank=0, dp_world_size=1, batch_size=12, num_workers=0, exchange_every=1)
     for _ in loader.take(20):
@@ -99,7 +125,10 @@ def test_a_small_stream_begins_its_next_epoch_by_itself(urls: dict[str, str], ca
 def test_a_schedule_changes_the_shares_at_its_rows(urls: dict[str, str], cache: Path) -> None:
     schedule = [(0, {"web": 1}), (60, {"web": 1, "code": 1}), (120, {"code": 0.2, "books": 0.8})]
     make_loader = loaders(urls, cache, dict.fromkeys(SIZES), schedule=schedule)
-    rows = check_worlds(make_loader, [Leg(2, batch_size=7, batches=3), Leg(4, 2, 5, batches=4), Leg(3, batch_size=9, batches=4)])
+    rows = check_worlds(
+        make_loader,
+        [Leg(2, batch_size=7, batches=3), Leg(4, 2, 5, batches=4), Leg(3, batch_size=9, batches=4)],
+    )
     streams = [stream_of(row) for row in rows]
     assert set(streams[:60]) == {0}
     assert abs(streams[60:120].count(0) - 30) <= 2
@@ -108,12 +137,16 @@ def test_a_schedule_changes_the_shares_at_its_rows(urls: dict[str, str], cache: 
     assert abs(streams[120:].count(1) - 0.2 * len(streams[120:])) <= 2
 
 
-def resumed(make_loader: MakeLoader, state: dict[str, Any], leg: Leg) -> tuple[list[Row], list[dict[str, Any]]]:
+def resumed(
+    make_loader: MakeLoader, state: dict[str, Any], leg: Leg
+) -> tuple[list[Row], list[dict[str, Any]]]:
     return run_leg(make_loader, leg, state)
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
-def test_other_shares_at_a_resume_hold_from_the_next_row_on(urls: dict[str, str], cache: Path, packing: str) -> None:
+def test_other_shares_at_a_resume_hold_from_the_next_row_on(
+    urls: dict[str, str], cache: Path, packing: str
+) -> None:
     before = loaders(urls, cache, {"web": 0.8, "code": 0.2}, packing=packing)
     after = loaders(urls, cache, {"web": 0.1, "code": 0.9}, packing=packing)
     first, states = run_leg(before, Leg(2, batch_size=11, batches=3, exchange_every=2))
@@ -129,7 +162,9 @@ def test_other_shares_at_a_resume_hold_from_the_next_row_on(urls: dict[str, str]
     assert again == straight[120:168], "a second resume keeps what the first changed"
 
 
-def test_a_stream_added_at_a_resume_begins_there_and_the_others_go_on(urls: dict[str, str], cache: Path) -> None:
+def test_a_stream_added_at_a_resume_begins_there_and_the_others_go_on(
+    urls: dict[str, str], cache: Path
+) -> None:
     before = loaders(urls, cache, {"web": None})
     after = loaders(urls, cache, {"web": 0.5, "books": 0.5})
     first, states = run_leg(before, Leg(2, batch_size=12, batches=3))
@@ -140,7 +175,9 @@ def test_a_stream_added_at_a_resume_begins_there_and_the_others_go_on(urls: dict
     assert min(span[1] for row in second for span in row.spans if span[0] == 1) == 0
     check_again, _ = run_leg(after, Leg(batch_size=24, batches=1), more[2])
     assert check_again == second[48:72]
-    with pytest.raises(StreamChangedError, match=r"the state has 2 streams, but only 1 .* give it proportion=0"):
+    with pytest.raises(
+        StreamChangedError, match=r"the state has 2 streams, but only 1 .* give it proportion=0"
+    ):
         run_leg(before, Leg(), more[-1])
 
 
@@ -150,11 +187,21 @@ def test_streams_in_another_order_are_refused(urls: dict[str, str], cache: Path)
         run_leg(loaders(urls, cache, {"code": 1, "web": 1}), Leg(), states[-1])
 
 
-def test_a_stream_that_moved_goes_on_under_its_new_location(urls: dict[str, str], cache: Path, tmp_path: Path) -> None:
+def test_a_stream_that_moved_goes_on_under_its_new_location(
+    urls: dict[str, str], cache: Path, tmp_path: Path
+) -> None:
     def unnamed(urls: Sequence[str]) -> MakeLoader:
         def make_loader(**rank: Any) -> CloudLoader:
             streams = [Stream(url, proportion=1) for url in urls]
-            return CloudLoader(streams, tokenizer=byte_tokenizer(), eos=EOS, seq_len=32, num_lanes=12, local=cache, **rank)
+            return CloudLoader(
+                streams,
+                tokenizer=byte_tokenizer(),
+                eos=EOS,
+                seq_len=32,
+                num_lanes=12,
+                local=cache,
+                **rank,
+            )
 
         return make_loader
 
@@ -171,13 +218,19 @@ def test_statistics_do_not_depend_on_the_world(urls: dict[str, str], cache: Path
         for leg in legs:
             _, states = run_leg(make_loader, leg, state)
             state = states[-1]
-        loader = make_loader(dp_rank=0, dp_world_size=1, batch_size=1, num_workers=0, exchange_every=1)
+        loader = make_loader(
+            dp_rank=0, dp_world_size=1, batch_size=1, num_workers=0, exchange_every=1
+        )
         loader.load_state_dict(state or {})
         return loader.stats()
 
-    make_loader = loaders(urls, cache, {"web": 2, "code": 1, "books": 1}, packing="best_fit", min_tokens=30)
+    make_loader = loaders(
+        urls, cache, {"web": 2, "code": 1, "books": 1}, packing="best_fit", min_tokens=30
+    )
     whole = stats([Leg(batch_size=240, batches=1)])
-    assert whole == stats([Leg(4, 2, 10, batches=3), Leg(2, 3, 5, batches=6), Leg(6, 0, 10, batches=1)])
+    assert whole == stats(
+        [Leg(4, 2, 10, batches=3), Leg(2, 3, 5, batches=6), Leg(6, 0, 10, batches=1)]
+    )
     assert whole.tokens + whole.padding == whole.rows * 32 == 240 * 32
     assert whole.filtered > 0
     assert whole.streams["books"].epoch > whole.streams["web"].epoch
@@ -185,12 +238,26 @@ def test_statistics_do_not_depend_on_the_world(urls: dict[str, str], cache: Path
 
 
 def test_a_stream_may_have_a_frame_of_its_own(urls: dict[str, str], cache: Path) -> None:
-    streams = [Stream(urls["web"], name="web", proportion=1), Stream(urls["code"], name="code", proportion=1, eos=None)]
+    streams = [
+        Stream(urls["web"], name="web", proportion=1),
+        Stream(urls["code"], name="code", proportion=1, eos=None),
+    ]
     loader = CloudLoader(
-        streams, tokenizer=byte_tokenizer(), eos=EOS, seq_len=32, num_lanes=12, local=cache, batch_size=48, num_workers=0
+        streams,
+        tokenizer=byte_tokenizer(),
+        eos=EOS,
+        seq_len=32,
+        num_lanes=12,
+        local=cache,
+        batch_size=48,
+        num_workers=0,
     )
     batch = next(iter(loader))
-    streams_with_eos = {int(stream) for row, stream in batch.spans[:, :2].tolist() if 256 in batch["input_ids"][row].tolist()}
+    streams_with_eos = {
+        int(stream)
+        for row, stream in batch.spans[:, :2].tolist()
+        if 256 in batch["input_ids"][row].tolist()
+    }
     assert streams_with_eos == {0}
 
 
@@ -206,13 +273,19 @@ def test_a_stream_may_have_a_frame_of_its_own(urls: dict[str, str], cache: Path)
     ],
 )
 def test_a_mixture_that_makes_no_sense_is_a_value_error_that_names_it(
-    urls: dict[str, str], cache: Path, shares: dict[str, float | None], settings: dict[str, Any], message: str
+    urls: dict[str, str],
+    cache: Path,
+    shares: dict[str, float | None],
+    settings: dict[str, Any],
+    message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run_legs(loaders(urls, cache, shares, **settings), [Leg()])
 
 
-def test_an_empty_stream_in_a_mixture_is_an_error(urls: dict[str, str], cache: Path, tmp_path: Path) -> None:
+def test_an_empty_stream_in_a_mixture_is_an_error(
+    urls: dict[str, str], cache: Path, tmp_path: Path
+) -> None:
     empty = write_mds(tmp_path / "empty", [])
     with pytest.raises(DatasetError, match=r"no samples in .*empty"):
         run_leg(loaders({**urls, "empty": empty}, cache, {"web": 1, "empty": 1}), Leg())
@@ -227,6 +300,15 @@ def test_an_empty_stream_in_a_mixture_is_an_error(urls: dict[str, str], cache: P
         ({"repeat": 2, "proportion": 1}, "has a proportion and repeat or choose"),
     ],
 )
-def test_repeat_and_choose_are_checked(urls: dict[str, str], cache: Path, stream: dict[str, Any], message: str) -> None:
+def test_repeat_and_choose_are_checked(
+    urls: dict[str, str], cache: Path, stream: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        CloudLoader([Stream(urls["web"], **stream)], tokenizer=byte_tokenizer(), eos=EOS, seq_len=8, batch_size=1, local=cache)
+        CloudLoader(
+            [Stream(urls["web"], **stream)],
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=8,
+            batch_size=1,
+            local=cache,
+        )

@@ -1,4 +1,5 @@
-"""A row's number says its stream; streams get their shares in every window; a resume keeps what was, and changes what comes."""
+"""A row's number says its stream; streams get their shares in every window; a resume keeps what
+was, and changes what comes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ LANES = [1, 7, 12, 60, 240, 960, 1000, 3840, 8192]
 
 ROWS = st.integers(0, 2**40)
 NUM_LANES = st.sampled_from(LANES) | st.integers(1, 8192)
-WEIGHT = st.just(0.0) | st.floats(0, 1) | st.integers(1, 9).map(float) | st.floats(0, 1e300, allow_subnormal=True)
+WEIGHT = (
+    st.just(0.0)
+    | st.floats(0, 1)
+    | st.integers(1, 9).map(float)
+    | st.floats(0, 1e300, allow_subnormal=True)
+)
 
 
 def weights(num_streams: int) -> st.SearchStrategy[Weights]:
@@ -65,13 +71,22 @@ def furthest(mixture: Mixture, rows: Ints, num_lanes: int, window: int = 1000) -
 
 @MANY
 @given(shares=st.integers(1, 50).flatmap(weights), num_lanes=NUM_LANES, start=ROWS)
-def test_any_thousand_rows_of_the_run_hold_each_share_within_two(shares: Weights, num_lanes: int, start: int) -> None:
+def test_any_thousand_rows_of_the_run_hold_each_share_within_two(
+    shares: Weights, num_lanes: int, start: int
+) -> None:
     assert furthest(plain(*shares), start + np.arange(4000), num_lanes) <= 2
 
 
 @MANY
-@given(shares=st.integers(1, 50).flatmap(weights), num_lanes=NUM_LANES, start=ROWS, lane=st.integers(0, 8191))
-def test_any_thousand_rows_of_a_lane_hold_each_share_within_two(shares: Weights, num_lanes: int, start: int, lane: int) -> None:
+@given(
+    shares=st.integers(1, 50).flatmap(weights),
+    num_lanes=NUM_LANES,
+    start=ROWS,
+    lane=st.integers(0, 8191),
+)
+def test_any_thousand_rows_of_a_lane_hold_each_share_within_two(
+    shares: Weights, num_lanes: int, start: int, lane: int
+) -> None:
     rows = (start // num_lanes + np.arange(4000)) * num_lanes + lane % num_lanes
     assert furthest(plain(*shares), rows, num_lanes) <= 2
 
@@ -86,7 +101,9 @@ def test_no_weights_could_be_further_off(num_lanes: int, walk: str) -> None:
     longer = between > 0
     most = ((between + 1) * 2**52 - expected)[longer].max() / 2**52
     fewest = (expected - (between - 1) * 2**52)[longer].max() / 2**52
-    assert max(most, fewest) <= 2, "arcs that begin and end just outside, or just inside, of two of the rows"
+    assert max(most, fewest) <= 2, (
+        "arcs that begin and end just outside, or just inside, of two of the rows"
+    )
 
 
 @pytest.mark.parametrize("num_lanes", LANES)
@@ -94,7 +111,15 @@ def test_no_weights_could_be_further_off(num_lanes: int, walk: str) -> None:
 def test_shorter_and_longer_windows_are_even_too(num_lanes: int, window: int, most: int) -> None:
     for shares in [(1, 1), (3, 1), (0.2, 0.3, 0.5), (1000, 10, 1), (0.01,) * 100]:
         assert furthest(plain(*shares), np.arange(4 * window), num_lanes, window) <= most
-        assert furthest(plain(*shares), num_lanes // 2 + num_lanes * np.arange(4 * window), num_lanes, window) <= most
+        assert (
+            furthest(
+                plain(*shares),
+                num_lanes // 2 + num_lanes * np.arange(4 * window),
+                num_lanes,
+                window,
+            )
+            <= most
+        )
 
 
 def test_a_small_stream_gets_its_rows_over_a_long_run() -> None:
@@ -115,9 +140,15 @@ def stream_of(mixture: Mixture, row: int, num_lanes: int) -> int:
 
 
 @MANY
-@given(mixture=mixtures(), num_lanes=NUM_LANES, rows=st.lists(st.integers(0, 400) | ROWS | st.integers(0, 2**62), max_size=30))
+@given(
+    mixture=mixtures(),
+    num_lanes=NUM_LANES,
+    rows=st.lists(st.integers(0, 400) | ROWS | st.integers(0, 2**62), max_size=30),
+)
 @example(mixture=plain(1, 0, 0), num_lanes=960, rows=[0, 2**62])
-def test_each_row_is_found_by_itself_in_any_order(mixture: Mixture, num_lanes: int, rows: list[int]) -> None:
+def test_each_row_is_found_by_itself_in_any_order(
+    mixture: Mixture, num_lanes: int, rows: list[int]
+) -> None:
     streams = mixture.components(np.array(rows, np.int64), num_lanes)
     assert streams.dtype == np.int64
     assert streams.tolist() == [stream_of(mixture, row, num_lanes) for row in rows]
@@ -127,7 +158,9 @@ def test_each_row_is_found_by_itself_in_any_order(mixture: Mixture, num_lanes: i
 def test_a_row_goes_by_the_last_bit_where_two_arcs_meet(row: int) -> None:
     point = row * find_step(960) % 2**64
     for end, stream in [((point >> 11) + 1, 0), (point >> 11, 1)]:
-        assert plain(end / 2**53, 1 - end / 2**53).components(np.array([row]), 960).tolist() == [stream]
+        assert plain(end / 2**53, 1 - end / 2**53).components(np.array([row]), 960).tolist() == [
+            stream
+        ]
 
 
 GOLDEN_ROWS = "wwwcbwwcbwwwcbwwcbwwwcbwwcbwwwcbwwcbwwwcbwwcbwww"
@@ -146,7 +179,9 @@ GOLDEN_STEPS = {
 
 def test_the_rows_of_a_mixture_never_change() -> None:
     mixture = build_mixture(["web", "code", "books"], [2, 1, 1], None)
-    assert "".join("wcb"[stream] for stream in mixture.components(np.arange(48), 960)) == GOLDEN_ROWS
+    assert (
+        "".join("wcb"[stream] for stream in mixture.components(np.arange(48), 960)) == GOLDEN_ROWS
+    )
     assert {num_lanes: find_step(num_lanes) for num_lanes in LANES} == GOLDEN_STEPS
 
 
@@ -195,7 +230,9 @@ def test_a_resume_that_asks_for_nothing_new_changes_nothing(mixture: Mixture, ro
 
 @MANY
 @given(before=mixtures(3), after=mixtures(3), row=st.integers(0, 400), again=st.integers(0, 400))
-def test_a_resume_keeps_the_rows_before_it_and_changes_those_after(before: Mixture, after: Mixture, row: int, again: int) -> None:
+def test_a_resume_keeps_the_rows_before_it_and_changes_those_after(
+    before: Mixture, after: Mixture, row: int, again: int
+) -> None:
     resumed = after.resume(before, row)
     check_rows(resumed, [(row, before), (500, after)])
     assert after.resume(resumed, row) == resumed
@@ -212,12 +249,16 @@ def test_any_chain_of_resumes_reads_what_each_asked_for(chain: list[tuple[Mixtur
         wanted[row:] = after.components(np.arange(row, 500), 60)
         assert mixture.components(np.arange(500), 60).tolist() == wanted.tolist()
         shares = [mixture.shares(row) for row, _ in mixture.schedule]
-        assert all(one != other for one, other in itertools.pairwise(shares)), "it says each thing once"
+        assert all(one != other for one, other in itertools.pairwise(shares)), (
+            "it says each thing once"
+        )
 
 
 @MANY
 @given(before=mixtures(2), after=mixtures(4), row=st.integers(0, 400))
-def test_a_stream_that_is_added_begins_at_the_resume(before: Mixture, after: Mixture, row: int) -> None:
+def test_a_stream_that_is_added_begins_at_the_resume(
+    before: Mixture, after: Mixture, row: int
+) -> None:
     resumed = after.resume(before, row)
     check_rows(resumed, [(row, before), (500, after)])
     assert resumed.names == after.names
@@ -228,15 +269,24 @@ def test_the_same_shares_in_other_numbers_are_no_change() -> None:
     saved = build_mixture(["a", "b"], [0.3, 0.7], None)
     for same in ([3, 7], [30, 70], [0.6, 1.4]):
         assert build_mixture(["a", "b"], same, None).resume(saved, 100) == saved
-    assert build_mixture(["a", "b"], [], [(0, {"a": 1, "b": 1}), (50, {"a": 2, "b": 2})]).schedule == ((0, (1, 1)),)
+    assert build_mixture(
+        ["a", "b"], [], [(0, {"a": 1, "b": 1}), (50, {"a": 2, "b": 2})]
+    ).schedule == ((0, (1, 1)),)
 
 
 def test_a_resume_from_an_older_state_forgets_what_was_changed_since() -> None:
     saved = build_mixture(["a", "b"], [1, 1], None)
     later = build_mixture(["a", "b"], [1, 3], None).resume(saved, 100)
     assert later.schedule == ((0, (1, 1)), (100, (1, 3)))
-    assert build_mixture(["a", "b"], [1, 7], None).resume(later, 100).schedule == ((0, (1, 1)), (100, (1, 7)))
-    assert build_mixture(["a", "b"], [1, 7], None).resume(later, 101).schedule == ((0, (1, 1)), (100, (1, 3)), (101, (1, 7)))
+    assert build_mixture(["a", "b"], [1, 7], None).resume(later, 100).schedule == (
+        (0, (1, 1)),
+        (100, (1, 7)),
+    )
+    assert build_mixture(["a", "b"], [1, 7], None).resume(later, 101).schedule == (
+        (0, (1, 1)),
+        (100, (1, 3)),
+        (101, (1, 7)),
+    )
     assert saved.resume(later, 50) == saved
 
 
@@ -313,13 +363,38 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
         (["a", "b"], [0, 0], None, "all weights are 0 from row 0; give one stream more than 0"),
         (["a"], ["1"], None, "a weight is '1'; give a number"),
         (["a"], [1], [], r"schedule: its entries start at rows \[\]; start the first at row 0"),
-        (["a"], [1], [(5, {"a": 1})], r"schedule: its entries start at rows \[5\]; start the first at row 0"),
-        (["a"], [1], [(0, {"a": 1}), (9, {"a": 1}), (5, {"a": 1})], r"rows \[0, 9, 5\]; .* each at a later row"),
+        (
+            ["a"],
+            [1],
+            [(5, {"a": 1})],
+            r"schedule: its entries start at rows \[5\]; start the first at row 0",
+        ),
+        (
+            ["a"],
+            [1],
+            [(0, {"a": 1}), (9, {"a": 1}), (5, {"a": 1})],
+            r"rows \[0, 9, 5\]; .* each at a later row",
+        ),
         (["a"], [1], [(0, {"a": 1}), (0, {"a": 2})], r"rows \[0, 0\]; .* each at a later row"),
         (["a"], [1], [(0.5, {"a": 1})], "an entry starts at row 0.5; give a whole number"),
-        (["a"], [1], [(0, {"a": 1}), (7, {"b": 1})], r"the entry of row 7 names \['b'\], which are no streams; use \['a'\]"),
-        (["a"], [1], [(0, {"a": 1}), (7_000, {"a": -2})], "'a' has weight -2.0 from row 7,000; give it 0 or more"),
-        (["a"], [1], [(0, {"a": 1}), (7, {})], "all weights are 0 from row 7; give one stream more than 0"),
+        (
+            ["a"],
+            [1],
+            [(0, {"a": 1}), (7, {"b": 1})],
+            r"the entry of row 7 names \['b'\], which are no streams; use \['a'\]",
+        ),
+        (
+            ["a"],
+            [1],
+            [(0, {"a": 1}), (7_000, {"a": -2})],
+            "'a' has weight -2.0 from row 7,000; give it 0 or more",
+        ),
+        (
+            ["a"],
+            [1],
+            [(0, {"a": 1}), (7, {})],
+            "all weights are 0 from row 7; give one stream more than 0",
+        ),
     ],
 )
 def test_a_wrong_mixture_is_named_with_what_to_do(

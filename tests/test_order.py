@@ -36,13 +36,17 @@ SHARDS = [7, 30, 1, 12, 25, 9, 18]
 
 @pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", None])
 @pytest.mark.parametrize("num_nodes", [1, 4, 8])
-def test_a_real_streaming_dataset_yields_our_order(tmp_path: Path, algorithm: str | None, num_nodes: int) -> None:
+def test_a_real_streaming_dataset_yields_our_order(
+    tmp_path: Path, algorithm: str | None, num_nodes: int
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import streaming
 
     streaming.base.util.clean_stale_shared_memory()
-    folder = write_mds(tmp_path / "corpus", [str(number) for number in range(sum(SHARDS))], shard_samples=SHARDS)
+    folder = write_mds(
+        tmp_path / "corpus", [str(number) for number in range(sum(SHARDS))], shard_samples=SHARDS
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dataset = streaming.StreamingDataset(
@@ -67,7 +71,9 @@ def test_a_real_streaming_dataset_yields_our_order(tmp_path: Path, algorithm: st
 
 @settings(max_examples=300)
 @given(num_samples=st.integers(1, 200), num_nodes=st.integers(1, 20))
-def test_interleaving_is_what_streamings_partition_gives_to_one_worker(num_samples: int, num_nodes: int) -> None:
+def test_interleaving_is_what_streamings_partition_gives_to_one_worker(
+    num_samples: int, num_nodes: int
+) -> None:
     from streaming.base.partition import get_partitions
 
     num_nodes = min(num_nodes, num_samples)
@@ -96,11 +102,17 @@ def test_an_order_on_disk_is_the_one_in_memory_and_is_built_once(tmp_path: Path)
     assert other(5).tolist() != orders(5).tolist()
 
 
-def test_orders_without_sampling_keep_their_folder_and_orders_with_it_have_another(tmp_path: Path) -> None:
+def test_orders_without_sampling_keep_their_folder_and_orders_with_it_have_another(
+    tmp_path: Path,
+) -> None:
     shards, config = np.array([7, 30, 1]), OrderConfig(True, "py1e", 20, 4, 1)
     EpochOrders(tmp_path, shards, config)(0)
     assert [path.parent.name for path in tmp_path.rglob("*.npy")] == ["8f2a2d9e0607ffa4b5f2ec7c"]
-    for sampling in (Sampling((2, 1), (20, 1)), Sampling((1, 2), (20, 1)), Sampling((2, 1), (21, 1))):
+    for sampling in (
+        Sampling((2, 1), (20, 1)),
+        Sampling((1, 2), (20, 1)),
+        Sampling((2, 1), (21, 1)),
+    ):
         order = EpochOrders(tmp_path, shards, config, sampling)(0)
         assert order.tolist() == canonical_order(shards, config, 0, sampling).tolist()
     assert len(list(tmp_path.rglob("*.npy"))) == 4
@@ -114,7 +126,9 @@ def test_orders_without_sampling_keep_their_folder_and_orders_with_it_have_anoth
     block_size=st.integers(2, 90),
     epoch=st.integers(0, 5),
 )
-def test_our_shuffles_are_streamings(algorithm: str, shards: list[int], num_nodes: int, block_size: int, epoch: int) -> None:
+def test_our_shuffles_are_streamings(
+    algorithm: str, shards: list[int], num_nodes: int, block_size: int, epoch: int
+) -> None:
     check_shuffle(algorithm, shards, min(num_nodes, sum(shards)), block_size, epoch)
 
 
@@ -124,14 +138,20 @@ def test_our_shuffles_are_streamings_where_they_go_by_parts(algorithm: str) -> N
         check_shuffle(algorithm, [1_000, 3_000, 500] * 100, 3, block_size, 1)
 
 
-def check_shuffle(algorithm: str, shards: list[int], num_nodes: int, block_size: int, epoch: int) -> None:
+def check_shuffle(
+    algorithm: str, shards: list[int], num_nodes: int, block_size: int, epoch: int
+) -> None:
     from streaming.base.shuffle import get_shuffle
 
     sizes = np.array(shards)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = get_shuffle(algorithm, sizes, num_nodes, 23, epoch, block_size)
-    nodes = list(shuffle_nodes(algorithm, sizes, num_nodes=num_nodes, seed=23, epoch=epoch, block_size=block_size))
+    nodes = list(
+        shuffle_nodes(
+            algorithm, sizes, num_nodes=num_nodes, seed=23, epoch=epoch, block_size=block_size
+        )
+    )
     assert np.concatenate(nodes).tolist() == theirs.tolist()
     bounds = np.arange(num_nodes + 1) * len(theirs) // num_nodes
     assert list(map(len, nodes)) == np.diff(bounds).tolist()
@@ -148,11 +168,16 @@ def test_of_samples_that_land_on_one_place_the_earlier_is_first() -> None:
 
 @pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", "seekable", None])
 @pytest.mark.parametrize("sampling", [None, Sampling((3, 4), (77, 60))])
-def test_the_order_of_a_run_is_the_one_in_memory(tmp_path: Path, algorithm: str | None, sampling: Sampling | None) -> None:
+def test_the_order_of_a_run_is_the_one_in_memory(
+    tmp_path: Path, algorithm: str | None, sampling: Sampling | None
+) -> None:
     config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, 4, 1)
     orders = EpochOrders(tmp_path, np.array(SHARDS), config, sampling)
     for epoch in (0, 1):
-        assert np.asarray(orders(epoch)).tolist() == canonical_order(np.array(SHARDS), config, epoch, sampling).tolist()
+        assert (
+            np.asarray(orders(epoch)).tolist()
+            == canonical_order(np.array(SHARDS), config, epoch, sampling).tolist()
+        )
 
 
 def test_old_orders_go(tmp_path: Path) -> None:
@@ -168,13 +193,17 @@ def test_an_order_that_was_written_to_is_built_again(tmp_path: Path, damage: str
     expected = EpochOrders(tmp_path, np.array([40_000]), config)(0).tolist()
     [path] = tmp_path.rglob("epoch-0.npy")
     whole = path.read_bytes()
-    path.write_bytes({"changed": whole[:-4] + whole[-8:-4], "cut": whole[:-4], "emptied": b""}[damage])
+    path.write_bytes(
+        {"changed": whole[:-4] + whole[-8:-4], "cut": whole[:-4], "emptied": b""}[damage]
+    )
     assert EpochOrders(tmp_path, np.array([40_000]), config)(0).tolist() == expected
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_order(small_disk: Path) -> None:
     orders = EpochOrders(small_disk, np.array([50_000]), OrderConfig(True, "py1e", 20, 4, 1))
-    with pytest.raises(CacheError, match=r"cannot write the order of epoch 0 \(50,000 documents\).*No space left"):
+    with pytest.raises(
+        CacheError, match=r"cannot write the order of epoch 0 \(50,000 documents\).*No space left"
+    ):
         orders(0)
     assert orders_in(small_disk) == []
 
@@ -241,7 +270,9 @@ def test_who_needs_an_order_that_is_being_built_waits_for_it(tmp_path: Path) -> 
 
 def test_a_daemonic_worker_may_build_ahead(tmp_path: Path) -> None:
     for method in ("fork", "spawn"):
-        worker = multiprocessing.get_context(method).Process(target=build_ahead, args=(tmp_path / method,), daemon=True)
+        worker = multiprocessing.get_context(method).Process(
+            target=build_ahead, args=(tmp_path / method,), daemon=True
+        )
         worker.start()
         worker.join(60)
         assert worker.exitcode == 0
@@ -255,7 +286,9 @@ def build_ahead(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("starter", ["the training process", "a worker"])
-def test_a_builder_ends_with_the_training_process_and_leaves_nothing(tmp_path: Path, starter: str) -> None:
+def test_a_builder_ends_with_the_training_process_and_leaves_nothing(
+    tmp_path: Path, starter: str
+) -> None:
     code = f"""
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
@@ -283,7 +316,9 @@ os.killpg(0, signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("any_size")
-def test_what_a_killed_builder_leaves_is_swept_and_the_order_is_built_when_needed(tmp_path: Path) -> None:
+def test_what_a_killed_builder_leaves_is_swept_and_the_order_is_built_when_needed(
+    tmp_path: Path,
+) -> None:
     sizes, before = np.array([5_000] * 1_000), set(children())
     orders = EpochOrders(tmp_path / "orders", sizes, AHEAD)
     assert orders.build_in_background(1)
@@ -299,7 +334,9 @@ def test_what_a_killed_builder_leaves_is_swept_and_the_order_is_built_when_neede
 
 
 @pytest.mark.usefixtures("any_size")
-def test_nothing_is_built_ahead_where_it_cannot_be_or_need_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_built_ahead_where_it_cannot_be_or_need_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     orders = EpochOrders(tmp_path, np.array(SHARDS), AHEAD)
     orders(0)
     assert not orders.build_in_background(0)
@@ -336,7 +373,8 @@ def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | N
 
 
 def without_padding(ids: list[int], num_positions: int, num_nodes: int) -> list[int]:
-    """What one worker is given, less the places at which Streaming's partition repeats an earlier place."""
+    """What one worker is given, less the places at which Streaming's partition repeats an earlier
+    place."""
     from streaming.base.partition import get_partitions
 
     with warnings.catch_warnings():
@@ -370,11 +408,18 @@ def test_a_real_streaming_dataset_repeats_and_chooses_as_we_do(
         streaming.base.util.clean_stale_shared_memory()
         starts = np.cumsum([0, *map(sum, STREAMS)])
         folders = [
-            write_mds(tmp_path / str(number), map(str, range(starts[number], starts[number + 1])), shard_samples=shards)
+            write_mds(
+                tmp_path / str(number),
+                map(str, range(starts[number], starts[number + 1])),
+                shard_samples=shards,
+            )
             for number, shards in enumerate(STREAMS)
         ]
         dataset = streaming.StreamingDataset(
-            streams=[streaming.Stream(local=folder, **weight) for folder, weight in zip(folders, weights, strict=True)],
+            streams=[
+                streaming.Stream(local=folder, **weight)
+                for folder, weight in zip(folders, weights, strict=True)
+            ],
             shuffle=algorithm is not None,
             shuffle_algo=algorithm or "py1e",
             shuffle_seed=23,
@@ -397,12 +442,18 @@ def test_a_real_streaming_dataset_repeats_and_chooses_as_we_do(
 
 @st.composite
 def weighted_streams(draw: st.DrawFn) -> tuple[list[list[int]], list[Weight]]:
-    streams = draw(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), min_size=1, max_size=4))
+    streams = draw(
+        st.lists(
+            st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), min_size=1, max_size=4
+        )
+    )
     weights = []
     for shards in streams:
         chosen = {"choose": st.integers(1, 3 * sum(shards) + 1)}
         repeated = {"repeat": st.floats(1, 3.5) | st.integers(1, 3) | st.just(1.5 / sum(shards))}
-        weights.append(draw(st.fixed_dictionaries(chosen) | st.fixed_dictionaries(repeated) | st.just({})))
+        weights.append(
+            draw(st.fixed_dictionaries(chosen) | st.fixed_dictionaries(repeated) | st.just({}))
+        )
     return streams, weights
 
 
@@ -415,7 +466,11 @@ def weighted_streams(draw: st.DrawFn) -> tuple[list[list[int]], list[Weight]]:
     epoch=st.integers(0, 5),
 )
 def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
-    weighted: tuple[list[list[int]], list[Weight]], algorithm: str | None, num_nodes: int, seed: int, epoch: int
+    weighted: tuple[list[list[int]], list[Weight]],
+    algorithm: str | None,
+    num_nodes: int,
+    seed: int,
+    epoch: int,
 ) -> None:
     from streaming import Stream, StreamingDataset
     from streaming.base.batching import generate_work
@@ -464,18 +519,25 @@ def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
 
     # each stream gives what it is to give, each of its samples once more or less than any other
     reads = np.bincount(ours, minlength=sum(samples))
-    for stream, start, choose in zip(samples, np.cumsum(samples) - samples, sampling.choose, strict=True):
+    for stream, start, choose in zip(
+        samples, np.cumsum(samples) - samples, sampling.choose, strict=True
+    ):
         of_stream = reads[start : start + stream]
         assert of_stream.sum() == choose
         assert sorted(of_stream) == sorted(
-            [choose // stream] * (stream - choose % stream) + [choose // stream + 1] * (choose % stream)
+            [choose // stream] * (stream - choose % stream)
+            + [choose // stream + 1] * (choose % stream)
         )
 
 
 @given(
-    shards=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any), choose=st.integers(1, 400), seed=st.integers(0, 99)
+    shards=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any),
+    choose=st.integers(1, 400),
+    seed=st.integers(0, 99),
 )
-def test_a_draw_is_divided_among_the_shards_as_streaming_does(shards: list[int], choose: int, seed: int) -> None:
+def test_a_draw_is_divided_among_the_shards_as_streaming_does(
+    shards: list[int], choose: int, seed: int
+) -> None:
     from streaming.base.sampling import get_sampling
 
     theirs = get_sampling(np.array(shards), choose, 1, seed, 0, False)
@@ -487,7 +549,10 @@ def test_a_sampling_of_each_sample_once_is_the_plain_order(algorithm: str | None
     config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, 4, 1)
     assert sampling_of(STREAMS, [{}, {"repeat": 1}, {"choose": 52}, {"repeat": 1.05}]) is None
     plain = canonical_order(np.array(SHARDS), config, 3)
-    assert canonical_order(np.array(SHARDS), config, 3, Sampling((3, 4), (38, 64))).tolist() == plain.tolist()
+    assert (
+        canonical_order(np.array(SHARDS), config, 3, Sampling((3, 4), (38, 64))).tolist()
+        == plain.tolist()
+    )
 
 
 def test_without_shuffle_an_upsampled_stream_reads_on_from_its_start() -> None:
@@ -508,16 +573,32 @@ def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
         (10, {"repeat": 2, "choose": 5}, "streams[1] has repeat 2 and choose 5. Give one of them"),
         (10, {"choose": 0}, "streams[1] has choose 0; it must be a whole number of at least 1"),
         (10, {"choose": 2.5}, "streams[1] has choose 2.5; it must be a whole number of at least 1"),
-        (10, {"choose": True}, "streams[1] has choose True; it must be a whole number of at least 1"),
+        (
+            10,
+            {"choose": True},
+            "streams[1] has choose True; it must be a whole number of at least 1",
+        ),
         (10, {"repeat": "two"}, "streams[1] has repeat 'two'; it must be a number above 0"),
         (10, {"repeat": 0}, "streams[1] has repeat 0; it must be a number above 0"),
         (10, {"repeat": -1.5}, "streams[1] has repeat -1.5; it must be a number above 0"),
         (10, {"repeat": float("nan")}, "streams[1] has repeat nan; it must be a number above 0"),
         (10, {"repeat": float("inf")}, "streams[1] has repeat inf; it must be a number above 0"),
-        (10, {"repeat": 0.09}, "streams[1] has repeat 0.09, which is none of its 10 samples. Give it more, or leave it out"),
-        (0, {"choose": 3}, "streams[1] has choose 3, which is none of its 0 samples. Give it more, or leave it out"),
+        (
+            10,
+            {"repeat": 0.09},
+            "streams[1] has repeat 0.09, which is none of its 10 samples. "
+            "Give it more, or leave it out",
+        ),
+        (
+            0,
+            {"choose": 3},
+            "streams[1] has choose 3, which is none of its 0 samples. "
+            "Give it more, or leave it out",
+        ),
     ],
 )
 def test_a_weight_that_gives_nothing_is_refused(samples: int, weight: Weight, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Sampling.of([4, samples], [1, 1], [None, weight.get("repeat")], [None, weight.get("choose")])
+        Sampling.of(
+            [4, samples], [1, 1], [None, weight.get("repeat")], [None, weight.get("choose")]
+        )

@@ -1,4 +1,5 @@
-"""Locations beyond S3 and GCS: web servers, SFTP, StreamingDataset's downloaders, and files that are none."""
+"""Locations beyond S3 and GCS: web servers, SFTP, StreamingDataset's downloaders, and files that
+are none."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ from servers import free_ports
 
 from cloudload.errors import StoreError
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import list_objects, object_exists, open_object, read_object, write_object
+from cloudload.storage.objects import (
+    list_objects,
+    object_exists,
+    open_object,
+    read_object,
+    write_object,
+)
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
 PATIENT = Retry(timeout_s=1.0, deadline_s=20.0, pause_s=0.05)
@@ -76,7 +83,9 @@ def test_what_a_web_server_has_not_is_missing(web: FaultProxy) -> None:
     assert not object_exists(f"{web.endpoint}/nothing")
 
 
-@pytest.mark.parametrize(("status", "says"), [(401, "permissions"), (403, "permissions"), (410, "Check the location")])
+@pytest.mark.parametrize(
+    ("status", "says"), [(401, "permissions"), (403, "permissions"), (410, "Check the location")]
+)
 def test_what_a_web_server_refuses_is_asked_once(web: FaultProxy, status: int, says: str) -> None:
     web.set_faults([Fault(".", "status", status=status)])
     with within(SOON_S), pytest.raises(StoreError, match=rf"1 attempt.*{status}.*{says}"):
@@ -91,15 +100,26 @@ def test_a_web_server_that_fails_is_asked_again(web: FaultProxy, action: str) ->
 
 
 @pytest.mark.parametrize("action", ["status", "reset", "truncate", "stall", "drop"])
-def test_a_web_server_that_goes_on_failing_is_given_up_at_the_deadline(web: FaultProxy, action: str) -> None:
+def test_a_web_server_that_goes_on_failing_is_given_up_at_the_deadline(
+    web: FaultProxy, action: str
+) -> None:
     web.set_faults([Fault(".", action, at=100_000, seconds=30)])
-    with within(SOON_S), pytest.raises(StoreError, match=r"cannot read .*(did not answer in time|failed or was busy)"):
+    with (
+        within(SOON_S),
+        pytest.raises(
+            StoreError, match=r"cannot read .*(did not answer in time|failed or was busy)"
+        ),
+    ):
         read_object(f"{web.endpoint}/key", QUICK)
 
 
 def test_a_stream_from_a_web_server_that_goes_silent_raises(web: FaultProxy) -> None:
     web.set_faults([Fault("GET", "stall", at=100_000, seconds=30)])
-    with within(SOON_S), open_object(f"{web.endpoint}/key", QUICK) as stream, pytest.raises(TimeoutError):
+    with (
+        within(SOON_S),
+        open_object(f"{web.endpoint}/key", QUICK) as stream,
+        pytest.raises(TimeoutError),
+    ):
         stream.read()
 
 
@@ -176,7 +196,10 @@ def test_an_sftp_server_is_read(sftp: str) -> None:
 
 def test_a_wrong_sftp_password_is_called_so(sftp: str) -> None:
     wrong = sftp.replace("sftp-password", "another-password")
-    with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*Check the credentials") as caught:
+    with (
+        within(SOON_S),
+        pytest.raises(StoreError, match=r"1 attempt.*Check the credentials") as caught,
+    ):
         read_object(f"{wrong}/key")
     assert "another-password" not in str(caught.value)
 
@@ -184,7 +207,9 @@ def test_a_wrong_sftp_password_is_called_so(sftp: str) -> None:
 # ---------------------------------------------------------------- StreamingDataset's downloaders
 
 
-def test_what_only_streaming_reaches_is_read_by_its_downloader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_streaming_reaches_is_read_by_its_downloader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     download = pytest.importorskip("streaming.base.storage.download")
 
     class FolderDownloader(download.CloudDownloader):  # type: ignore[name-defined,misc]
@@ -227,10 +252,24 @@ def test_streamings_downloaders_fail_at_once_without_their_packages_and_settings
         read_object(url)
 
 
-@pytest.mark.parametrize("url", ["azure://account/key", "azure-dl://account/key", "oci://b@n/key", "dbfs:/key", "alipan:///key"])
-def test_without_streaming_its_stores_say_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "azure://account/key",
+        "azure-dl://account/key",
+        "oci://b@n/key",
+        "dbfs:/key",
+        "alipan:///key",
+    ],
+)
+def test_without_streaming_its_stores_say_what_to_install(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "streaming.base.storage.download", None)
-    with within(SOON_S), pytest.raises(StoreError, match=r"no way to read .*pip install 'cloudload\[streaming\]'"):
+    with (
+        within(SOON_S),
+        pytest.raises(StoreError, match=r"no way to read .*pip install 'cloudload\[streaming\]'"),
+    ):
         read_object(url)
 
 
@@ -241,6 +280,9 @@ def test_a_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
-        with within(SOON_S), pytest.raises(StoreError, match=rf"cannot read {path} \(1 attempt.*not a regular file"):
+        with (
+            within(SOON_S),
+            pytest.raises(StoreError, match=rf"cannot read {path} \(1 attempt.*not a regular file"),
+        ):
             read_object(str(path))
         assert list_objects(str(tmp_path)) == []

@@ -1,4 +1,5 @@
-"""Passes: where `stop_every` ends them, however the run is cut, saved and resumed, they read one stream."""
+"""Passes: where `stop_every` ends them, however the run is cut, saved and resumed, they read one
+stream."""
 
 from __future__ import annotations
 
@@ -24,11 +25,20 @@ NUM_DOCUMENTS = 60
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, NUM_DOCUMENTS), shard_bytes=2_000)
+    return write_mds(
+        tmp_path_factory.mktemp("mds"), random_documents(7, NUM_DOCUMENTS), shard_bytes=2_000
+    )
 
 
 def make_loader(folder: str, **options: Any) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16, "batch_size": 4, "num_workers": 0, "num_lanes": 12}
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 16,
+        "batch_size": 4,
+        "num_workers": 0,
+        "num_lanes": 12,
+    }
     return CloudLoader(folder, **{**defaults, **options})
 
 
@@ -47,8 +57,11 @@ def test_passes_of_a_number_of_batches_follow_each_other(folder: str) -> None:
 
 @given(every=st.integers(1, 5), cuts=st.lists(st.integers(0, 12), max_size=4))
 @settings(max_examples=30)
-def test_wherever_a_run_is_resumed_its_passes_end_at_the_same_batches(folder: str, every: int, cuts: list[int]) -> None:
-    """Saved after some batches and restored afresh, the pass goes on to the same multiple of `stop_every`."""
+def test_wherever_a_run_is_resumed_its_passes_end_at_the_same_batches(
+    folder: str, every: int, cuts: list[int]
+) -> None:
+    """Saved after some batches and restored afresh, the pass goes on to the same multiple of
+    `stop_every`."""
     whole = ids_of(make_loader(folder).take(30))
     loader, seen = make_loader(folder, stop_every=every), 0
     for cut in sorted({min(cut, 20) for cut in cuts}):
@@ -201,7 +214,9 @@ def test_epochs_of_what_has_none_are_refused(folder: str) -> None:
     streams = [Stream(folder, name="a", proportion=1.0)]
     with pytest.raises(ValueError, match=r"stop_every is 'epoch'.*epochs of their own"):
         make_loader(streams, stop_every="epoch")  # type: ignore[arg-type]
-    with pytest.raises(RanksDisagreeError, match=r"stop_every='epoch' on 3 ranks.*leave stop_every out"):
+    with pytest.raises(
+        RanksDisagreeError, match=r"stop_every='epoch' on 3 ranks.*leave stop_every out"
+    ):
         next(iter(make_loader(folder, stop_every="epoch", dp_rank=0, dp_world_size=3)))
 
 
@@ -217,7 +232,9 @@ def test_a_loader_has_nothing_that_a_framework_would_misuse(folder: str, name: s
 
 
 def workers_of_this_process() -> set[int]:
-    children = {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    children = {
+        int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    }
     return {pid for pid in children if b"resource_tracker" not in command_of(pid)} - _BEFORE
 
 

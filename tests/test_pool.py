@@ -52,7 +52,10 @@ def test_large_bytes_come_back_and_go_on_to_another_process(processes: int) -> N
             assert rejoined == data[LARGE // 2 :] + b"|" + data[10 : LARGE // 2]
 
 
-@pytest.mark.parametrize(("function", "how", "message"), [(die, "exit", "exit status 3"), (die, "kill", "killed by SIGKILL")])
+@pytest.mark.parametrize(
+    ("function", "how", "message"),
+    [(die, "exit", "exit status 3"), (die, "kill", "killed by SIGKILL")],
+)
 def test_a_process_that_dies_is_said_to_be_dead(function: Any, how: str, message: str) -> None:
     with open_executor("", 2) as executor, pytest.raises(WorkerError, match=message):
         executor.submit(function, how).result(60)

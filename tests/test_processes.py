@@ -1,4 +1,5 @@
-"""Real worker processes and real ranks, killed and resumed, read the stream that one process reads."""
+"""Real worker processes and real ranks, killed and resumed, read the stream that one process
+reads."""
 
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ class Corpus:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")
     mds = write_mds(folder / "mds", random_documents(3, 400), shard_bytes=4_000, compression="zstd")
-    return Corpus(mds, write_mds(folder / "other", random_documents(4, 40), shard_bytes=4_000), folder / "cache")
+    return Corpus(
+        mds,
+        write_mds(folder / "other", random_documents(4, 40), shard_bytes=4_000),
+        folder / "cache",
+    )
 
 
 def rows_of(batches: list[Any]) -> list[list[int]]:
@@ -68,8 +73,12 @@ def expected_rows(corpus: Corpus, number: int, **settings: Any) -> list[Row]:
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_worker_processes_read_what_this_process_reads(corpus: Corpus, num_workers: int, start_method: str) -> None:
-    with corpus.make_loader(batch_size=5, num_workers=num_workers, start_method=start_method) as loader:
+def test_worker_processes_read_what_this_process_reads(
+    corpus: Corpus, num_workers: int, start_method: str
+) -> None:
+    with corpus.make_loader(
+        batch_size=5, num_workers=num_workers, start_method=start_method
+    ) as loader:
         batches = [batch for batch, _ in zip(loader, range(6), strict=False)]
     assert rows_of(batches) == [list(row.input_ids) for row in expected_rows(corpus, 30)]
 
@@ -95,7 +104,12 @@ def test_finite_epochs_end_with_worker_processes_and_stay_ended(corpus: Corpus) 
     with corpus.make_loader(batch_size=3, num_workers=0, epochs=1) as loader:
         loader.load_state_dict(state)
         assert list(loader) == []
-    assert rows[:-5] == [list(row.input_ids) for row in expected_rows(corpus, len(rows), epochs=1)][: len(rows) - 5]
+    assert (
+        rows[:-5]
+        == [list(row.input_ids) for row in expected_rows(corpus, len(rows), epochs=1)][
+            : len(rows) - 5
+        ]
+    )
 
 
 def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Corpus) -> None:
@@ -120,7 +134,9 @@ def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Co
     assert rows_of(taken) == [list(row.input_ids) for row in expected_rows(corpus, 2 * len(taken))]
 
 
-def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(corpus: Corpus, tmp_path: Path) -> None:
+def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(
+    corpus: Corpus, tmp_path: Path
+) -> None:
     folder = write_mds(tmp_path / "mds", ["abc"] * 20)
     next(Path(folder).glob("shard.*")).unlink()
     with corpus.make_loader(batch_size=2, num_workers=2) as loader:
@@ -133,7 +149,13 @@ def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(corpus: Corpus
             num_workers=2,
             local=tmp_path / "cache",
         )
-        with broken, pytest.raises(DatasetError, match=r"^[^\n]*shard[^\n]* is not there, though the index .* lists it[^\n]*$"):
+        with (
+            broken,
+            pytest.raises(
+                DatasetError,
+                match=r"^[^\n]*shard[^\n]* is not there, though the index .* lists it[^\n]*$",
+            ),
+        ):
             next(iter(broken))
         assert rows_of([next(iter(loader))])
 
@@ -185,9 +207,15 @@ def test_starting_workers_draws_no_random_numbers_from_the_model(corpus: Corpus)
 def test_workers_epochs_apart_on_tiny_data_find_their_orders(tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "mds", ["abc", "de", "f"])
     settings = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 512, "batch_size": 4}
-    loaders = [CloudLoader(folder, local=tmp_path / f"cache-{workers}", num_workers=workers, **settings) for workers in (4, 0)]
+    loaders = [
+        CloudLoader(folder, local=tmp_path / f"cache-{workers}", num_workers=workers, **settings)
+        for workers in (4, 0)
+    ]
     with loaders[0], loaders[1]:
-        several, alone = (rows_of([batch for _, batch in zip(range(12), loader, strict=False)]) for loader in loaders)
+        several, alone = (
+            rows_of([batch for _, batch in zip(range(12), loader, strict=False)])
+            for loader in loaders
+        )
     assert several == alone
 
 
@@ -216,7 +244,8 @@ def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> 
 
 @dataclass(frozen=True)
 class Run:
-    """One stretch under torchrun: the ranks, and whether it is killed without warning after its batches."""
+    """One stretch under torchrun: the ranks, and whether it is killed without warning after its
+    batches."""
 
     ranks: int
     batch_size: int
@@ -231,14 +260,35 @@ CHAINS = {
     "one rank, then two": [Run(1, 6, 1, 4), Run(2, 3, 1, 4)],
     "two ranks killed, then one": [Run(2, 3, 1, 5, killed=True), Run(1, 6, 2, 4)],
     "two ranks killed, then four": [Run(2, 2, 2, 4, killed=True), Run(4, 1, 1, 6)],
-    "four ranks killed, then two, then one": [Run(4, 1, 0, 3, killed=True), Run(2, 4, 1, 3, killed=True), Run(1, 5, 3, 3)],
+    "four ranks killed, then two, then one": [
+        Run(4, 1, 0, 3, killed=True),
+        Run(2, 4, 1, 3, killed=True),
+        Run(1, 5, 3, 3),
+    ],
     "three ranks, then four": [Run(3, 2, 1, 3), Run(4, 3, 0, 3)],
-    "four ranks on two nodes, then two on two": [Run(4, 2, 1, 3, nodes=2), Run(2, 2, 1, 3, nodes=2)],
-    "an exchange every third batch, killed between": [Run(2, 2, 1, 5, killed=True, exchange_every=3), Run(4, 1, 1, 5)],
-    "exchanges every third, then every second batch": [Run(2, 2, 1, 4, exchange_every=3), Run(3, 2, 0, 5, exchange_every=2)],
+    "four ranks on two nodes, then two on two": [
+        Run(4, 2, 1, 3, nodes=2),
+        Run(2, 2, 1, 3, nodes=2),
+    ],
+    "an exchange every third batch, killed between": [
+        Run(2, 2, 1, 5, killed=True, exchange_every=3),
+        Run(4, 1, 1, 5),
+    ],
+    "exchanges every third, then every second batch": [
+        Run(2, 2, 1, 4, exchange_every=3),
+        Run(3, 2, 0, 5, exchange_every=2),
+    ],
     "workers 3, 0, 2": [Run(2, 2, 3, 3), Run(2, 2, 0, 3, killed=True), Run(2, 2, 2, 3)],
-    "one rank killed twice": [Run(1, 4, 2, 3, killed=True), Run(1, 4, 1, 3, killed=True), Run(1, 4, 0, 3)],
-    "more lanes than rows in the chain": [Run(4, 1, 1, 1, killed=True), Run(2, 1, 1, 2), Run(1, 1, 1, 3)],
+    "one rank killed twice": [
+        Run(1, 4, 2, 3, killed=True),
+        Run(1, 4, 1, 3, killed=True),
+        Run(1, 4, 0, 3),
+    ],
+    "more lanes than rows in the chain": [
+        Run(4, 1, 1, 1, killed=True),
+        Run(2, 1, 1, 2),
+        Run(1, 1, 1, 3),
+    ],
     "six ranks, then one": [Run(6, 1, 0, 4, killed=True), Run(1, 12, 1, 2)],
 }
 
@@ -256,7 +306,11 @@ OF_EACH = ("two ranks killed, then four", "an exchange every third batch, killed
 @pytest.mark.parametrize(
     ("packing", "chain"),
     [
-        pytest.param(packing, chain, marks=[] if packing == "concat" or chain in OF_EACH else pytest.mark.long)
+        pytest.param(
+            packing,
+            chain,
+            marks=[] if packing == "concat" or chain in OF_EACH else pytest.mark.long,
+        )
         for packing in PACKINGS
         for chain in CHAINS
     ],
@@ -270,7 +324,9 @@ def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
         start = json.loads((tmp_path / "start.json").read_text())
         # what was consumed after the last state is read again, and must be the same again
         for row, ids in consumed.items():
-            assert found.setdefault(row, ids) == ids, f"row {row} of run {number} differs from what was read before"
+            assert found.setdefault(row, ids) == ids, (
+                f"row {row} of run {number} differs from what was read before"
+            )
         assert min(consumed) == start, "a run begins where the last state stands"
     assert sorted(found) == list(range(len(found)))
     expected = expected_rows(corpus, len(found), **PACKINGS[packing])
@@ -293,7 +349,11 @@ def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_pa
 LAYOUTS: dict[str, tuple[dict[str, Any], list[int], list[list[int]]]] = {
     "tensor parallel": ({"mesh": {"dp": 2, "tp": 2}}, [0, 0, 1, 1], [[0, 2], [1, 3]]),
     "pipeline parallel": ({"mesh": {"pp": 2, "dp": 2}}, [0, 1, 0, 1], [[0, 1], [2, 3]]),
-    "sharded and replicated": ({"mesh": {"dp_replicate": 2, "dp_shard": 2}}, [0, 1, 2, 3], [[0, 1, 2, 3]]),
+    "sharded and replicated": (
+        {"mesh": {"dp_replicate": 2, "dp_shard": 2}},
+        [0, 1, 2, 3],
+        [[0, 1, 2, 3]],
+    ),
     "told by number, inner": ({"dp_ranks": [0, 0, 1, 1]}, [0, 0, 1, 1], [[0, 2], [1, 3]]),
     "told by number, in no order": ({"dp_ranks": [0, 1, 1, 0]}, [0, 1, 1, 0], [[0, 1], [2, 3]]),
     "one rank": ({"mesh": {"dp": 1, "tp": 2}}, [0, 0], [[0], [1]]),
@@ -310,7 +370,11 @@ LONG_LAYOUTS = ("told by number, inner", "three ways")
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=pytest.mark.long if layout in LONG_LAYOUTS else []) for layout in LAYOUTS]
+    "layout",
+    [
+        pytest.param(layout, marks=pytest.mark.long if layout in LONG_LAYOUTS else [])
+        for layout in LAYOUTS
+    ],
 )
 def test_peers_of_one_data_parallel_rank_read_the_same_rows_and_count_them_once(
     corpus: Corpus, tmp_path: Path, layout: str
@@ -318,36 +382,60 @@ def test_peers_of_one_data_parallel_rank_read_the_same_rows_and_count_them_once(
     options, ranks, groups = LAYOUTS[layout]
     num_ranks, packing = max(ranks) + 1, PACKINGS["best_fit"]
     launch(corpus, tmp_path, 0, Run(len(ranks), 12 // num_ranks, 1, 3), settings=packing, **options)
-    read: list[Any] = [read_lines(tmp_path / f"run-0-rank-{process}.jsonl") for process in range(len(ranks))]
+    read: list[Any] = [
+        read_lines(tmp_path / f"run-0-rank-{process}.jsonl") for process in range(len(ranks))
+    ]
     assert all(rows == read[ranks.index(rank)] for rows, rank in zip(read, ranks, strict=True))
     consumed = {row: ids for rows in read for row, ids in rows.items()}
-    assert [consumed[row] for row in range(36)] == [list(row.input_ids) for row in expected_rows(corpus, 36, **packing)]
+    assert [consumed[row] for row in range(36)] == [
+        list(row.input_ids) for row in expected_rows(corpus, 36, **packing)
+    ]
 
     def make_loader(**rank: Any) -> CloudLoader:
         return corpus.make_loader(**packing, **rank)
 
     _, states = run_leg(make_loader, Leg(num_ranks, batch_size=12 // num_ranks, batches=3))
     ends = read_ends(tmp_path)
-    assert [end["state"] for end in ends] == [states[-1]] * len(ranks), "as without peers, statistics included"
-    assert [end["exchanges_with"] for end in ends] == [group for rank in range(len(ranks)) for group in groups if rank in group]
+    assert [end["state"] for end in ends] == [states[-1]] * len(ranks), (
+        "as without peers, statistics included"
+    )
+    assert [end["exchanges_with"] for end in ends] == [
+        group for rank in range(len(ranks)) for group in groups if rank in group
+    ]
 
 
-def test_a_run_with_peers_goes_on_without_them_and_the_other_way_round(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_with_peers_goes_on_without_them_and_the_other_way_round(
+    corpus: Corpus, tmp_path: Path
+) -> None:
     found = launch(corpus, tmp_path, 0, Run(4, 3, 1, 3), mesh={"dp": 2, "tp": 2})
     found |= launch(corpus, tmp_path, 1, Run(4, 2, 1, 2))
     found |= launch(corpus, tmp_path, 2, Run(2, 5, 0, 2), mesh={"dp": 1, "cp": 2})
     assert sorted(found) == list(range(44))
-    assert [found[row] for row in range(44)] == [list(row.input_ids) for row in expected_rows(corpus, 44)]
+    assert [found[row] for row in range(44)] == [
+        list(row.input_ids) for row in expected_rows(corpus, 44)
+    ]
 
 
 @pytest.mark.parametrize("tail", [pytest.param("pad", marks=pytest.mark.long), "drop"])
-def test_finite_epochs_end_on_the_same_step_for_peers_too(corpus: Corpus, tmp_path: Path, tail: str) -> None:
+def test_finite_epochs_end_on_the_same_step_for_peers_too(
+    corpus: Corpus, tmp_path: Path, tail: str
+) -> None:
     settings: dict[str, Any] = {"tail": tail}
-    launch(corpus, tmp_path, 0, Run(4, 6, 1, 10_000), epochs=1, settings=settings, mesh={"dp": 2, "tp": 2})
+    launch(
+        corpus,
+        tmp_path,
+        0,
+        Run(4, 6, 1, 10_000),
+        epochs=1,
+        settings=settings,
+        mesh={"dp": 2, "tp": 2},
+    )
     with corpus.make_loader(batch_size=12, num_workers=0, epochs=1, **settings) as loader:
         steps = len(list(loader))
         stats = {**asdict(loader.stats()), "delivery": None}
-    assert [len((tmp_path / f"run-0-rank-{rank}.jsonl").read_text().splitlines()) for rank in range(4)] == [steps] * 4
+    assert [
+        len((tmp_path / f"run-0-rank-{rank}.jsonl").read_text().splitlines()) for rank in range(4)
+    ] == [steps] * 4
     assert [end["stats"] for end in read_ends(tmp_path)] == [json.loads(json.dumps(stats))] * 4
 
 
@@ -366,10 +454,15 @@ def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path:
         ("batch_size", "batch_size: [2, 3]"),
         ("seed", "seed: [17, 18]"),
         ("state", "rows: [0, "),
-        ("nodes", "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks): [1, 2]"),
+        (
+            "nodes",
+            "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks): [1, 2]",
+        ),
     ],
 )
-def test_ranks_that_would_not_read_one_stream_are_an_error(corpus: Corpus, tmp_path: Path, fault: str, message: str) -> None:
+def test_ranks_that_would_not_read_one_stream_are_an_error(
+    corpus: Corpus, tmp_path: Path, fault: str, message: str
+) -> None:
     if fault == "state":
         launch(corpus, tmp_path, 0, Run(2, 2, 0, 2))
     with pytest.raises(subprocess.CalledProcessError) as failure:
@@ -381,7 +474,10 @@ def test_ranks_that_would_not_read_one_stream_are_an_error(corpus: Corpus, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mesh": {"dp": 2, "tp": 2}, "differ_in": "seed", "differ_on": 3}, "seed: [17, 17, 17, 18]"),
+        (
+            {"mesh": {"dp": 2, "tp": 2}, "differ_in": "seed", "differ_on": 3},
+            "seed: [17, 17, 17, 18]",
+        ),
         ({"mesh": {"dp": 1, "tp": 2}, "differ_in": "seed", "differ_on": 1}, "seed: [17, 18]"),
         ({"dp_ranks": [0, 0, 0, 1]}, "the data-parallel ranks 0 to 1 have [3, 1] processes"),
     ],
@@ -389,7 +485,11 @@ def test_ranks_that_would_not_read_one_stream_are_an_error(corpus: Corpus, tmp_p
 def test_peers_that_would_not_read_one_stream_are_an_error(
     corpus: Corpus, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    processes = len(options["dp_ranks"]) if "dp_ranks" in options else options["mesh"]["dp"] * options["mesh"]["tp"]
+    processes = (
+        len(options["dp_ranks"])
+        if "dp_ranks" in options
+        else options["mesh"]["dp"] * options["mesh"]["tp"]
+    )
     with pytest.raises(subprocess.CalledProcessError) as failure:
         launch(corpus, tmp_path, 0, Run(processes, 2, 0, 2), **options)
     assert message in failure.value.stderr
@@ -398,7 +498,10 @@ def test_peers_that_would_not_read_one_stream_are_an_error(
 def test_ranks_that_cannot_communicate_save_their_parts_and_merge_them(corpus: Corpus) -> None:
     from cloudload import merge_state_dicts
 
-    loaders = [corpus.make_loader(batch_size=2, num_workers=1, dp_rank=rank, dp_world_size=3) for rank in range(3)]
+    loaders = [
+        corpus.make_loader(batch_size=2, num_workers=1, dp_rank=rank, dp_world_size=3)
+        for rank in range(3)
+    ]
     taken = [[next(batches) for _ in range(2)] for batches in map(iter, loaders)]
     with pytest.raises(RanksDisagreeError, match="local_state_dict"):
         loaders[0].state_dict()
@@ -416,7 +519,9 @@ def test_ranks_that_cannot_communicate_save_their_parts_and_merge_them(corpus: C
     with corpus.make_loader(batch_size=6, num_workers=0) as loader:
         loader.load_state_dict(merge_state_dicts(parts))
         more = rows_of([next(iter(loader))])
-    assert [rows[row] for row in sorted(rows)] + more == [list(row.input_ids) for row in expected_rows(corpus, 18)]
+    assert [rows[row] for row in sorted(rows)] + more == [
+        list(row.input_ids) for row in expected_rows(corpus, 18)
+    ]
 
 
 def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
@@ -434,15 +539,24 @@ def children_of(pid: int) -> set[int]:
     children = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            fields = dict(
+                line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line
+            )
             is_tracker = b"resource_tracker" in status.with_name("cmdline").read_bytes()
-            if int(fields["PPid"]) == pid and not fields["State"].startswith("Z") and not is_tracker:
+            if (
+                int(fields["PPid"]) == pid
+                and not fields["State"].startswith("Z")
+                and not is_tracker
+            ):
                 children.add(int(fields["Pid"]))
     return children
 
 
-def launch(corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any) -> dict[int, list[int]]:
-    """Run the trainer under torchrun; returns the rows that were consumed, by their number in the run."""
+def launch(
+    corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any
+) -> dict[int, list[int]]:
+    """Run the trainer under torchrun; returns the rows that were consumed, by their number in the
+    run."""
     options = {
         "folders": [corpus.folder, corpus.other_folder],
         "cache": str(corpus.cache),
@@ -451,7 +565,12 @@ def launch(corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any)
         **vars(run),
         **settings,
     }
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={run.ranks // run.nodes}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={run.ranks // run.nodes}",
+    ]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "scripts", ROOT / "tests"])),
@@ -464,7 +583,10 @@ def launch(corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any)
 
         (port,) = free_ports(1)
         place = [f"--nnodes={run.nodes}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        agents = [start([*command, *place, f"--node-rank={node}"], options, environment) for node in range(run.nodes)]
+        agents = [
+            start([*command, *place, f"--node-rank={node}"], options, environment)
+            for node in range(run.nodes)
+        ]
     for agent in agents:
         _, errors = agent.communicate(timeout=120)
         if agent.returncode and not run.killed:
@@ -476,15 +598,28 @@ def launch(corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any)
 
 def read_lines(file: Path) -> dict[int, list[int]]:
     """The rows that a process consumed, by their number in the run."""
-    return {int(row): ids for line in file.read_text().splitlines() for row, ids in json.loads(line).items()}
+    return {
+        int(row): ids
+        for line in file.read_text().splitlines()
+        for row, ids in json.loads(line).items()
+    }
 
 
 def read_ends(folder: Path) -> list[dict[str, Any]]:
     """What the processes of a run noted at its end."""
-    return [json.loads((folder / f"end-{rank}.json").read_text()) for rank in range(len(list(folder.glob("end-*.json"))))]
+    return [
+        json.loads((folder / f"end-{rank}.json").read_text())
+        for rank in range(len(list(folder.glob("end-*.json"))))
+    ]
 
 
-def start(command: list[str], options: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+def start(
+    command: list[str], options: dict[str, Any], environment: dict[str, str]
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*command, str(TRAINER), json.dumps(options)], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, str(TRAINER), json.dumps(options)],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )

@@ -1,4 +1,5 @@
-"""What the model read is found again from a state and the data alone: the rows of any step, and the steps of any document."""
+"""What the model read is found again from a state and the data alone: the rows of any step, and the
+steps of any document."""
 
 from __future__ import annotations
 
@@ -36,10 +37,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
     def make_loader(**settings: Any) -> CloudLoader:
-        streams = [Stream(str(folder / name), name=name, proportion=share) for name, share in (("web", 0.8), ("books", 0.2))]
+        streams = [
+            Stream(str(folder / name), name=name, proportion=share)
+            for name, share in (("web", 0.8), ("books", 0.2))
+        ]
         if settings.get("epochs"):
             streams = [Stream(str(folder / name), name=name) for name in TEXTS]
-        defaults = {"tokenizer": tokenizer_folder, "seq_len": 48, "num_lanes": 12, "batch_size": BATCH, "num_workers": 0}
+        defaults = {
+            "tokenizer": tokenizer_folder,
+            "seq_len": 48,
+            "num_lanes": 12,
+            "batch_size": BATCH,
+            "num_workers": 0,
+        }
         return CloudLoader(streams, local=folder / "cache", **{**defaults, **settings})
 
     return make_loader
@@ -65,7 +75,9 @@ def consume(loader: CloudLoader) -> tuple[list[Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("settings", RUNS)
-def test_later_steps_are_traced_from_a_state_as_they_were_consumed(make_loader: MakeLoader, settings: dict[str, Any]) -> None:
+def test_later_steps_are_traced_from_a_state_as_they_were_consumed(
+    make_loader: MakeLoader, settings: dict[str, Any]
+) -> None:
     with make_loader(**settings) as loader:
         batches, state = consume(loader)
         expected = [loader.trace(batch) for batch in batches]
@@ -75,15 +87,24 @@ def test_later_steps_are_traced_from_a_state_as_they_were_consumed(make_loader: 
         assert [step for step, _ in traced] == list(steps)
         assert [spans for _, spans in traced] == [expected[step - 1] for step in steps]
         for row in (0, BATCH - 1):
-            of_row = list(trace_steps(run, steps, row, num_workers=0, local=loader.plan().cache_root))
-            wanted = [[s for s in expected[step - 1] if s.row == (step - 1) * BATCH + row] for step in steps]
+            of_row = list(
+                trace_steps(run, steps, row, num_workers=0, local=loader.plan().cache_root)
+            )
+            wanted = [
+                [s for s in expected[step - 1] if s.row == (step - 1) * BATCH + row]
+                for step in steps
+            ]
             assert [spans for _, spans in of_row] == wanted
-    with pytest.raises(ValueError, match="step 7 is before the state, which was saved after step 7"):
+    with pytest.raises(
+        ValueError, match="step 7 is before the state, which was saved after step 7"
+    ):
         list(trace_steps(run, range(SAVED, SAVED + 1)))
 
 
 @pytest.mark.parametrize("settings", RUNS[:4])
-def test_a_trace_names_documents_and_gives_their_text(make_loader: MakeLoader, settings: dict[str, Any]) -> None:
+def test_a_trace_names_documents_and_gives_their_text(
+    make_loader: MakeLoader, settings: dict[str, Any]
+) -> None:
     with make_loader(**settings) as loader:
         texts: dict[tuple[str, int, int], list[str]] = {}
         for batch in loader.take(STEPS):
@@ -98,7 +119,9 @@ def test_a_trace_names_documents_and_gives_their_text(make_loader: MakeLoader, s
                     texts[span.stream, span.epoch, span.sample] = []
                 if (span.stream, span.epoch, span.sample) in texts:
                     texts[span.stream, span.epoch, span.sample].append(span.text)
-    whole = {key: "".join(parts) for key, parts in texts.items() if parts[-1].endswith("<|endoftext|>")}
+    whole = {
+        key: "".join(parts) for key, parts in texts.items() if parts[-1].endswith("<|endoftext|>")
+    }
     assert len(whole) > 50
     for (stream, _, sample), text in whole.items():
         if "�" not in text:
@@ -106,7 +129,9 @@ def test_a_trace_names_documents_and_gives_their_text(make_loader: MakeLoader, s
 
 
 @pytest.mark.parametrize("settings", RUNS[:4])
-def test_the_steps_of_a_document_are_found(make_loader: MakeLoader, settings: dict[str, Any]) -> None:
+def test_the_steps_of_a_document_are_found(
+    make_loader: MakeLoader, settings: dict[str, Any]
+) -> None:
     with make_loader(**settings) as loader:
         batches, state = consume(loader)
     run = open_run(state)
@@ -117,7 +142,9 @@ def test_the_steps_of_a_document_are_found(make_loader: MakeLoader, settings: di
             for row, of_stream, epoch, of_sample, start, stop in batch.spans.tolist()
             if (of_stream, of_sample) == (stream, sample) and step > SAVED
         ]
-        found = find_document(run, stream, sample, len(batches), local=loader.plan().cache_root, num_workers=0)
+        found = find_document(
+            run, stream, sample, len(batches), local=loader.plan().cache_root, num_workers=0
+        )
         assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
 
 
@@ -131,7 +158,9 @@ def test_the_command_line_traces_a_checkpoint(
     torch.save({"step": SAVED, "trainer": [{"loader": state}]}, checkpoint)
     assert load_state(checkpoint) == state
     options = ["--local", str(loader.plan().cache_root), "--workers", "0"]
-    assert main(["trace", str(checkpoint), "--steps", "20:21", "--row", "2", "--json", *options]) == 0
+    assert (
+        main(["trace", str(checkpoint), "--steps", "20:21", "--row", "2", "--json", *options]) == 0
+    )
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [{"step": 20, **span.as_dict(), "row": 2} for span in spans]
     assert main(["trace", str(checkpoint), "--steps", "20", "--row", "2", "--full", *options]) == 0
@@ -145,36 +174,69 @@ def test_the_command_line_traces_a_checkpoint(
     assert "books  epoch 1  sample 4" in printed
 
 
-def test_the_command_line_runs_as_a_process_of_its_own(make_loader: MakeLoader, tmp_path: Path) -> None:
+def test_the_command_line_runs_as_a_process_of_its_own(
+    make_loader: MakeLoader, tmp_path: Path
+) -> None:
     with make_loader() as loader:
         batches, state = consume(loader)
         spans = loader.trace(batches[29])
     (tmp_path / "state.json").write_text(json.dumps(state))
-    command = [sys.executable, "-m", "cloudload.cli", "trace", str(tmp_path / "state.json"), "--steps", "30", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "cloudload.cli",
+        "trace",
+        str(tmp_path / "state.json"),
+        "--steps",
+        "30",
+        "--json",
+    ]
     done = subprocess.run(
-        [*command, "--local", str(loader.plan().cache_root)], capture_output=True, text=True, env=os.environ, check=False
+        [*command, "--local", str(loader.plan().cache_root)],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [span.text for span in spans]
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [
+        span.text for span in spans
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trace", "{state}", "--steps", "3"], "step 3 is before the state, which was saved after step 7"),
-        (["trace", "{state}", "--steps", "9", "--row", "6"], "row is 6, but a step has rows 0 to 5"),
+        (
+            ["trace", "{state}", "--steps", "3"],
+            "step 3 is before the state, which was saved after step 7",
+        ),
+        (
+            ["trace", "{state}", "--steps", "9", "--row", "6"],
+            "row is 6, but a step has rows 0 to 5",
+        ),
         (["trace", "{empty}", "--steps", "9"], "holds no cloudload state"),
         (["trace", "{text}", "--steps", "9"], "is neither JSON nor a torch checkpoint"),
         (["trace", "{none}", "--steps", "9"], "No such file"),
-        (["where", "{state}", "--id", "nothing", "--until", "9"], "no sample has 'nothing' in its column 'id'"),
+        (
+            ["where", "{state}", "--id", "nothing", "--until", "9"],
+            "no sample has 'nothing' in its column 'id'",
+        ),
         (["where", "{state}", "--sample", "0:9999", "--until", "9"], "has samples 0 to 199"),
         (["where", "{state}", "--sample", "7:1", "--until", "9"], "streams 0 to 1"),
         (["trace", "{state}", "--steps", "9", "--data", "one"], "1 locations for the 2 streams"),
-        (["trace", "{state}", "--steps", "9", "--tokenizer", "/no/such"], "no tokenizer at /no/such"),
+        (
+            ["trace", "{state}", "--steps", "9", "--tokenizer", "/no/such"],
+            "no tokenizer at /no/such",
+        ),
     ],
 )
 def test_the_command_line_says_what_is_wrong(
-    make_loader: MakeLoader, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    make_loader: MakeLoader,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
 ) -> None:
     with make_loader() as loader:
         _, state = consume(loader)
@@ -187,7 +249,9 @@ def test_the_command_line_says_what_is_wrong(
     assert message in capsys.readouterr().err
 
 
-def test_skipped_batches_are_passed_over_recorded_and_survive_a_resume(make_loader: MakeLoader) -> None:
+def test_skipped_batches_are_passed_over_recorded_and_survive_a_resume(
+    make_loader: MakeLoader,
+) -> None:
     with make_loader() as loader:
         straight = [batch["input_ids"] for batch in loader.take(20)]
     with make_loader() as loader:
@@ -216,12 +280,23 @@ def test_a_skip_past_the_end_stops_there(make_loader: MakeLoader) -> None:
 
 
 def test_a_batch_goes_to_a_model_as_it_is(make_loader: MakeLoader) -> None:
-    with make_loader(fields=["position_ids", "segment_ids", "cu_seqlens"], mask_edges=True) as loader:
+    with make_loader(
+        fields=["position_ids", "segment_ids", "cu_seqlens"], mask_edges=True
+    ) as loader:
         batch = next(iter(loader))
-    assert set(batch) == {"input_ids", "labels", "position_ids", "segment_ids", "cu_seqlens", "max_seqlen"}
+    assert set(batch) == {
+        "input_ids",
+        "labels",
+        "position_ids",
+        "segment_ids",
+        "cu_seqlens",
+        "max_seqlen",
+    }
     assert all(isinstance(value, torch.Tensor) for value in batch.values())
     starts = batch["position_ids"] == 0
     assert (batch["labels"][starts] == -100).all()
-    assert batch["labels"][~starts & (batch["segment_ids"] > 0)].equal(batch["input_ids"][~starts & (batch["segment_ids"] > 0)])
+    assert batch["labels"][~starts & (batch["segment_ids"] > 0)].equal(
+        batch["input_ids"][~starts & (batch["segment_ids"] > 0)]
+    )
     assert batch["cu_seqlens"].dtype == batch["max_seqlen"].dtype == torch.int32
     assert int(batch["cu_seqlens"][-1]) == batch["input_ids"].numel()

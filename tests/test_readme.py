@@ -28,7 +28,11 @@ def blocks_of(language: str) -> list[str]:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's, of torch
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_every_block_of_the_readme_runs(
-    tmp_path: Path, s3_url: str, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    s3_url: str,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "corpus").mkdir()
     lines = [json.dumps({"text": text, "source": "a test"}) for text in random_documents(0, 300)]
@@ -40,9 +44,13 @@ def test_every_block_of_the_readme_runs(
     namespace: dict[str, Any] = models()
     printed = ""
     try:
-        for language, block in re.findall(r"^```(sh|python|)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE):
+        for language, block in re.findall(
+            r"^```(sh|python|)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE
+        ):
             # what a reader has of his own
-            code = block.replace("s3://my-bucket", s3_url).replace('"gpt2"', repr(os.fspath(tokenizer_folder)))
+            code = block.replace("s3://my-bucket", s3_url).replace(
+                '"gpt2"', repr(os.fspath(tokenizer_folder))
+            )
             if language == "python":
                 exec(compile(code, "README.md", "exec"), namespace)
             elif language == "sh":
@@ -64,7 +72,11 @@ def models() -> dict[str, Any]:
     from torch.optim import SGD
 
     model = Model()
-    return {"model": model, "optimizer": SGD(model.parameters(), lr=0.1), "lightning_module": Module()}
+    return {
+        "model": model,
+        "optimizer": SGD(model.parameters(), lr=0.1),
+        "lightning_module": Module(),
+    }
 
 
 def run_shell(block: str) -> None:
@@ -73,15 +85,30 @@ def run_shell(block: str) -> None:
         command = shlex.split(line, comments=True)
         assert command[0] in ("cloudload", "make"), f"nobody checks {line!r}"
         if command[0] == "cloudload":
-            assert main([*command[1:], "--quiet", *(["--processes", "1"] if command[1] == "convert" else [])]) == 0
+            assert (
+                main(
+                    [
+                        *command[1:],
+                        "--quiet",
+                        *(["--processes", "1"] if command[1] == "convert" else []),
+                    ]
+                )
+                == 0
+            )
 
 
 def test_the_readme_lists_every_argument_of_the_loader() -> None:
-    listed = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", README, re.MULTILINE))))
+    listed = set(
+        re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", README, re.MULTILINE)))
+    )
     parameters = set(inspect.signature(CloudLoader.__init__).parameters) - {"self", "data"}
     assert parameters <= listed
 
 
 def test_the_readme_names_every_error() -> None:
-    names = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    names = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
     assert {name for name in names if f"`{name}`" not in README} == set()

@@ -1,4 +1,5 @@
-"""No password, key, token or signature in what cloudload says: errors and their causes, logs, states, `repr`s."""
+"""No password, key, token or signature in what cloudload says: errors and their causes, logs,
+states, `repr`s."""
 
 from __future__ import annotations
 
@@ -37,7 +38,13 @@ SECRETS = (SECRET_KEY, SESSION_TOKEN, PASSWORD, SIGNATURE)
 
 FAULTS = [
     Fault(".", "status", status=403, code="SignatureDoesNotMatch"),
-    Fault(".", "status", status=400, code="ExpiredToken", message=f"The provided token {SESSION_TOKEN} has expired"),
+    Fault(
+        ".",
+        "status",
+        status=400,
+        code="ExpiredToken",
+        message=f"The provided token {SESSION_TOKEN} has expired",
+    ),
     Fault(".", "status", status=404, code="NoSuchBucket"),
     Fault(".", "status", status=301, code="PermanentRedirect"),
     Fault(".", "status", status=503),
@@ -49,15 +56,22 @@ FAULTS = [
 
 @contextmanager
 def silence(caplog: pytest.LogCaptureFixture, *more: str) -> Iterator[None]:
-    """Fails where an error that leaves this block, or a line that cloudload logged meanwhile, holds a secret."""
+    """Fails where an error that leaves this block, or a line that cloudload logged meanwhile, holds
+    a secret."""
     said = ""
     with caplog.at_level(logging.DEBUG, logger="cloudload"):
         try:
             yield
         except Exception as error:
             # with what a worker process would send of it
-            said = traceback.format_exc() + str(vars(pickle.loads(pickle.dumps(error)))) + repr(error)
-    ours = [record.getMessage() + str(record.exc_text) for record in caplog.records if record.name.startswith("cloudload")]
+            said = (
+                traceback.format_exc() + str(vars(pickle.loads(pickle.dumps(error)))) + repr(error)
+            )
+    ours = [
+        record.getMessage() + str(record.exc_text)
+        for record in caplog.records
+        if record.name.startswith("cloudload")
+    ]
     for secret in (*SECRETS, *more):
         assert secret not in said + "".join(ours)
     assert not said or "StoreError" in said
@@ -92,11 +106,22 @@ ACTS: list[Callable[[str], Any]] = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.action}-{fault.code}")
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_no_failure_of_an_object_store_shows_a_key(
-    scheme: str, fault: Fault, s3_server: S3Server, gcs_server: GCSServer, caplog: pytest.LogCaptureFixture
+    scheme: str,
+    fault: Fault,
+    s3_server: S3Server,
+    gcs_server: GCSServer,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    keys = {"AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_SESSION_TOKEN": SESSION_TOKEN, "GCS_SECRET": SECRET_KEY}
+    keys = {
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_SESSION_TOKEN": SESSION_TOKEN,
+        "GCS_SECRET": SECRET_KEY,
+    }
     server = s3_server if scheme == "s3" else gcs_server
-    with start_fault_proxy(server.endpoint) as proxy, new_clients(server.environment(proxy.endpoint) | keys):
+    with (
+        start_fault_proxy(server.endpoint) as proxy,
+        new_clients(server.environment(proxy.endpoint) | keys),
+    ):
         proxy.set_faults([fault])
         for act in ACTS:
             with silence(caplog):
@@ -111,7 +136,10 @@ def test_no_failure_of_a_web_server_shows_a_password_or_a_signature(
     with _web_server(tmp_path) as endpoint, start_fault_proxy(endpoint) as proxy:
         proxy.set_faults([fault])
         host = proxy.endpoint.removeprefix("http://")
-        for url in (f"http://reader:{PASSWORD}@{host}/key", f"http://{host}/key?X-Amz-Signature={SIGNATURE}&a=b"):
+        for url in (
+            f"http://reader:{PASSWORD}@{host}/key",
+            f"http://{host}/key?X-Amz-Signature={SIGNATURE}&a=b",
+        ):
             for act in ACTS[:2]:
                 with silence(caplog):
                     act(url)
@@ -129,21 +157,35 @@ def test_no_failure_of_a_web_server_shows_a_password_or_a_signature(
         f"nosuch://reader:{PASSWORD}@host/key",
     ],
 )
-def test_a_server_that_is_not_there_shows_no_secret_of_its_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_not_there_shows_no_secret_of_its_url(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     for act in ACTS[:2]:
         with silence(caplog):
             act(url)
 
 
 def test_a_key_file_that_is_refused_is_not_shown(
-    gcs_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gcs_proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
-    with start_token_endpoint(400, f'{{"access_token": "{SIGNATURE}"}} Authorization: Bearer {SIGNATURE}') as token_uri:
+    with start_token_endpoint(
+        400, f'{{"access_token": "{SIGNATURE}"}} Authorization: Bearer {SIGNATURE}'
+    ) as token_uri:
         account = service_account("other", token_uri)
         key = tmp_path / "key.json"
-        variables = {"API_ENDPOINT_OVERRIDE": gcs_proxy.endpoint, "GOOGLE_APPLICATION_CREDENTIALS": str(key)}
-        for content in (json.dumps(account), json.dumps(account)[:-20], json.dumps(account | {"private_key": "cut off"})):
+        variables = {
+            "API_ENDPOINT_OVERRIDE": gcs_proxy.endpoint,
+            "GOOGLE_APPLICATION_CREDENTIALS": str(key),
+        }
+        for content in (
+            json.dumps(account),
+            json.dumps(account)[:-20],
+            json.dumps(account | {"private_key": "cut off"}),
+        ):
             key.write_text(content)
             with new_clients(variables), silence(caplog, account["private_key"][40:80]):
                 read_object("gs://cloudload/key")
@@ -154,7 +196,9 @@ def test_a_cause_without_secrets_is_kept_and_one_with_them_is_left_out(
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION_TOKEN)
     for message, is_kept in (("a plain refusal", True), (f"a refusal of {SESSION_TOKEN}", False)):
-        s3_proxy.set_faults([Fault(".", "status", status=403, code="AccessDenied", message=message)])
+        s3_proxy.set_faults(
+            [Fault(".", "status", status=403, code="AccessDenied", message=message)]
+        )
         with pytest.raises(StoreError, match="refusal") as caught:
             read_object("s3://cloudload/key")
         assert (caught.value.__cause__ is not None) == is_kept
@@ -175,11 +219,18 @@ def test_neither_state_nor_repr_nor_trace_of_a_loader_shows_a_secret(
             Stream(f"http://other:{PASSWORD}@{host}", split="data", name="other"),
         ]
         caplog.set_level(logging.DEBUG, logger="cloudload")
-        options: dict[str, Any] = {"seq_len": 16, "batch_size": 2, "num_workers": 0, "local": str(tmp_path / "cache")}
+        options: dict[str, Any] = {
+            "seq_len": 16,
+            "batch_size": 2,
+            "num_workers": 0,
+            "local": str(tmp_path / "cache"),
+        }
         with CloudLoader(streams, tokenizer=tokenizer_folder, **options) as loader:
             next(iter(loader))
             shown = [json.dumps(loader.state_dict()), repr(loader), repr(streams), str(streams[0])]
-    shown += [record.getMessage() for record in caplog.records if record.name.startswith("cloudload")]
+    shown += [
+        record.getMessage() for record in caplog.records if record.name.startswith("cloudload")
+    ]
     assert not [text for text in shown if PASSWORD in text]
 
 
@@ -191,7 +242,9 @@ def test_neither_state_nor_repr_nor_trace_of_a_loader_shows_a_secret(
         "not JSON",
     ],
 )
-def test_a_loader_that_cannot_begin_shows_no_secret(damage: str, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_loader_that_cannot_begin_shows_no_secret(
+    damage: str, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     pytest.importorskip("aiohttp")
     if damage != "missing":
         (tmp_path / "index.json").write_text(damage)
@@ -217,13 +270,22 @@ def test_a_loader_that_cannot_begin_shows_no_secret(damage: str, tmp_path: Path,
     ("text", "shown"),
     [
         ("s3://bucket/token=1/sig=2/key?a=b", "s3://bucket/token=1/sig=2/key?a=b"),
-        ("abfs://container@account.dfs.core.windows.net/key", "abfs://container@account.dfs.core.windows.net/key"),
+        (
+            "abfs://container@account.dfs.core.windows.net/key",
+            "abfs://container@account.dfs.core.windows.net/key",
+        ),
         ("oci://bucket@namespace/key", "oci://bucket@namespace/key"),
         ("sftp://user:p@ss@host/key", "sftp://host/key"),
         ("https://token@host/key?sig=abc", "https://host/key"),
-        ("cannot reach http://host/o?alt=media&X-Goog-Signature=abc: refused", "cannot reach http://host/o refused"),
+        (
+            "cannot reach http://host/o?alt=media&X-Goog-Signature=abc: refused",
+            "cannot reach http://host/o refused",
+        ),
         ("with url: /b?a=1&X-Amz-Signature=abc&b=2", "with url: /b?a=1&X-Amz-Signature=…&b=2"),
-        ("AccountName=x;AccountKey=abc==;EndpointSuffix=y", "AccountName=x;AccountKey=…;EndpointSuffix=y"),
+        (
+            "AccountName=x;AccountKey=abc==;EndpointSuffix=y",
+            "AccountName=x;AccountKey=…;EndpointSuffix=y",
+        ),
         ("Authorization: Bearer abc.def-ghi", "Authorization: …"),
         ("invalid_grant: Invalid JWT signature", "invalid_grant: Invalid JWT signature"),
     ],

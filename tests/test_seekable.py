@@ -1,4 +1,5 @@
-"""A seekable order is a permutation, in windows as wide as they should be, at once at any position of any epoch."""
+"""A seekable order is a permutation, in windows as wide as they should be, at once at any position
+of any epoch."""
 
 from __future__ import annotations
 
@@ -30,13 +31,18 @@ from cloudload.order.spec import OrderConfig, Sampling
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def order_of(sizes: list[int], num_nodes: int, block_size: int | None, seed: int = 1, epoch: int = 0) -> SeekableOrder:
+def order_of(
+    sizes: list[int], num_nodes: int, block_size: int | None, seed: int = 1, epoch: int = 0
+) -> SeekableOrder:
     return SeekableOrder(np.array(sizes, np.int64), Shuffle(num_nodes, seed, block_size), epoch)
 
 
 def moved(size: int, keys: Ids, places: Ids | None = None, *, inverse: bool = False) -> Ids:
     """Where each place of 0 … size - 1 goes under each key: int64 [keys, size]."""
-    grid = np.broadcast_to(np.arange(size) if places is None else places, (len(keys), size if places is None else len(places)))
+    grid = np.broadcast_to(
+        np.arange(size) if places is None else places,
+        (len(keys), size if places is None else len(places)),
+    )
     words = (grid, np.full(grid.shape, size), np.broadcast_to(keys[:, None], grid.shape))
     there = permute(*(array.astype(np.uint64).ravel() for array in words), inverse=inverse)
     return there.astype(np.int64).reshape(grid.shape)
@@ -54,11 +60,17 @@ def test_every_size_has_bijections_that_can_be_undone() -> None:
         there = moved(size, keys_of(3))
         assert (np.sort(there, axis=1) == np.arange(size)).all()
         for key, row in zip(keys_of(3), there, strict=True):
-            assert (moved(size, np.array([key], np.uint64), row, inverse=True)[0] == np.arange(size)).all()
+            assert (
+                moved(size, np.array([key], np.uint64), row, inverse=True)[0] == np.arange(size)
+            ).all()
 
 
-@given(size=st.integers(1, 1 << 40), place=st.integers(0, 1 << 40), key=st.integers(0, (1 << 64) - 1))
-def test_a_place_of_a_huge_bijection_goes_somewhere_and_comes_back(size: int, place: int, key: int) -> None:
+@given(
+    size=st.integers(1, 1 << 40), place=st.integers(0, 1 << 40), key=st.integers(0, (1 << 64) - 1)
+)
+def test_a_place_of_a_huge_bijection_goes_somewhere_and_comes_back(
+    size: int, place: int, key: int
+) -> None:
     words = [np.array([number], np.uint64) for number in (place % size, size, key)]
     there = permute(*words)
     assert there[0] < size
@@ -93,7 +105,9 @@ def chi_square(counts: Ids, expected: Ids) -> float:
 # ---------------------------------------------------------------- orders
 
 
-def check_order(sizes: list[int], num_nodes: int, block_size: int | None, seed: int, epoch: int) -> None:
+def check_order(
+    sizes: list[int], num_nodes: int, block_size: int | None, seed: int, epoch: int
+) -> None:
     order = order_of(sizes, num_nodes, block_size, seed, epoch)
     samples = order[:]
     assert np.bincount(samples, minlength=sum(sizes)).tolist() == [1] * sum(sizes)
@@ -147,7 +161,10 @@ def test_samples_are_shuffled_within_blocks_and_not_beyond() -> None:
     assert 320 < travel.mean() < 345  # a third of a block, where all places are as likely
     shards = order_of([100] * 1_000, 2, 400)[:] // 100
     for node in (0, 1):
-        in_use = [len(set(shards[node::2][start : start + 400].tolist())) for start in range(0, 50_000, 400)]
+        in_use = [
+            len(set(shards[node::2][start : start + 400].tolist()))
+            for start in range(0, 50_000, 400)
+        ]
         assert max(in_use) <= 10
 
 
@@ -159,7 +176,12 @@ def test_an_order_is_asked_as_an_array_is() -> None:
     assert [order[position] for position in range(50)] == list(order) == array.tolist()
     assert isinstance(order[3], int)
     assert order[-1] == order[np.int64(49)] == array[49]
-    for wanted in (slice(3, 40, 7), slice(None, None, -1), np.array([[4, 4], [49, -50]]), np.array([], np.int64)):
+    for wanted in (
+        slice(3, 40, 7),
+        slice(None, None, -1),
+        np.array([[4, 4], [49, -50]]),
+        np.array([], np.int64),
+    ):
         assert order[wanted].tolist() == array[wanted].tolist()
     for strange in (np.array([0.5]), np.ones(50, bool)):
         with pytest.raises(IndexError, match="whole numbers"):
@@ -170,9 +192,30 @@ def test_an_order_is_asked_as_an_array_is() -> None:
 
 
 def test_orders_are_what_they_always_were() -> None:
-    assert order_of([4, 0, 9, 2], 2, 6, seed=17)[:].tolist() == [10, 12, 6, 13, 4, 14, 5, 11, 9, 1, 8, 0, 7, 2, 3]
+    assert order_of([4, 0, 9, 2], 2, 6, seed=17)[:].tolist() == [
+        10,
+        12,
+        6,
+        13,
+        4,
+        14,
+        5,
+        11,
+        9,
+        1,
+        8,
+        0,
+        7,
+        2,
+        3,
+    ]
     huge = SeekableOrder(np.full(2_000, 5_000_000), Shuffle(64, 17, 20_000_000), 3)
-    assert huge[np.array([0, 1, 5_000_000_000, 9_999_999_999])].tolist() == [2303201874, 4260349928, 6059639900, 3259691103]
+    assert huge[np.array([0, 1, 5_000_000_000, 9_999_999_999])].tolist() == [
+        2303201874,
+        4260349928,
+        6059639900,
+        3259691103,
+    ]
 
 
 def test_ten_billion_samples_cost_neither_time_nor_memory() -> None:
@@ -189,7 +232,9 @@ samples = order[7_654_321_000 + np.arange(10_000)]
 assert len(set(samples.tolist())) == 10_000 and samples.max() < len(order) == 10**10
 print(time.process_time() - start, peak() - before)
 """
-    seconds, kilobytes = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    seconds, kilobytes = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert float(seconds) < 5
     assert int(kilobytes) < 100_000
 
@@ -199,7 +244,9 @@ print(time.process_time() - start, peak() - before)
 
 @settings(max_examples=100, deadline=None)
 @given(
-    streams=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), min_size=1, max_size=3),
+    streams=st.lists(
+        st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), min_size=1, max_size=3
+    ),
     rates=st.lists(st.floats(0.05, 3.2), min_size=3, max_size=3),
     num_nodes=st.integers(1, 8),
     block_size=st.integers(2, 30) | st.none(),
@@ -211,7 +258,9 @@ def test_each_stream_gives_what_it_is_to_give_each_sample_as_often_as_any_other(
     sizes = np.concatenate(streams)
     choose = [max(1, int(rate * sum(stream))) for rate, stream in zip(rates, streams, strict=False)]
     weights = [(len(stream), chosen) for stream, chosen in zip(streams, choose, strict=True)]
-    order = SeekableOrder(sizes, Shuffle(min(num_nodes, sum(choose)), 3, block_size), epoch, weights)
+    order = SeekableOrder(
+        sizes, Shuffle(min(num_nodes, sum(choose)), 3, block_size), epoch, weights
+    )
     samples = order[:]
     assert len(samples) == sum(choose)
     reads = np.bincount(samples, minlength=sizes.sum())
@@ -261,7 +310,9 @@ def test_the_working_set_is_told_without_building_the_order(
     sizes: list[int], num_nodes: int, block_size: int, hosts: int
 ) -> None:
     order = order_of(sizes, min(num_nodes, sum(sizes)), block_size)
-    told, built = (needed_bytes(sizes, array, min(num_nodes, sum(sizes)), hosts) for array in (order, order[:]))
+    told, built = (
+        needed_bytes(sizes, array, min(num_nodes, sum(sizes)), hosts) for array in (order, order[:])
+    )
     # a shard that two nodes share counts once for each
     assert built <= told + max(sizes) * 100 * (num_nodes - 1)
     assert told <= sum(sizes) * 100 + max(sizes) * 100 * num_nodes
@@ -291,17 +342,29 @@ def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> in
         lanes=Lanes(num_nodes, sum(sizes), None, num_nodes),
     )
     with pytest.raises(CacheError) as refusal:
-        check_cache_limit(1, corpus, [component], [order], world=World(0, hosts, 1), downloads_at_once=1)
-    return int(str(refusal.value).split("Raise it to ")[1].split(" or more")[0].replace(",", "")) - 100 * max(sizes)
+        check_cache_limit(
+            1, corpus, [component], [order], world=World(0, hosts, 1), downloads_at_once=1
+        )
+    return int(
+        str(refusal.value).split("Raise it to ")[1].split(" or more")[0].replace(",", "")
+    ) - 100 * max(sizes)
 
 
 def test_a_loader_reads_every_document_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     from awkward import EOS, byte_tokenizer
 
-    folder = write_mds(tmp_path / "corpus", [f"{number:03}" for number in range(200)], shard_samples=[50, 1, 99, 50])
+    folder = write_mds(
+        tmp_path / "corpus",
+        [f"{number:03}" for number in range(200)],
+        shard_samples=[50, 1, 99, 50],
+    )
 
     def samples(loader: CloudLoader, batches: int | None = None) -> list[int]:
-        return [sample for batch in itertools.islice(loader, batches) for sample in batch.spans[:, 3].tolist()]
+        return [
+            sample
+            for batch in itertools.islice(loader, batches)
+            for sample in batch.spans[:, 3].tolist()
+        ]
 
     def loader() -> CloudLoader:
         return CloudLoader(

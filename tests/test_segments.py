@@ -1,4 +1,5 @@
-"""Packed documents are kept apart: the arrays, against one token at a time, and real models, against each document alone."""
+"""Packed documents are kept apart: the arrays, against one token at a time, and real models,
+against each document alone."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.arrays import Ints
-from cloudload.segments import IGNORED_LABEL, cu_seqlens, document_attention_mask, mask_document_edges, position_ids, segment_ids
+from cloudload.segments import (
+    IGNORED_LABEL,
+    cu_seqlens,
+    document_attention_mask,
+    mask_document_edges,
+    position_ids,
+    segment_ids,
+)
 
 # a batch: the lengths of each row's spans, and seq_len
 Packing = tuple[list[list[int]], int]
@@ -30,23 +38,38 @@ def spans(packing: Packing) -> tuple[Ints, Ints, tuple[int, int]]:
     """The columns and the shape that the functions take."""
     batch, seq_len = packing
     rows = np.array([row for row, lengths in enumerate(batch) for _ in lengths], np.int64)
-    return rows, np.array([length for lengths in batch for length in lengths], np.int64), (len(batch), seq_len)
+    return (
+        rows,
+        np.array([length for lengths in batch for length in lengths], np.int64),
+        (len(batch), seq_len),
+    )
 
 
 def tokens_of(packing: Packing) -> list[list[tuple[int, int]]]:
-    """Of every token of the batch, its segment (0: padding) and its position in it, written one by one."""
+    """Of every token of the batch, its segment (0: padding) and its position in it, written one by
+    one."""
     batch, seq_len = packing
     tokens = []
     for lengths in batch:
-        row = [(number, position) for number, length in enumerate(lengths, 1) for position in range(length)]
+        row = [
+            (number, position)
+            for number, length in enumerate(lengths, 1)
+            for position in range(length)
+        ]
         tokens.append(row + [(0, position) for position in range(seq_len - len(row))])
     return tokens
 
 
 def test_the_trace_of_the_docstring() -> None:
     rows, lengths, shape = spans(TRACE)
-    assert segment_ids(rows, lengths, shape).tolist() == [[1, 1, 1, 2, 3, 3, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0]]
-    assert position_ids(rows, lengths, shape).tolist() == [[0, 1, 2, 0, 0, 1, 0, 1], [0, 1, 2, 3, 4, 0, 1, 2]]
+    assert segment_ids(rows, lengths, shape).tolist() == [
+        [1, 1, 1, 2, 3, 3, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0, 0],
+    ]
+    assert position_ids(rows, lengths, shape).tolist() == [
+        [0, 1, 2, 0, 0, 1, 0, 1],
+        [0, 1, 2, 3, 4, 0, 1, 2],
+    ]
     ends, longest = cu_seqlens(rows, lengths, shape)
     assert (ends.tolist(), longest) == ([0, 3, 4, 6, 8, 13, 16], 5)
     labels = np.full(shape, 7)
@@ -63,7 +86,9 @@ def test_the_trace_of_the_docstring() -> None:
     ],
     ids=["all is padding", "each row is one span", "spans of one token"],
 )
-def test_rows_at_the_extremes(batch: list[list[int]], ids: list[list[int]], ends: list[int], longest: int) -> None:
+def test_rows_at_the_extremes(
+    batch: list[list[int]], ids: list[list[int]], ends: list[int], longest: int
+) -> None:
     arguments = spans((batch, 3))
     assert segment_ids(*arguments).tolist() == ids
     found = cu_seqlens(*arguments)
@@ -110,7 +135,10 @@ def test_a_token_attends_to_its_own_segment_up_to_itself(packing: Packing) -> No
     assert mask.dtype == torch.bool
     assert mask.shape == (len(ids), 1, packing[1], packing[1])
     places = range(packing[1])
-    expected = [[[[row[query] == row[key] and key <= query for key in places] for query in places]] for row in ids.tolist()]
+    expected = [
+        [[[row[query] == row[key] and key <= query for key in places] for query in places]]
+        for row in ids.tolist()
+    ]
     assert mask.tolist() == expected
     assert mask.any(-1).all()
 
@@ -119,7 +147,8 @@ def test_spans_that_overflow_their_row_are_refused() -> None:
     rows, lengths, _ = spans(TRACE)
     for function in (segment_ids, position_ids, cu_seqlens):
         with pytest.raises(
-            ValueError, match=r"the spans of row 0 hold 6 tokens, more than a row's 5\. Pass the batch's own shape"
+            ValueError,
+            match=r"the spans of row 0 hold 6 tokens, more than a row's 5\. Pass the batch's own shape",
         ):
             function(rows, lengths, (2, 5))
 
@@ -136,7 +165,11 @@ def model(request: pytest.FixtureRequest) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
-    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa", "initializer_range": 0.3}
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "attn_implementation": "sdpa",
+        "initializer_range": 0.3,
+    }
     if request.param == "llama":
         small = {
             "hidden_size": 32,
@@ -148,7 +181,15 @@ def model(request: pytest.FixtureRequest) -> Any:
         made = LlamaForCausalLM(LlamaConfig(**sizes, **small))
     else:
         made = GPT2LMHeadModel(
-            GPT2Config(**sizes, n_embd=32, n_layer=2, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0)
+            GPT2Config(
+                **sizes,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                n_positions=16,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
         )
     return made.double().eval()
 
@@ -171,26 +212,42 @@ def documents(packing: Packing) -> Iterator[tuple[int, slice]]:
     """The row and the columns of every document."""
     for row, lengths in enumerate(packing[0]):
         ends = np.cumsum(lengths).tolist()
-        yield from ((row, slice(end - length, end)) for end, length in zip(ends, lengths, strict=True))
+        yield from (
+            (row, slice(end - length, end)) for end, length in zip(ends, lengths, strict=True)
+        )
 
 
-def distance(model: Any, input_ids: torch.Tensor, packing: Packing = BATCH, **arguments: Any) -> float:
+def distance(
+    model: Any, input_ids: torch.Tensor, packing: Packing = BATCH, **arguments: Any
+) -> float:
     """How far the logits of packed documents are, at most, from those of each document alone."""
     with torch.no_grad():
         packed = model(input_ids, **arguments).logits
         assert packed.isfinite().all()
-        alone = ((row, columns, model(input_ids[row, columns][None]).logits[0]) for row, columns in documents(packing))
-        return max(float((packed[row, columns] - logits).abs().max()) for row, columns, logits in alone)
+        alone = (
+            (row, columns, model(input_ids[row, columns][None]).logits[0])
+            for row, columns in documents(packing)
+        )
+        return max(
+            float((packed[row, columns] - logits).abs().max()) for row, columns, logits in alone
+        )
 
 
-def test_a_packed_document_has_the_logits_that_it_has_alone(model: Any, input_ids: torch.Tensor) -> None:
+def test_a_packed_document_has_the_logits_that_it_has_alone(
+    model: Any, input_ids: torch.Tensor
+) -> None:
     assert distance(model, input_ids, **kept_apart()) <= 1e-10
     assert distance(model, input_ids) > 0.1
 
 
 def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: torch.Tensor) -> None:
     mask, positions = kept_apart().values()
-    assert distance(model, input_ids, attention_mask=torch.ones_like(mask).tril(), position_ids=positions) > 0.1
+    assert (
+        distance(
+            model, input_ids, attention_mask=torch.ones_like(mask).tril(), position_ids=positions
+        )
+        > 0.1
+    )
     without_positions = distance(model, input_ids, attention_mask=mask)
     if model.config.model_type == "gpt2":
         assert without_positions > 0.1
@@ -203,7 +260,8 @@ def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: to
 def test_transformers_recognises_packed_positions_only_without_a_cache(
     model: Any, input_ids: torch.Tensor, num_rows: int
 ) -> None:
-    """Transformers 4.57: with `use_cache`, which is the default, position ids alone let documents see each other."""
+    """Transformers 4.57: with `use_cache`, which is the default, position ids alone let documents
+    see each other."""
     packing = BATCH[0][:num_rows], BATCH[1]
     positions = kept_apart(packing)["position_ids"]
     rows = input_ids[:num_rows]
@@ -211,7 +269,9 @@ def test_transformers_recognises_packed_positions_only_without_a_cache(
     assert distance(model, rows, packing, position_ids=positions) > 0.1
 
 
-def test_the_loss_is_the_mean_over_the_tokens_of_documents_alone(model: Any, input_ids: torch.Tensor) -> None:
+def test_the_loss_is_the_mean_over_the_tokens_of_documents_alone(
+    model: Any, input_ids: torch.Tensor
+) -> None:
     rows, lengths, _ = spans(BATCH)
     labels = input_ids.masked_fill(input_ids == 0, IGNORED_LABEL)
     total, count = 0.0, 0

@@ -25,7 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_loader(folder: str, **settings: Any) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16, "batch_size": 4, "num_workers": 0, "num_lanes": 12}
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 16,
+        "batch_size": 4,
+        "num_workers": 0,
+        "num_lanes": 12,
+    }
     return CloudLoader(folder, **{**defaults, **settings})
 
 
@@ -87,7 +94,11 @@ def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(fol
     single = make_loader(folder, batch_size=8)
     list(single.take(2))
     whole = merge_state_dicts([loader.local_state_dict() for loader in loaders])
-    assert {**whole, "batches": 2, "global_batch": 8} == {**single.state_dict(), "batches": 2, "global_batch": 8}
+    assert {**whole, "batches": 2, "global_batch": 8} == {
+        **single.state_dict(),
+        "batches": 2,
+        "global_batch": 8,
+    }
 
 
 def test_asking_for_the_state_changes_nothing_and_gives_a_copy(folder: str) -> None:
@@ -145,10 +156,15 @@ def test_what_the_user_left_open_comes_from_the_state(folder: str) -> None:
         ({"num_canonical_nodes": 3}, "num_canonical_nodes: saved "),
         ({"num_lanes": 24}, "num_lanes: saved 12, found 24"),
         ({"epochs": 2}, "epochs: saved None, found 2"),
-        ({"eos": None}, "bos_eos (the ids put before and after documents, by stream): saved 'None/256', found 'None/None'"),
+        (
+            {"eos": None},
+            "bos_eos (the ids put before and after documents, by stream): saved "
+            "'None/256', found 'None/None'",
+        ),
         (
             {"seed": 5, "eos": None},
-            "bos_eos (the ids put before and after documents, by stream): saved 'None/256', found 'None/None'",
+            "bos_eos (the ids put before and after documents, by stream): saved "
+            "'None/256', found 'None/None'",
         ),
     ],
 )
@@ -163,7 +179,9 @@ def test_another_stream_of_rows_is_refused_with_each_field_and_both_values(
     assert all(name in str(refusal.value) or name == "eos" for name in changed)
 
 
-def test_other_data_is_refused_but_the_same_data_elsewhere_is_not(folder: str, tmp_path: Path) -> None:
+def test_other_data_is_refused_but_the_same_data_elsewhere_is_not(
+    folder: str, tmp_path: Path
+) -> None:
     state = make_loader(folder).state_dict()
     moved = write_mds(tmp_path / "moved", random_documents(5, 300), shard_bytes=4_000)
     make_loader(moved).load_state_dict(state)
@@ -198,7 +216,8 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"part": "0/2"}, "this is the local state of rank 0/2"),
         (
             {"version": 4, "cloudload": "9.0"},
-            "version: the state has 4, this cloudload reads 3. Use the cloudload that wrote it .*9.0",
+            "version: the state has 4, this cloudload reads 3. Use the "
+            "cloudload that wrote it .*9.0",
         ),
         ({"version": "3"}, "version: the state has '3'"),
         ({"rows": 1 << 63}, "rows: 9223372036854775808 is not a count"),
@@ -208,11 +227,20 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"seed": float("nan")}, "seed: float"),
         ({"data": ["x"]}, "data: list"),
         ({"cursors": table(*[(1 << 30, 0)] * 12)}, None),
-        ({"cursors": wide(*[(1 << 39, 0)] * 12)}, r"cursors: lane 0 stands at \[549755813888, 0\], further than any run"),
-        ({"cursors": wide(*[(0, 1 << 62)] * 12)}, "cursors: lane 0 stands at .*, further than any run"),
+        (
+            {"cursors": wide(*[(1 << 39, 0)] * 12)},
+            r"cursors: lane 0 stands at \[549755813888, 0\], further than any run",
+        ),
+        (
+            {"cursors": wide(*[(0, 1 << 62)] * 12)},
+            "cursors: lane 0 stands at .*, further than any run",
+        ),
         ({"num_canonical_nodes": "0"}, r"num_canonical_nodes: \(0,\) do not divide num_lanes 12"),
         ({"num_canonical_nodes": "5"}, r"num_canonical_nodes: \(5,\) do not divide num_lanes 12"),
-        ({"num_canonical_nodes": "9" * 5_000}, "num_canonical_nodes: '9999.*… is not a list of numbers"),
+        (
+            {"num_canonical_nodes": "9" * 5_000},
+            "num_canonical_nodes: '9999.*… is not a list of numbers",
+        ),
         ({"num_canonical_nodes": "\u0661"}, "num_canonical_nodes: .* is not a list of numbers"),
         ({"shuffle_block_size": "1"}, "shuffle_block_size: "),
         ({"shuffle_block_size": "8,8"}, "shuffle_block_size: "),
@@ -231,11 +259,16 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"mixture": '{"names": ["a"], "schedule": [[0, [NaN]]]}'}, "mixture: .*weight nan"),
         ({"mixture": '{"names": ["a"], "schedule": [[0, [Infinity]]]}'}, "mixture: .*weight inf"),
         ({"mixture": '{"names": ["a"], "schedule": [[0, [-1]]]}'}, "mixture: .*weight -1"),
-        ({"mixture": '{"names": ["a", "b"], "schedule": [[0, [1, 1]]]}'}, "mixture: it has 2 streams"),
+        (
+            {"mixture": '{"names": ["a", "b"], "schedule": [[0, [1, 1]]]}'},
+            "mixture: it has 2 streams",
+        ),
         ({"mixture": "[" * 5_000}, "mixture: cannot read"),
     ],
 )
-def test_a_damaged_state_is_refused_with_the_field_named(folder: str, damage: dict[str, Any], message: str | None) -> None:
+def test_a_damaged_state_is_refused_with_the_field_named(
+    folder: str, damage: dict[str, Any], message: str | None
+) -> None:
     loader = make_loader(folder)
     damaged = {**loader.state_dict(), **damage}
     if message is None:
@@ -251,7 +284,9 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
     """The residues of 12 lanes; those that are not given are of no bytes."""
     lanes = [np.array(part, "<i4").tobytes() for part in (*parts, *[[]] * (12 - len(parts)))]
     numbers = np.array(sizes or [len(lane) for lane in lanes], "<i4").tobytes() + b"".join(lanes)
-    return base64.b64encode(zlib.compress(np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes())).decode()
+    return base64.b64encode(
+        zlib.compress(np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes())
+    ).decode()
 
 
 @pytest.mark.parametrize(
@@ -264,8 +299,14 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
             {"residues": base64.b64encode(zlib.compress(bytes(1 << 26))).decode()},
             "residues: more than the 1,056 bytes that the cursors",
         ),
-        ({"residues": base64.b64encode(zlib.compress(bytes(48))[:-1]).decode()}, "residues: not one whole zlib stream"),
-        ({"residues": base64.b64encode(zlib.compress(bytes(48)) + b"x").decode()}, "residues: not one whole zlib stream"),
+        (
+            {"residues": base64.b64encode(zlib.compress(bytes(48))[:-1]).decode()},
+            "residues: not one whole zlib stream",
+        ),
+        (
+            {"residues": base64.b64encode(zlib.compress(bytes(48)) + b"x").decode()},
+            "residues: not one whole zlib stream",
+        ),
         ({"cursors": table(*[((1 << 30) + 1, 0)] * 12)}, "cursors: lane 0 stands at"),
         ({"residues": residues(sizes=[4] * 12)}, "residues: sizes that do not add up"),
         ({"residues": residues(sizes=[-4] + [0] * 11)}, "residues: sizes that do not add up"),
@@ -274,7 +315,10 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
         ({"residues": residues([0, 1, 1, 4, 4])}, "residues: lane 0 has spans that lie outside"),
         ({"residues": residues([], [-1])}, "residues: lane 1 has spans that lie outside"),
         ({"residues": residues([0, 0])}, "residues: lane 0 has an open row without a span"),
-        ({"residues": residues([0, 1, 1, 0, 4, 1, 1, 4, 8])}, "residues: lane 0 has two spans of one document"),
+        (
+            {"residues": residues([0, 1, 1, 0, 4, 1, 1, 4, 8])},
+            "residues: lane 0 has two spans of one document",
+        ),
         ({"tail": "16:0"}, "tail: an endless run has none"),
         ({"tail": "16"}, "tail: '16' is not a list of pairs of numbers"),
         ({"skipped": "x:y"}, "skipped: 'x:y' is not a list of pairs of numbers"),
@@ -286,7 +330,9 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
         ({"num_canonical_nodes": "4,4"}, "cursors: "),
     ],
 )
-def test_a_damaged_part_of_a_packed_state_is_refused(folder: str, damage: dict[str, Any], message: str) -> None:
+def test_a_damaged_part_of_a_packed_state_is_refused(
+    folder: str, damage: dict[str, Any], message: str
+) -> None:
     loader = make_loader(folder, packing="best_fit")
     state = {**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "rows": 12, "table_rows": 12}
     loader.load_state_dict(state)
@@ -297,8 +343,12 @@ def test_a_damaged_part_of_a_packed_state_is_refused(folder: str, damage: dict[s
 def test_open_rows_that_do_not_fit_are_an_error_when_their_lane_runs(folder: str) -> None:
     loader = make_loader(folder, packing="best_fit")
     too_long = residues(*[[0, 1, 1, 0, 99]] * 12)
-    loader.load_state_dict({**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "residues": too_long})
-    with pytest.raises(StreamChangedError, match="residues: lane 0 has open rows that do not fit 16 tokens"):
+    loader.load_state_dict(
+        {**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "residues": too_long}
+    )
+    with pytest.raises(
+        StreamChangedError, match="residues: lane 0 has open rows that do not fit 16 tokens"
+    ):
         next(iter(loader))
 
 
@@ -321,8 +371,12 @@ def test_a_refused_state_leaves_the_loader_as_it_was(folder: str) -> None:
 
 def test_a_cursor_past_its_document_is_an_error_not_a_silent_skip(folder: str) -> None:
     loader = make_loader(folder)
-    loader.load_state_dict({**loader.state_dict(), "rows": 12, "table_rows": 12, "cursors": table(*[(0, 10**6)] * 12)})
-    with pytest.raises(StreamChangedError, match="the cursor stands at token 1000000 of document 0"):
+    loader.load_state_dict(
+        {**loader.state_dict(), "rows": 12, "table_rows": 12, "cursors": table(*[(0, 10**6)] * 12)}
+    )
+    with pytest.raises(
+        StreamChangedError, match="the cursor stands at token 1000000 of document 0"
+    ):
         next(iter(loader))
 
 
@@ -348,7 +402,9 @@ def test_runs_shorter_than_a_window_still_get_on(folder: str) -> None:
 
 
 def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(folder: str) -> None:
-    with pytest.raises(DatasetError, match=r"has no column 'body'\. Set text_key to one of its text columns: text"):
+    with pytest.raises(
+        DatasetError, match=r"has no column 'body'\. Set text_key to one of its text columns: text"
+    ):
         make_loader(folder, text_key="body")
 
 
@@ -363,7 +419,10 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(folder
         ({"eos": 0}, "eos is 0"),
         ({"num_workers": True}, "num_workers is True"),
         ({"exchange_timeout_s": 0}, "exchange_timeout_s is 0"),
-        ({"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1}, "device_mesh says what dp_rank and dp_world_size say"),
+        (
+            {"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1},
+            "device_mesh says what dp_rank and dp_world_size say",
+        ),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(
@@ -373,7 +432,9 @@ def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(
         make_loader(folder, **settings)
 
 
-@pytest.mark.parametrize("url", ["", " ", "s3://", "s3:///folder", "s3:/bucket/folder", "gs:bucket"])
+@pytest.mark.parametrize(
+    "url", ["", " ", "s3://", "s3:///folder", "s3:/bucket/folder", "gs:bucket"]
+)
 def test_a_broken_location_is_refused_not_taken_for_a_folder(url: str) -> None:
     with pytest.raises(ValueError, match=r"empty|names no bucket|neither a path nor a URL"):
         make_loader(url)
@@ -403,7 +464,10 @@ def test_local_states_of_all_ranks_merge_and_others_do_not(folder: str) -> None:
 def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(folder: str) -> None:
     hub = testing._Hub(3)
     leg = testing.Leg(ranks=3, batch_size=2)
-    loaders = [testing._make_rank(lambda **rank: make_loader(folder, **rank), leg, rank, hub) for rank in range(3)]
+    loaders = [
+        testing._make_rank(lambda **rank: make_loader(folder, **rank), leg, rank, hub)
+        for rank in range(3)
+    ]
     assert testing._next_batches([loader._begin_pass() for loader in loaders])
     parts = [loader.local_state_dict() for loader in loaders]
     assert merge_state_dicts(parts) == loaders[0].state_dict() == loaders[2].state_dict()
@@ -416,9 +480,13 @@ def test_keys_that_are_no_text_are_refused(folder: str) -> None:
 
 
 def test_a_cursor_within_a_document_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    loader = make_loader(write_mds(tmp_path / "mds", random_documents(5, 13)), num_canonical_nodes=1)
+    loader = make_loader(
+        write_mds(tmp_path / "mds", random_documents(5, 13)), num_canonical_nodes=1
+    )
     holes = [(1, 0)] + [(1, 3)] * 11
-    with pytest.raises(StreamChangedError, match="cursors: lane 1 stands within document 1, where there is none"):
+    with pytest.raises(
+        StreamChangedError, match="cursors: lane 1 stands within document 1, where there is none"
+    ):
         loader.load_state_dict({**loader.state_dict(), "cursors": table(*holes)})
 
 
@@ -428,14 +496,21 @@ def test_a_cursor_within_a_document_that_is_not_there_is_refused(tmp_path: Path)
         ({"part": "1/2"}, None),
         ({"counts": "[["}, "counts: "),
         ({"cursors": table(*[(0, 0)] * 12)}, "part: '1/2' has lanes that another has, too"),
-        ({"cursors": table(*[(-7, 0)] * 12)}, "leave lanes without a cursor|has lanes that another has"),
+        (
+            {"cursors": table(*[(-7, 0)] * 12)},
+            "leave lanes without a cursor|has lanes that another has",
+        ),
         ({"rows": 1 << 70}, "rows: "),
         ({"sources": []}, "sources: list"),
         ({"mixture": "other"}, "mixture differs among the local states"),
     ],
 )
-def test_damaged_parts_do_not_merge(folder: str, damage: dict[str, Any], message: str | None) -> None:
-    parts = [make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in range(2)]
+def test_damaged_parts_do_not_merge(
+    folder: str, damage: dict[str, Any], message: str | None
+) -> None:
+    parts = [
+        make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in range(2)
+    ]
     parts[1] = {**parts[1], **damage}
     if message is None:
         assert merge_state_dicts(parts)["part"] == ""
@@ -445,8 +520,13 @@ def test_damaged_parts_do_not_merge(folder: str, damage: dict[str, Any], message
 
 
 def test_a_part_given_twice_is_refused_for_it_would_count_twice(folder: str) -> None:
-    parts = [make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in (0, 1, 1)]
-    with pytest.raises(StreamChangedError, match=r"part: '1/2' has lanes that another has, too\. Give each rank's state once"):
+    parts = [
+        make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in (0, 1, 1)
+    ]
+    with pytest.raises(
+        StreamChangedError,
+        match=r"part: '1/2' has lanes that another has, too\. Give each rank's state once",
+    ):
         merge_state_dicts(parts)
 
 

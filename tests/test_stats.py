@@ -1,4 +1,5 @@
-"""The shares of streams, and how the batches came: against what the store says that it gave away."""
+"""The shares of streams, and how the batches came: against what the store says that it gave
+away."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def write(url: str, *, compression: str | None = "zstd") -> list[int]:
 
 def loader_of(data: Any, cache: Path, **settings: Any) -> CloudLoader:
     defaults = {"seq_len": 64, "num_lanes": 8, "batch_size": 8, "num_workers": 1}
-    return CloudLoader(data, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **{**defaults, **settings})
+    return CloudLoader(
+        data, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **{**defaults, **settings}
+    )
 
 
 def read_epochs(loader: CloudLoader, number: int = 1) -> DeliveryStats:
@@ -48,7 +51,9 @@ def counts_of(delivery: DeliveryStats) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_shards_are_missed_once_and_found_from_then_on(s3_url: str, tmp_path: Path, num_workers: int) -> None:
+def test_shards_are_missed_once_and_found_from_then_on(
+    s3_url: str, tmp_path: Path, num_workers: int
+) -> None:
     sizes = write(s3_url)
     with loader_of(s3_url, tmp_path, num_workers=num_workers) as first:
         assert counts_of(read_epochs(first)) == (0, len(sizes), sum(sizes))
@@ -56,17 +61,27 @@ def test_shards_are_missed_once_and_found_from_then_on(s3_url: str, tmp_path: Pa
         assert counts_of(read_epochs(second)) == (len(sizes), 0, 0)
 
 
-def test_what_several_workers_fetch_is_added_up(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+def test_what_several_workers_fetch_is_added_up(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
     sizes = write(s3_url)
     s3_proxy.set_faults([])
     with loader_of(s3_url, tmp_path, num_workers=2) as loader:
-        hits, misses, num_bytes = counts_of(read_epochs(loader, 3))  # until either has told of all that it fetched
+        hits, misses, num_bytes = counts_of(
+            read_epochs(loader, 3)
+        )  # until either has told of all that it fetched
     # a shard that one worker fetches the other waits for, or finds
     assert len(sizes) <= misses <= hits + misses <= 2 * len(sizes)
-    assert num_bytes == sum(sizes) == sum(request.body_bytes for request in s3_proxy.requests("GET .*shard"))
+    assert (
+        num_bytes
+        == sum(sizes)
+        == sum(request.body_bytes for request in s3_proxy.requests("GET .*shard"))
+    )
 
 
-def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
     sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
     s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=1.0)])
     mine, others = (ShardCache(corpus, tmp_path, Retry(), verify="once") for _ in range(2))
@@ -77,7 +92,10 @@ def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(s3_url: st
     mine.prefetch([0])
     mine.shard(0)
     thread.join()
-    assert (others.traffic.take(), mine.traffic.take()) == (Traffic(0, 1, sizes[0]), Traffic(0, 1, 0))
+    assert (others.traffic.take(), mine.traffic.take()) == (
+        Traffic(0, 1, sizes[0]),
+        Traffic(0, 1, 0),
+    )
     assert mine.traffic.take() == Traffic()
 
 
@@ -95,7 +113,9 @@ def test_what_was_evicted_is_missed_again(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
-    monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)  # lets go at once of what is evicted
+    monkeypatch.setattr(
+        "cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0
+    )  # lets go at once of what is evicted
     limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
     cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
     s3_proxy.set_faults([])
@@ -126,7 +146,9 @@ def test_shards_that_are_mapped_where_they_lie_are_neither_hits_nor_misses(
         assert counts_of(read_epochs(loader)) == (0, 0, 0)
 
 
-def test_a_slow_store_shows_as_stall_and_the_training_loop_does_not(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_slow_store_shows_as_stall_and_the_training_loop_does_not(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
     write(s3_url)
     s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=0.5)])
     with loader_of(s3_url, tmp_path) as loader:
@@ -138,7 +160,9 @@ def test_a_slow_store_shows_as_stall_and_the_training_loop_does_not(s3_url: str,
         assert 0.5 <= loader.stats().delivery.stall_s <= time.perf_counter() - began - 3 * 0.4
 
 
-def test_what_was_counted_stays_when_workers_start_anew_and_is_not_in_the_state(s3_url: str, tmp_path: Path) -> None:
+def test_what_was_counted_stays_when_workers_start_anew_and_is_not_in_the_state(
+    s3_url: str, tmp_path: Path
+) -> None:
     sizes = write(s3_url)
     with loader_of(s3_url, tmp_path) as loader:
         first = read_epochs(loader)
@@ -161,7 +185,9 @@ def test_streams_have_shares_of_the_tokens(tmp_path: Path) -> None:
         assert [stream.share for stream in loader.stats().streams.values()] == [0, 0]
         list(loader.take(50))
         stats = loader.stats()
-        assert {name: stream.share for name, stream in stats.streams.items()} == pytest.approx({"a": 0.7, "b": 0.3}, abs=0.01)
+        assert {name: stream.share for name, stream in stats.streams.items()} == pytest.approx(
+            {"a": 0.7, "b": 0.3}, abs=0.01
+        )
         assert stats.streams["a"].share == stats.streams["a"].tokens / stats.tokens
 
 
@@ -173,4 +199,6 @@ def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Pat
     assert all(type(value) in (int, float) for value in numbers.values())
     assert numbers["streams/web/share"] == 1
     names = ["stall_s", "cache_hits", "cache_misses", "bytes_downloaded"]
-    assert [numbers[f"delivery/{name}"] for name in names] == list(vars(loader.stats().delivery).values())
+    assert [numbers[f"delivery/{name}"] for name in names] == list(
+        vars(loader.stats().delivery).values()
+    )

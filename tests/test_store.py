@@ -1,4 +1,5 @@
-"""The verbs of `cloudload.store` on a folder, a real S3 server and a GCS server, when all is well and when it is not."""
+"""The verbs of `cloudload.store` on a folder, a real S3 server and a GCS server, when all is well
+and when it is not."""
 
 from __future__ import annotations
 
@@ -128,11 +129,17 @@ def test_a_listing_holds_only_what_lies_below_the_folder(store_url: str) -> None
 
 def test_a_listing_goes_past_the_first_page(s3_url: str) -> None:
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda number: write_object(join_url(s3_url, f"{number:04}"), b""), range(1_100)))
+        list(
+            threads.map(
+                lambda number: write_object(join_url(s3_url, f"{number:04}"), b""), range(1_100)
+            )
+        )
     assert len(list_objects(s3_url)) == 1_100
 
 
-@pytest.mark.parametrize("name", ["a b", "a+b", "ü/狐", "50%25", "a#b", "a?b=c", "a&b=c", "x.jsonl.zst"])
+@pytest.mark.parametrize(
+    "name", ["a b", "a+b", "ü/狐", "50%25", "a#b", "a?b=c", "a&b=c", "x.jsonl.zst"]
+)
 def test_a_name_means_itself(store_url: str, name: str) -> None:
     url = join_url(store_url, name)
     write_object(url, name.encode())
@@ -167,7 +174,10 @@ def test_a_scheme_that_nothing_serves_is_named() -> None:
 def test_a_missing_object_fails_at_once_and_is_named(store_url: str) -> None:
     write_object(join_url(store_url, "there"), b"")
     url = join_url(store_url, "not-there")
-    with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*Check the location") as caught:
+    with (
+        within(SOON_S),
+        pytest.raises(StoreError, match=r"1 attempt.*Check the location") as caught,
+    ):
         read_object(url)
     assert url in str(caught.value)
     assert not object_exists(url)
@@ -178,7 +188,11 @@ def test_a_missing_object_fails_at_once_and_is_named(store_url: str) -> None:
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_a_missing_bucket_fails_at_once(scheme: str) -> None:
     url = f"{scheme}://no-such-bucket/key"
-    for act in (lambda: read_object(url), lambda: write_object(url, b"data"), lambda: list_objects(url)):
+    for act in (
+        lambda: read_object(url),
+        lambda: write_object(url, b"data"),
+        lambda: list_objects(url),
+    ):
         with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*Check the location"):
             act()
 
@@ -191,13 +205,20 @@ def test_a_wrong_s3_secret_is_called_so(s3_url: str, s3_server: S3Server) -> Non
             lambda: write_object(s3_url, b""),
             lambda: list_objects(s3_url),
         ):
-            with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*SignatureDoesNotMatch.*Check the credentials"):
+            with (
+                within(SOON_S),
+                pytest.raises(
+                    StoreError, match=r"1 attempt.*SignatureDoesNotMatch.*Check the credentials"
+                ),
+            ):
                 act()
         with pytest.raises(StoreError, match="credentials"):
             object_exists(join_url(s3_url, "key"))
 
 
-def test_a_wrong_gcs_key_is_called_so(gcs_url: str, gcs_with_tokens: dict[str, str], tmp_path: Path) -> None:
+def test_a_wrong_gcs_key_is_called_so(
+    gcs_url: str, gcs_with_tokens: dict[str, str], tmp_path: Path
+) -> None:
     with start_token_endpoint(status=400) as token_uri:
         key = tmp_path / "key.json"
         key.write_text(json.dumps(service_account("other", token_uri)))
@@ -207,11 +228,18 @@ def test_a_wrong_gcs_key_is_called_so(gcs_url: str, gcs_with_tokens: dict[str, s
                 lambda: write_object(join_url(gcs_url, "key"), b"data"),
                 lambda: list_objects(gcs_url),
             ):
-                with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*invalid_grant.*Check the credentials"):
+                with (
+                    within(SOON_S),
+                    pytest.raises(
+                        StoreError, match=r"1 attempt.*invalid_grant.*Check the credentials"
+                    ),
+                ):
                     act()
 
 
-def test_a_gcs_key_file_that_is_not_there_is_called_so(gcs_url: str, gcs_with_tokens: dict[str, str]) -> None:
+def test_a_gcs_key_file_that_is_not_there_is_called_so(
+    gcs_url: str, gcs_with_tokens: dict[str, str]
+) -> None:
     missing = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"}
     with (
         new_clients(gcs_with_tokens | missing),
@@ -221,7 +249,9 @@ def test_a_gcs_key_file_that_is_not_there_is_called_so(gcs_url: str, gcs_with_to
         read_object(join_url(gcs_url, "key"))
 
 
-def test_a_gcs_key_needs_no_project(gcs_url: str, gcs_with_tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gcs_key_needs_no_project(
+    gcs_url: str, gcs_with_tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with new_clients(gcs_with_tokens):
         monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
         write_object(join_url(gcs_url, "key"), b"data")
@@ -264,7 +294,9 @@ def test_a_busy_store_is_listed_again(faulty: tuple[str, FaultProxy]) -> None:
 
 
 @pytest.mark.parametrize("action", ["truncate", "stall", "reset"])
-def test_a_body_that_breaks_off_is_fetched_again(faulty: tuple[str, FaultProxy], action: str) -> None:
+def test_a_body_that_breaks_off_is_fetched_again(
+    faulty: tuple[str, FaultProxy], action: str
+) -> None:
     url, proxy = faulty
     data = os.urandom(300_000)
     write_object(join_url(url, "key"), data)
@@ -274,7 +306,9 @@ def test_a_body_that_breaks_off_is_fetched_again(faulty: tuple[str, FaultProxy],
     assert {request.action for request in proxy.requests("GET .*key")} == {action, None}
 
 
-def test_a_body_that_always_breaks_off_is_an_error_and_never_short(faulty: tuple[str, FaultProxy]) -> None:
+def test_a_body_that_always_breaks_off_is_an_error_and_never_short(
+    faulty: tuple[str, FaultProxy],
+) -> None:
     url, proxy = faulty
     write_object(join_url(url, "key"), os.urandom(300_000))
     proxy.set_faults([Fault("GET .*key", "truncate", at=100_000)])
@@ -301,7 +335,9 @@ def test_a_store_that_trickles_is_given_up_at_the_deadline(faulty: tuple[str, Fa
         read_object(join_url(url, "key"), QUICK)
 
 
-def test_a_store_that_says_nothing_is_given_up_at_the_deadline(faulty: tuple[str, FaultProxy]) -> None:
+def test_a_store_that_says_nothing_is_given_up_at_the_deadline(
+    faulty: tuple[str, FaultProxy],
+) -> None:
     url, proxy = faulty
     proxy.set_faults([Fault(".", "drop", seconds=30)])
     for act in (
@@ -314,7 +350,9 @@ def test_a_store_that_says_nothing_is_given_up_at_the_deadline(faulty: tuple[str
 
 
 @pytest.mark.parametrize("kind", ["s3", "gcs"])
-def test_a_server_that_is_not_there_is_given_up_at_the_deadline(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_server_that_is_not_there_is_given_up_at_the_deadline(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     server = request.getfixturevalue(f"{kind}_server")
     url = request.getfixturevalue(f"{kind}_url")
     (port,) = free_ports(1)
@@ -340,7 +378,9 @@ def test_a_child_process_has_a_client_of_its_own(store_url: str, start_method: s
         assert pending.get(60) == mine == [url.encode() * 10_000 for url in urls] * 4
 
 
-def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(faulty: tuple[str, FaultProxy]) -> None:
+def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(
+    faulty: tuple[str, FaultProxy],
+) -> None:
     url, proxy = faulty
     data = os.urandom(300_000)
     write_object(join_url(url, "key"), data)

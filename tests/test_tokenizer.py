@@ -1,4 +1,5 @@
-"""Documents become the Hugging Face tokenizer's own ids, and nothing in a document becomes a control token."""
+"""Documents become the Hugging Face tokenizer's own ids, and nothing in a document becomes a
+control token."""
 
 from __future__ import annotations
 
@@ -35,10 +36,14 @@ def ids_of(folder: Path, text: str, **ends: str | None) -> list[int]:
 
 
 @given(text=st.text(max_size=60))
-def test_ids_are_those_of_transformers_and_an_end_of_text(tokenizer_folder: Path, text: str) -> None:
+def test_ids_are_those_of_transformers_and_an_end_of_text(
+    tokenizer_folder: Path, text: str
+) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_folder / "tokenizer.json"), split_special_tokens=True)
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_folder / "tokenizer.json"), split_special_tokens=True
+    )
     expected = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert ids_of(tokenizer_folder, text) == [*expected, 0]
 
@@ -51,12 +56,16 @@ def test_special_token_strings_in_a_document_stay_text(tokenizer_folder: Path, t
     assert backend.decode(ids[:-1], skip_special_tokens=False) == text
 
 
-_PIECES = st.sampled_from([END, "<|pad|>", EOS, "<|", "|>", "endoftext", "\0", " ", "\n"]) | st.text(max_size=5)
+_PIECES = st.sampled_from(
+    [END, "<|pad|>", EOS, "<|", "|>", "endoftext", "\0", " ", "\n"]
+) | st.text(max_size=5)
 
 
 @pytest.mark.parametrize("backend", ["hf", "fastokens"])
 @given(pieces=st.lists(_PIECES, max_size=12))
-def test_no_text_becomes_a_control_token(tokenizer_folder: Path, backend: str, pieces: list[str]) -> None:
+def test_no_text_becomes_a_control_token(
+    tokenizer_folder: Path, backend: str, pieces: list[str]
+) -> None:
     spec, text = load_tokenizer(tokenizer_folder, eos=None), "".join(pieces)
     (ids,) = DocumentTokenizer(spec, backend).encode([text], [0])
     assert not {0, 1} & set(ids.tolist())
@@ -74,9 +83,13 @@ def test_a_beginning_of_text_comes_where_the_tokenizers_template_has_one(tmp_pat
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["<s>", "</s>"])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}})
+    )
     assert ids_of(tmp_path, "aa") == [1, 0, 0, 2]
     assert ids_of(tmp_path, "aa", bos=None) == [0, 0, 2]
 
@@ -94,12 +107,16 @@ def test_a_name_a_folder_a_file_and_a_fast_tokenizer_are_one(tokenizer_folder: P
     assert len(fingerprints) == 1
 
 
-def test_truncation_and_padding_inside_a_tokenizer_are_switched_off(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_truncation_and_padding_inside_a_tokenizer_are_switched_off(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=10)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert ids_of(tmp_path, "the quick brown fox jumps", eos=END) == ids_of(tokenizer_folder, "the quick brown fox jumps")
+    assert ids_of(tmp_path, "the quick brown fox jumps", eos=END) == ids_of(
+        tokenizer_folder, "the quick brown fox jumps"
+    )
 
 
 def test_dropout_inside_a_tokenizer_is_switched_off(tokenizer_folder: Path) -> None:
@@ -112,7 +129,9 @@ def test_dropout_inside_a_tokenizer_is_switched_off(tokenizer_folder: Path) -> N
     assert first == second == DocumentTokenizer(plain).encode(text, [0])[0].tolist()
 
 
-def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
     repository = tmp_path / "models--some--model"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -120,32 +139,49 @@ def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(tokenizer_folder:
     (repository / "refs" / "main").write_text(snapshot.name)
     shutil.copy(tokenizer_folder / "tokenizer.json", snapshot)
     # transformers 5 puts this class's pre-tokenizer in the place of the published one
-    config = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": END, "eos_token": END, "unk_token": END}
+    config = {
+        "tokenizer_class": "LlamaTokenizerFast",
+        "bos_token": END,
+        "eos_token": END,
+        "unk_token": END,
+    }
     (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
     (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
     code = (
-        "from cloudload.tokenizer import load_tokenizer as load; spec = load('some/model'); print(spec.fingerprint, spec.frames)"
+        "from cloudload.tokenizer import load_tokenizer as load; spec = load('some/model'); "
+        "print(spec.fingerprint, spec.frames)"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
-    assert printed.split(maxsplit=1) == [load_tokenizer(tokenizer_folder).fingerprint, "((None, 0),)\n"]
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.split(maxsplit=1) == [
+        load_tokenizer(tokenizer_folder).fingerprint,
+        "((None, 0),)\n",
+    ]
 
 
 def test_a_slow_tokenizer_hears_what_to_do() -> None:
     from transformers import ByT5Tokenizer
 
-    with pytest.raises(TokenizerError, match=r"ByT5Tokenizer is a slow tokenizer\. Use its fast form"):
+    with pytest.raises(
+        TokenizerError, match=r"ByT5Tokenizer is a slow tokenizer\. Use its fast form"
+    ):
         load_tokenizer(ByT5Tokenizer())
 
 
 def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> None:
-    with pytest.raises(TokenizerError, match=r"does not say which token ends a document\. Give eos="):
+    with pytest.raises(
+        TokenizerError, match=r"does not say which token ends a document\. Give eos="
+    ):
         load_tokenizer(byte_tokenizer())
     assert load_tokenizer(byte_tokenizer(), eos=EOS).frames == ((None, 256),)
     assert load_tokenizer(byte_tokenizer(), eos=None).frames == ((None, None),)
 
 
-def test_a_tokenizer_that_is_not_there_or_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_is_not_there_or_broken_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(TokenizerError, match="no tokenizer 'no/such-tokenizer'"):
         load_tokenizer("no/such-tokenizer")

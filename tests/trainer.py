@@ -1,4 +1,5 @@
-"""A training job without a model, under torchrun: notes what it consumed, saves, and may be killed without warning."""
+"""A training job without a model, under torchrun: notes what it consumed, saves, and may be killed
+without warning."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from cloudload import CloudLoader, Stream
 
 def streams_of(*folders: str) -> list[Stream]:
     """A mixture of two streams."""
-    return [Stream(folder, name=name, proportion=share) for folder, name, share in zip(folders, "ab", (0.7, 0.3), strict=True)]
+    return [
+        Stream(folder, name=name, proportion=share)
+        for folder, name, share in zip(folders, "ab", (0.7, 0.3), strict=True)
+    ]
 
 
 def place_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -63,7 +67,10 @@ def train(options: dict[str, Any]) -> None:
         (out / "start.json").write_text(json.dumps(loader.rows))
     log = (out / f"run-{options['run']}-rank-{rank}.jsonl").open("a")
     for step, batch in enumerate(loader, 1):
-        rows = {batch.first_row + place * batch.row_step: ids for place, ids in enumerate(batch["input_ids"].tolist())}
+        rows = {
+            batch.first_row + place * batch.row_step: ids
+            for place, ids in enumerate(batch["input_ids"].tolist())
+        }
         log.write(json.dumps(rows) + "\n")
         log.flush()
         is_last = step == options["batches"]
@@ -80,7 +87,9 @@ def train(options: dict[str, Any]) -> None:
     end = {
         "state": loader.state_dict(),
         "stats": {**asdict(loader.stats()), "delivery": None},
-        "exchanges_with": dist.get_process_group_ranks(loader._exchange._group) if dist.get_world_size() > 1 else [0],
+        "exchanges_with": dist.get_process_group_ranks(loader._exchange._group)
+        if dist.get_world_size() > 1
+        else [0],
     }
     (out / f"end-{rank}.json").write_text(json.dumps(end))
     loader.close()

@@ -3,7 +3,8 @@
     threads that fetch      count_miss(7)  count_bytes(9_120)
     reader                                                     count_open(7)  count_open(8)  take() ─► 1 hit, 1 miss, 9,120 bytes
 
-A shard counts each time it is opened: as a miss if it was not there since it was last open, else as a hit.
+A shard counts each time it is opened: as a miss if it was not there since it was last open, else as
+a hit.
 """
 
 from __future__ import annotations

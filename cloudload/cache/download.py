@@ -23,9 +23,16 @@ from cloudload.storage.objects import download_object
 
 
 def download_shard(
-    url: str, info: ShardInfo, file: BinaryIO, retry: Retry, *, checks_hash: bool, count_bytes: Callable[[int], None]
+    url: str,
+    info: ShardInfo,
+    file: BinaryIO,
+    retry: Retry,
+    *,
+    checks_hash: bool,
+    count_bytes: Callable[[int], None],
 ) -> str | None:
-    """Write a stored shard to `file` as raw bytes; returns what is wrong with it, or None. Either way, what came is counted."""
+    """Write a stored shard to `file` as raw bytes; returns what is wrong with it, or None. Either
+    way, what came is counted."""
     file.seek(0)
     if info.zipped is None or info.compression is None:
         count_bytes(download_object(url, file, retry, info.raw.bytes))
@@ -56,7 +63,8 @@ def fault_of_head(path: Path, info: ShardInfo) -> str | None:
 
 
 def fault_of_hash(path: Path, info: ShardInfo) -> str | None:
-    """What is wrong with the bytes of a raw shard, or None; also where the index has no hash of them."""
+    """What is wrong with the bytes of a raw shard, or None; also where the index has no hash of
+    them."""
     with path.open("rb") as file:
         return _fault_of(file, info.raw, True)
 
@@ -64,7 +72,10 @@ def fault_of_hash(path: Path, info: ShardInfo) -> str | None:
 def _fault_of(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | None:
     size = file.seek(0, os.SEEK_END)
     if size != expected.bytes:
-        return f"has {'more than ' if size > expected.bytes else f'{size:,} of '}the {expected.bytes:,} bytes that the index has"
+        return (
+            f"has {'more than ' if size > expected.bytes else f'{size:,} of '}the "
+            f"{expected.bytes:,} bytes that the index has"
+        )
     algorithm = fastest_hash(expected.hashes) if checks_hash else None
     if algorithm is None:
         return None

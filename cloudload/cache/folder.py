@@ -23,11 +23,19 @@ from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.storage.redaction import hide_secrets
 from cloudload.storage.urls import is_local, local_path
 from cloudload.system.file_locks import locked_if_free
-from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX, TAG, file_of, is_left_over, lock_of
+from cloudload.system.temp_files import (
+    LOCK_SUFFIX,
+    PART_SUFFIX,
+    TAG,
+    file_of,
+    is_left_over,
+    lock_of,
+)
 
 
 def default_cache() -> Path:
-    """The per-user cache folder: `$CLOUDLOAD_CACHE`, else `cloudload` in the user's cache folder."""
+    """The per-user cache folder: `$CLOUDLOAD_CACHE`, else `cloudload` in the user's cache
+    folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("CLOUDLOAD_CACHE") or Path(base, "cloudload")).expanduser()
 
@@ -44,17 +52,23 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
 
 
 def open_cache_folder(root: Path, corpus: Corpus) -> None:
-    """Make a cache folder, and sweep it. Raises `CacheError` for one that cannot be, or lies within a dataset."""
+    """Make a cache folder, and sweep it. Raises `CacheError` for one that cannot be, or lies within
+    a dataset."""
     for dataset in corpus.datasets:
-        if is_local(dataset.url) and root.resolve().is_relative_to(local_path(dataset.url).resolve()):
+        if is_local(dataset.url) and root.resolve().is_relative_to(
+            local_path(dataset.url).resolve()
+        ):
             raise CacheError(
-                f"the cache {root} lies within the dataset {dataset.url}, which is left as it is. Choose another `local`"
+                f"the cache {root} lies within the dataset {dataset.url}, which is left as it is. "
+                "Choose another `local`"
             )
     try:
         root.mkdir(parents=True, exist_ok=True)
         sweep(root)
     except OSError as error:
-        raise CacheError(f"cannot use the cache folder {root}: {error}. Choose another `local`") from error
+        raise CacheError(
+            f"cannot use the cache folder {root}: {error}. Choose another `local`"
+        ) from error
 
 
 def sweep(root: Path) -> None:
@@ -75,7 +89,8 @@ def _sweep_up(path: Path) -> bool:
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
-    """The files in the folders that cloudload has made in some places of a cache; nothing else is looked at."""
+    """The files in the folders that cloudload has made in some places of a cache; nothing else is
+    looked at."""
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for folder in (root / place).iterdir():

@@ -1,14 +1,16 @@
-"""The shard cache: plain files that the processes of a node share, each fetched once, whole, or not at all.
+"""The shard cache: plain files that the processes of a node share, each fetched once, whole, or not
+at all.
 
     root/<dataset>-<hash>/shard.00000.mds                     a whole, raw, checked shard
     root/<dataset>-<hash>/shard.00000.mds.lock                held by whoever fetches it
     root/<dataset>-<hash>/shard.00000.mds.<random>.part       its reserved bytes until then
 
-A folder belongs to one dataset as published: its name has the hash of URL and index. Whoever needs a shard takes its lock,
-reserves its bytes (evicting the least recently used shards), fetches, checks, seals and renames. A shard that is there is checked
-when a process first opens it: size and head, and where its seal is broken, its hash; one that fails is fetched again. The kernel
-frees the lock of a killed process; the next one to look sweeps up what it left. A raw shard of a local dataset is mapped where it
-lies and never touched.
+A folder belongs to one dataset as published: its name has the hash of URL and index. Whoever needs
+a shard takes its lock, reserves its bytes (evicting the least recently used shards), fetches,
+checks, seals and renames. A shard that is there is checked when a process first opens it: size and
+head, and where its seal is broken, its hash; one that fails is fetched again. The kernel frees the
+lock of a killed process; the next one to look sweeps up what it left. A raw shard of a local
+dataset is mapped where it lies and never touched.
 """
 
 from __future__ import annotations
@@ -40,7 +42,14 @@ from cloudload.storage.redaction import hide_secrets
 from cloudload.storage.urls import join_url, local_path
 from cloudload.system.daemon_threads import Daemons
 from cloudload.system.file_locks import locked, locked_if_free
-from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX, is_left_over, lock_of, make_folder, part_of
+from cloudload.system.temp_files import (
+    LOCK_SUFFIX,
+    PART_SUFFIX,
+    is_left_over,
+    lock_of,
+    make_folder,
+    part_of,
+)
 from cloudload.system.verified_files import is_sealed, seal, touch
 
 logger = logging.getLogger(__name__)
@@ -56,19 +65,37 @@ _CLOSE_S = 2.0
 
 
 class ShardCache:
-    """The shards of a corpus, by number. One per process, for one of its threads; threads of its own fetch ahead."""
+    """The shards of a corpus, by number. One per process, for one of its threads; threads of its
+    own fetch ahead."""
 
     def __init__(
-        self, corpus: Corpus, root: Path, retry: Retry, *, limit_bytes: int | None = None, threads: int = 4, verify: str
+        self,
+        corpus: Corpus,
+        root: Path,
+        retry: Retry,
+        *,
+        limit_bytes: int | None = None,
+        threads: int = 4,
+        verify: str,
     ) -> None:
-        self._corpus, self._root, self._retry, self._limit_bytes, self._verify = corpus, root, retry, limit_bytes, verify
+        self._corpus, self._root, self._retry, self._limit_bytes, self._verify = (
+            corpus,
+            root,
+            retry,
+            limit_bytes,
+            verify,
+        )
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
         self._looked = time.monotonic()
         self._fetches: dict[int, Future[Path | None]] = {}
         self._daemons = Daemons(threads, "cloudload-fetch")
         self.traffic = TrafficCounter()
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_open = _MOST_OPEN_SHARDS if open_files == resource.RLIM_INFINITY else min(_MOST_OPEN_SHARDS, open_files // 2)
+        self._most_open = (
+            _MOST_OPEN_SHARDS
+            if open_files == resource.RLIM_INFINITY
+            else min(_MOST_OPEN_SHARDS, open_files // 2)
+        )
 
     def shard(self, number: int) -> Shard:
         """The mapped shard; waits for it to be fetched. Raises what kept it from being fetched."""
@@ -97,16 +124,25 @@ class ShardCache:
             self.traffic.count_open(number)
             self._keep(number, shard)
             return shard
-        raise CacheError(f"{path} is evicted as soon as it is fetched. Raise cache_limit: the shards in use do not fit")
+        raise CacheError(
+            f"{path} is evicted as soon as it is fetched. Raise cache_limit: "
+            "the shards in use do not fit"
+        )
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Fetch shards in the background, in this order; an error waits until the shard is asked for."""
+        """Fetch shards in the background, in this order; an error waits until the shard is asked
+        for."""
         for number in numbers:
-            if number not in self._open and number not in self._fetches and not is_in_place(*self._info(number)):
+            if (
+                number not in self._open
+                and number not in self._fetches
+                and not is_in_place(*self._info(number))
+            ):
                 self._fetches[number] = self._daemons.submit(self._fetch_if_free, number)
 
     def close(self) -> None:
-        """Stop fetching and let go of every shard; what the store holds up for longer ends by itself, or with the process."""
+        """Stop fetching and let go of every shard; what the store holds up for longer ends by
+        itself, or with the process."""
         self._daemons.close(_CLOSE_S)
         self._open.clear()
         self._fetches.clear()
@@ -124,7 +160,8 @@ class ShardCache:
                 raise DatasetError(f"{path} {fault}. Convert or copy it again")
         except FileNotFoundError:
             raise DatasetError(
-                f"{path} is not there, though the index of {dataset.url} lists it. Convert or copy it again"
+                f"{path} is not there, though the index of {dataset.url} lists "
+                "it. Convert or copy it again"
             ) from None
         self._keep(number, shard)
         return shard
@@ -157,10 +194,13 @@ class ShardCache:
         return path
 
     def _fetch_if_free(self, number: int) -> Path | None:
-        """As `_fetch`, but None where another process is at it: this one had better fetch others."""
+        """As `_fetch`, but None where another process is at it: this one had better fetch
+        others."""
         return self._fetch_under(locked_if_free, number)
 
-    def _fetch_under(self, lock: Callable[[Path], contextlib.AbstractContextManager[bool]], number: int) -> Path | None:
+    def _fetch_under(
+        self, lock: Callable[[Path], contextlib.AbstractContextManager[bool]], number: int
+    ) -> Path | None:
         dataset, info = self._info(number)
         folder = dataset_folder(self._root, dataset)
         path = folder / info.raw.name
@@ -182,13 +222,18 @@ class ShardCache:
         return path
 
     def _is_sound(self, path: Path, info: ShardInfo) -> bool:
-        """Whether a cached shard is there, whole, and as it was when it was checked; checks it where that is not known."""
+        """Whether a cached shard is there, whole, and as it was when it was checked; checks it
+        where that is not known."""
         try:
             found = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_size != info.raw.bytes:
-            logger.warning("%s is not the file of %d bytes that it should be; it is fetched again", path, info.raw.bytes)
+            logger.warning(
+                "%s is not the file of %d bytes that it should be; it is fetched again",
+                path,
+                info.raw.bytes,
+            )
             return False
         has_hash = fastest_hash(info.raw.hashes) is not None
         if self._verify == OFF or (is_sealed(found) and not (self._verify == ALWAYS and has_hash)):
@@ -211,12 +256,16 @@ class ShardCache:
         with self._reserved(path, info.raw.bytes) as (part, file):
             for attempt in (1, 2):
                 checks_hash, count_bytes = self._verify != OFF, self.traffic.count_bytes
-                fault = download_shard(url, info, file, self._retry, checks_hash=checks_hash, count_bytes=count_bytes)
+                fault = download_shard(
+                    url, info, file, self._retry, checks_hash=checks_hash, count_bytes=count_bytes
+                )
                 if fault is None:
                     file.flush()
                     fault = fault_of_head(part, info)
                 if fault is None:
-                    os.fsync(file.fileno())  # reserved bytes that were never written would pass for a whole shard
+                    os.fsync(
+                        file.fileno()
+                    )  # reserved bytes that were never written would pass for a whole shard
                     if self._verify != OFF:
                         seal(part)
                     part.replace(path)
@@ -238,12 +287,16 @@ class ShardCache:
     def _explain(self, error: OSError, info: ShardInfo) -> str:
         what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"no space left in {self._root} for {what}. Free some, choose another `local`, or set cache_limit"
+            return (
+                f"no space left in {self._root} for {what}. Free some, choose another `local`, "
+                "or set cache_limit"
+            )
         return f"cannot write {what} to the cache {self._root}. Choose another `local`"
 
     @contextlib.contextmanager
     def _reserved(self, path: Path, size: int) -> Iterator[tuple[Path, BinaryIO]]:
-        """A file beside `path` that holds `size` bytes of disk; gone afterwards unless it was renamed."""
+        """A file beside `path` that holds `size` bytes of disk; gone afterwards unless it was
+        renamed."""
         with part_of(path) as part:
             with locked(self._root / f"space{LOCK_SUFFIX}"):
                 if self._limit_bytes is not None:
@@ -256,7 +309,11 @@ class ShardCache:
 
     def _make_room(self, size: int, limit: int) -> None:
         files = [(path, found) for path in _own_files(self._root, [""]) if (found := _stat(path))]
-        parts = [(path, found) for path, found in files if path.suffix == PART_SUFFIX and not _sweep_up(path)]
+        parts = [
+            (path, found)
+            for path, found in files
+            if path.suffix == PART_SUFFIX and not _sweep_up(path)
+        ]
         shards = [(path, found) for path, found in files if not is_left_over(path)]
         used = sum(found.st_size for _, found in parts + shards)
         for path, found in sorted(shards, key=lambda item: item[1].st_atime_ns):
@@ -266,6 +323,7 @@ class ShardCache:
             used -= found.st_size
         if used + size > limit:
             raise CacheError(
-                f"cache_limit {limit:,} is too small for {self._root}: {used:,} bytes are being fetched "
+                f"cache_limit {limit:,} is too small for {self._root}: "
+                f"{used:,} bytes are being fetched "
                 f"and {size:,} more are needed. Raise it to {used + size:,} or more"
             )

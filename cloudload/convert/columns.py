@@ -39,7 +39,8 @@ class Peekable:
 
 
 def infer_columns(config: ConvertConfig, blocks: Peekable) -> tuple[Column, ...]:
-    """The kept columns; an encoding that is not given is that of the first record that has the field."""
+    """The kept columns; an encoding that is not given is that of the first record that has the
+    field."""
     encodings = {name: encoding for name, encoding in config.kept() if encoding}
     missing = {name for name, encoding in config.kept() if not encoding}
     for _, block in blocks.peek(_BLOCKS_SEARCHED if missing else 0):
@@ -54,7 +55,8 @@ def infer_columns(config: ConvertConfig, blocks: Peekable) -> tuple[Column, ...]
     if missing:
         name = min(missing)
         raise ConvertError(
-            f"no record near the start of the input has a field {name!r}; check the name, or say what it is: {name}:json"
+            f"no record near the start of the input has a field {name!r}; check the name, or say "
+            f"what it is: {name}:json"
         )
     return tuple(Column.of(name, encodings[name]) for name, _ in config.kept())
 

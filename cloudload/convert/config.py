@@ -15,16 +15,19 @@ _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """Everything but the input that decides the output's bytes; a conversion goes on only under the config that it began with."""
+    """Everything but the input that decides the output's bytes; a conversion goes on only under the
+    config that it began with."""
 
     text_key: str = "text"
     """The field that holds the document."""
     id_key: str = "id"
-    """The field that becomes `id` where it is a string or an integer; else the id is file name and line."""
+    """The field that becomes `id` where it is a string or an integer; else the id is file name and
+    line."""
     keep: tuple[str, ...] = ()
     """Further fields to keep, as `name` or `name:encoding`."""
     format: str = "auto"
-    """`auto` goes by the file's name; `jsonl`, `parquet`, `text` (a file a document) or `lines` (a line a document)."""
+    """`auto` goes by the file's name; `jsonl`, `parquet`, `text` (a file a document) or `lines` (a
+    line a document)."""
     compression: str | None = "zstd"
     """`zstd`, `zstd:LEVEL`, `gz`, `bz2` or None."""
     hashes: tuple[str, ...] = ("xxh64",)
@@ -36,22 +39,33 @@ class ConvertConfig:
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]
-        if clash := sorted({name for name in names if names.count(name) > 1 or name in ("text", "id")}):
-            raise ValueError(f"cannot keep {clash}: `text` and `id` are written anyway, and each field once")
+        if clash := sorted(
+            {name for name in names if names.count(name) > 1 or name in ("text", "id")}
+        ):
+            raise ValueError(
+                f"cannot keep {clash}: `text` and `id` are written anyway, and each field once"
+            )
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
-                raise ValueError(f"cannot keep {name!r} as {encoding!r}; use str, bytes, json, int, int32, float64, …")
+                raise ValueError(
+                    f"cannot keep {name!r} as {encoding!r}; use str, bytes, "
+                    "json, int, int32, float64, …"
+                )
         if self.block_bytes < 1:
             raise ValueError(f"block_bytes is {self.block_bytes}; use at least 1")
         if not 1024 <= self.shard_bytes < 1 << 32:
             raise ValueError(
-                f"shard_bytes is {self.shard_bytes:,}; use 1,024 to 4,294,967,295, which is what an MDS shard can hold"
+                f"shard_bytes is {self.shard_bytes:,}; use 1,024 to 4,294,967,295, which is what "
+                "an MDS shard can hold"
             )
         self.shard_format([])
 
     def kept(self) -> list[tuple[str, str | None]]:
         """The fields to keep, each with its encoding where one is given."""
-        return [(name, encoding or None) for name, _, encoding in (item.partition(":") for item in self.keep)]
+        return [
+            (name, encoding or None)
+            for name, _, encoding in (item.partition(":") for item in self.keep)
+        ]
 
     def fields(self) -> list[str]:
         """The fields of a record that matter."""

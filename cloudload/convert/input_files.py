@@ -18,7 +18,8 @@ _REOPENINGS = 5
 
 @dataclass(frozen=True)
 class SourceFile:
-    """An input file: its location, its name below the input it was found in, and how it is to be read."""
+    """An input file: its location, its name below the input it was found in, and how it is to be
+    read."""
 
     url: str
     name: str
@@ -75,8 +76,11 @@ def _decoder(compression: str) -> _Decoder:
     return lzma.LZMADecompressor()
 
 
-def read_uncompressed(file: SourceFile, offset: int = 0, counter: StoredBytes | None = None) -> Iterator[bytes]:
-    """The file's bytes from `offset` on, decompressed; `counter` follows. Raises `DamagedError` where they cannot be."""
+def read_uncompressed(
+    file: SourceFile, offset: int = 0, counter: StoredBytes | None = None
+) -> Iterator[bytes]:
+    """The file's bytes from `offset` on, decompressed; `counter` follows. Raises `DamagedError`
+    where they cannot be."""
     counter = counter or StoredBytes(0)
     if file.compression is None:
         yield from _stored(file, offset, counter)
@@ -89,7 +93,8 @@ def read_uncompressed(file: SourceFile, offset: int = 0, counter: StoredBytes | 
 
 
 def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
-    """Undo the compression of one or more members, one after the other; zeros between them are padding."""
+    """Undo the compression of one or more members, one after the other; zeros between them are
+    padding."""
     decoder: _Decoder | None = None
     for stored in chunks:
         left = stored
@@ -98,7 +103,9 @@ def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
             try:
                 yield decoder.decompress(left)
             except Exception as error:
-                raise DamagedError(f"the {compression} data is damaged from here on ({error})") from error
+                raise DamagedError(
+                    f"the {compression} data is damaged from here on ({error})"
+                ) from error
             left = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder
     if decoder:
@@ -106,7 +113,8 @@ def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
 
 
 def _stored(file: SourceFile, offset: int, counter: StoredBytes) -> Iterator[bytes]:
-    """The bytes that lie in the store, from `offset` on; a connection that breaks is opened again where it broke."""
+    """The bytes that lie in the store, from `offset` on; a connection that breaks is opened again
+    where it broke."""
     position, failures = offset, 0
     while True:
         try:
@@ -122,8 +130,13 @@ def _stored(file: SourceFile, offset: int, counter: StoredBytes) -> Iterator[byt
         except Exception as error:
             failures += 1
             if failures > _REOPENINGS or is_local(file.url):
-                what = f"cannot read {hide_secrets(file.url)} after byte {position:,}: {hide_secrets(str(error))}"
-                raise StoreError(f"{what}. Run again to go on") from (None if holds_secrets(error) else error)
+                what = (
+                    f"cannot read {hide_secrets(file.url)} after byte {position:,}: "
+                    f"{hide_secrets(str(error))}"
+                )
+                raise StoreError(f"{what}. Run again to go on") from (
+                    None if holds_secrets(error) else error
+                )
 
 
 def _open(url: str) -> BinaryIO:

@@ -5,9 +5,10 @@
     blocks   8 MB of whole lines | a batch of rows | a group of files
     records  one a line, row or file: its fields, or what is wrong with it
 
-A block depends on the data and `block_bytes` alone, never on who reads it, when, or how much the store returned at once: lines
-end a block at the first line end at or after `block_bytes`. `Start` says where a block begins; a reader can begin there, too.
-Blocks are made by one process, in order; their records are taken apart anywhere, by any number.
+A block depends on the data and `block_bytes` alone, never on who reads it, when, or how much the
+store returned at once: lines end a block at the first line end at or after `block_bytes`. `Start`
+says where a block begins; a reader can begin there, too. Blocks are made by one process, in order;
+their records are taken apart anywhere, by any number.
 """
 
 from __future__ import annotations
@@ -34,13 +35,20 @@ from cloudload.storage.urls import check_location, is_local, local_path
 FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
 _MAX_FILES_A_BLOCK = 1024
 _COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
-_FORMATS_BY_EXTENSION = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+_FORMATS_BY_EXTENSION = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
 
 # ---------------------------------------------------------------- inputs to units
 
 
 def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[Unit]:
-    """What to read, in order. An input is a location, `-` for stdin, `hf://NAME`, a `datasets` object, or an iterable of rows."""
+    """What to read, in order. An input is a location, `-` for stdin, `hf://NAME`, a `datasets`
+    object, or an iterable of rows."""
     if format not in FORMATS:
         raise ValueError(f"no format named {format!r}; use one of {', '.join(FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
@@ -65,16 +73,28 @@ def _resolve(item: Any, format: str, split: str | None) -> list[SourceFile] | Un
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
-        return RowsUnit(str(getattr(getattr(item, "info", None), "dataset_name", None) or "row"), item)
-    raise ValueError(f"{type(item).__name__} is no input; give a location, a datasets object, or an iterable of rows")
+        return RowsUnit(
+            str(getattr(getattr(item, "info", None), "dataset_name", None) or "row"), item
+        )
+    raise ValueError(
+        f"{type(item).__name__} is no input; give a location, a datasets "
+        "object, or an iterable of rows"
+    )
 
 
 def _split_of(datasets: Mapping[str, Any], split: str | None) -> Unit:
-    if not all(hasattr(value, "__iter__") and not isinstance(value, str | bytes) for value in datasets.values()):
-        raise ValueError("a dict is no input; for rows in memory give an iterator over them: iter([{...}, ...])")
+    if not all(
+        hasattr(value, "__iter__") and not isinstance(value, str | bytes)
+        for value in datasets.values()
+    ):
+        raise ValueError(
+            "a dict is no input; for rows in memory give an iterator over them: iter([{...}, ...])"
+        )
     chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
     if chosen is None or chosen not in datasets:
-        raise ValueError(f"the dataset has no split {chosen!r}; set split to one of {sorted(datasets)}")
+        raise ValueError(
+            f"the dataset has no split {chosen!r}; set split to one of {sorted(datasets)}"
+        )
     return RowsUnit(chosen, datasets[chosen])
 
 
@@ -83,24 +103,35 @@ def _load_dataset(url: str, split: str | None) -> Unit:
     parts = urlsplit(url)
     name, query = parts.netloc + parts.path, parse_qs(parts.query)
     if unknown := sorted(set(query) - {"config", "split"}):
-        raise ValueError(f"{url} asks for {unknown}; after the name only ?config= and &split= can follow")
+        raise ValueError(
+            f"{url} asks for {unknown}; after the name only ?config= and &split= can follow"
+        )
     try:
         import datasets
     except ImportError:
-        raise ConvertError(f"reading {url} needs the datasets package; pip install 'cloudload[datasets]'") from None
+        raise ConvertError(
+            f"reading {url} needs the datasets package; pip install 'cloudload[datasets]'"
+        ) from None
     chosen = query.get("split", [split or "train"])[0]
     try:
-        loaded = datasets.load_dataset(name, query.get("config", [None])[0], split=chosen, streaming=True)
+        loaded = datasets.load_dataset(
+            name, query.get("config", [None])[0], split=chosen, streaming=True
+        )
     except Exception as error:
-        raise ConvertError(f"cannot load {url} (split {chosen!r}): {type(error).__name__}: {error}") from error
+        raise ConvertError(
+            f"cannot load {url} (split {chosen!r}): {type(error).__name__}: {error}"
+        ) from error
     return RowsUnit(PurePosixPath(name).name, loaded)
 
 
 def _find_files(location: str) -> list[tuple[str, str, int]]:
-    """The files of a file, folder or glob as (url, name below it, bytes), sorted; hidden files and `_SUCCESS` are passed over."""
+    """The files of a file, folder or glob as (url, name below it, bytes), sorted; hidden files and
+    `_SUCCESS` are passed over."""
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
-    is_glob = any(sign in location for sign in "*?[") and not (is_local(location) and Path(location).exists())
+    is_glob = any(sign in location for sign in "*?[") and not (
+        is_local(location) and Path(location).exists()
+    )
     root = _folder_before_wildcard(location) if is_glob else location.rstrip("/")
     pattern = re.compile(_glob_pattern(location)) if is_glob else None
     files = []
@@ -110,14 +141,21 @@ def _find_files(location: str) -> list[tuple[str, str, int]]:
             continue
         files.append((item.url, name, item.bytes))
     if not files:
-        raise ConvertError(f"no files in {hide_secrets(location)}; check the location (hidden files are passed over)")
+        raise ConvertError(
+            f"no files in {hide_secrets(location)}; check the location "
+            "(hidden files are passed over)"
+        )
     return files
 
 
 def _name_below(url: str, root: str) -> str:
     if url == root:
         return PurePosixPath(url).name
-    return PurePosixPath(url).relative_to(root).as_posix() if is_local(url) else url.removeprefix(root).lstrip("/")
+    return (
+        PurePosixPath(url).relative_to(root).as_posix()
+        if is_local(url)
+        else url.removeprefix(root).lstrip("/")
+    )
 
 
 def _folder_before_wildcard(location: str) -> str:
@@ -135,7 +173,11 @@ def _glob_pattern(location: str) -> str:
 
 
 def _glob_literal(part: str) -> str:
-    return part.replace("[!", "[^") if len(part) > 2 and part[0] == "[" and part[-1] == "]" else re.escape(part)
+    return (
+        part.replace("[!", "[^")
+        if len(part) > 2 and part[0] == "[" and part[-1] == "]"
+        else re.escape(part)
+    )
 
 
 def _is_hidden(name: str) -> bool:
@@ -147,22 +189,35 @@ def _source_file(url: str, name: str, size: int, format: str) -> SourceFile:
     path = PurePosixPath(name.lower())
     compression = _COMPRESSIONS.get(path.suffix)
     extension = path.with_suffix("").suffix if compression else path.suffix
-    return SourceFile(url, name, size, _FORMATS_BY_EXTENSION.get(extension, "text") if format == "auto" else format, compression)
+    return SourceFile(
+        url,
+        name,
+        size,
+        _FORMATS_BY_EXTENSION.get(extension, "text") if format == "auto" else format,
+        compression,
+    )
 
 
 def _unique_names(inputs: list[list[SourceFile]]) -> list[list[SourceFile]]:
-    """Ids come from names: where two inputs have a file of the same name, each name gets its input's number in front."""
+    """Ids come from names: where two inputs have a file of the same name, each name gets its
+    input's number in front."""
     urls = Counter(file.url for files in inputs for file in files)
     if twice := [url for url, count in urls.items() if count > 1]:
-        raise ValueError(f"{hide_secrets(twice[0])} is given twice; its documents would be written twice")
+        raise ValueError(
+            f"{hide_secrets(twice[0])} is given twice; its documents would be written twice"
+        )
     names = Counter(file.name for files in inputs for file in files)
     if max(names.values(), default=0) == 1:
         return inputs
-    return [[replace(file, name=f"{number}/{file.name}") for file in files] for number, files in enumerate(inputs)]
+    return [
+        [replace(file, name=f"{number}/{file.name}") for file in files]
+        for number, files in enumerate(inputs)
+    ]
 
 
 def _group(files: list[SourceFile], block_bytes: int) -> Iterator[Unit]:
-    """Line and Parquet files stand alone; neighbouring whole-text files share a unit of about `block_bytes`."""
+    """Line and Parquet files stand alone; neighbouring whole-text files share a unit of about
+    `block_bytes`."""
     group: list[SourceFile] = []
     for file in files:
         full = len(group) == _MAX_FILES_A_BLOCK or sum_bytes(group) >= block_bytes

@@ -1,4 +1,5 @@
-"""What a conversion has finished, kept at its output so that a killed one goes on: nothing is lost, nothing comes twice.
+"""What a conversion has finished, kept at its output so that a killed one goes on: nothing is lost,
+nothing comes twice.
 
     .convert/config.json     what is converted, and how; a rerun must agree with it
     .convert/00000.json      a finished shard: its index entry, and where in the input the next shard begins
@@ -6,8 +7,8 @@
     convert-report.json      the report, and what a rerun needs to know that there is nothing left to do
     index.json               last, so that a half-written dataset is never readable as a whole one
 
-A rerun takes the longest run of entries from 00000 on whose shards are there, and goes on behind them. When the index is stored
-the journal goes.
+A rerun takes the longest run of entries from 00000 on whose shards are there, and goes on behind
+them. When the index is stored the journal goes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report
 
 @dataclass(frozen=True)
 class Counts:
-    """What has been read: documents written, empty documents, bad records (the first of them listed), and bytes."""
+    """What has been read: documents written, empty documents, bad records (the first of them
+    listed), and bytes."""
 
     documents: int = 0
     empty: int = 0
@@ -66,7 +68,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did. `seconds` and `resumed_shards` tell of this run, all else of the whole dataset."""
+    """What a conversion did. `seconds` and `resumed_shards` tell of this run, all else of the whole
+    dataset."""
 
     out: str
     documents: int
@@ -96,7 +99,8 @@ class ConvertReport:
 
 @dataclass(frozen=True)
 class InputPosition:
-    """Where a shard begins: the unit of the input, the block in it, the sample in that; and the counts before that block."""
+    """Where a shard begins: the unit of the input, the block in it, the sample in that; and the
+    counts before that block."""
 
     unit: int = 0
     start: Start = field(default_factory=Start)
@@ -106,12 +110,18 @@ class InputPosition:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> InputPosition:
         """The position of a journal entry."""
-        return InputPosition(value["unit"], Start(**value["start"]), value["sample"], Counts.from_json(value["counts"]))
+        return InputPosition(
+            value["unit"],
+            Start(**value["start"]),
+            value["sample"],
+            Counts.from_json(value["counts"]),
+        )
 
 
 @dataclass(frozen=True)
 class Done:
-    """What is finished: shards, columns, where the next shard begins (None: nowhere), and the counts by then."""
+    """What is finished: shards, columns, where the next shard begins (None: nowhere), and the
+    counts by then."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     columns: tuple[Column, ...] | None = None
@@ -128,37 +138,53 @@ class Journal:
     def clear(self) -> None:
         """Remove a dataset and its journal, the index first."""
         names = self._list()
-        for name in sorted(names, key=lambda name: (name != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name)):
-            if name in (INDEX_NAME, REPORT_NAME) or name.startswith(f"{JOURNAL_FOLDER}/") or _SHARD_NAME.fullmatch(name):
+        for name in sorted(
+            names, key=lambda name: (name != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name)
+        ):
+            if (
+                name in (INDEX_NAME, REPORT_NAME)
+                or name.startswith(f"{JOURNAL_FOLDER}/")
+                or _SHARD_NAME.fullmatch(name)
+            ):
                 delete_object(join_url(self.location, name))
 
     def finished_report(self) -> ConvertReport | None:
-        """The report, if this very conversion is complete. Raises `ConvertError` where the output holds something else."""
+        """The report, if this very conversion is complete. Raises `ConvertError` where the output
+        holds something else."""
         names = self._list()
         if INDEX_NAME in names:
             stored = json.loads(self._read(REPORT_NAME)) if REPORT_NAME in names else None
             if stored is None:
                 raise ConvertError(
-                    f"{self.location} holds a dataset already. Choose another output, or overwrite it (--overwrite)"
+                    f"{self.location} holds a dataset already. Choose another output, or overwrite "
+                    "it (--overwrite)"
                 )
             self._compare(stored["claim"])
             self.tidy()
             return ConvertReport.from_dict(stored["report"])
         if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
             raise ConvertError(
-                f"{self.location} holds shards of something else. Choose another output, or overwrite it (--overwrite)"
+                f"{self.location} holds shards of something else. Choose another output, or "
+                "overwrite it (--overwrite)"
             )
         return None
 
     def read(self) -> Done:
         """What is finished: the longest run of entries whose shards are there."""
         names = self._list()
-        if f"{JOURNAL_FOLDER}/config.json" not in names or not any(map(_SHARD_NAME.fullmatch, names)):
+        if f"{JOURNAL_FOLDER}/config.json" not in names or not any(
+            map(_SHARD_NAME.fullmatch, names)
+        ):
             return Done()
         config = json.loads(self._read(f"{JOURNAL_FOLDER}/config.json"))
         self._compare(config["claim"])
-        done = Done(columns=tuple(Column.of(name, encoding) for name, encoding in config["columns"]))
-        notes = sorted((name for name in names if _NOTE_NAME.fullmatch(name)), key=lambda name: (len(name), name))
+        done = Done(
+            columns=tuple(Column.of(name, encoding) for name, encoding in config["columns"])
+        )
+        notes = sorted(
+            (name for name in names if _NOTE_NAME.fullmatch(name)),
+            key=lambda name: (len(name), name),
+        )
         with ThreadPoolExecutor(16) as threads:
             for number, note in enumerate(map(json.loads, threads.map(self._read, notes))):
                 if notes[number] != _note_name(number) or not self._is_stored(note["shard"], names):
@@ -174,15 +200,24 @@ class Journal:
 
     def begin(self, columns: Sequence[Column]) -> None:
         """Claim the output for this conversion."""
-        config = {"claim": self.claim, "columns": [[column.name, column.encoding] for column in columns]}
-        write_object(join_url(self.location, f"{JOURNAL_FOLDER}/config.json"), json.dumps(config, indent=1).encode())
+        config = {
+            "claim": self.claim,
+            "columns": [[column.name, column.encoding] for column in columns],
+        }
+        write_object(
+            join_url(self.location, f"{JOURNAL_FOLDER}/config.json"),
+            json.dumps(config, indent=1).encode(),
+        )
 
     def finish(self, entries: Sequence[Mapping[str, Any]], report: ConvertReport) -> ConvertReport:
         """Store the report, then the index, then remove the journal."""
         names = self._list()
-        if lost := [entry["raw_data"]["basename"] for entry in entries if not self._is_stored(entry, names)]:
+        if lost := [
+            entry["raw_data"]["basename"] for entry in entries if not self._is_stored(entry, names)
+        ]:
             raise ConvertError(
-                f"{self.location} lost {lost[0]} while it was written (in all {len(lost)} shards). Run again to go on"
+                f"{self.location} lost {lost[0]} while it was written (in all {len(lost)} shards). "
+                "Run again to go on"
             )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
         index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)
@@ -220,14 +255,27 @@ class Journal:
                 before, now = other[part].get(key), self.claim[part][key]
                 if before != now:
                     raise ConvertError(
-                        f"{hide_secrets(self.location)} was begun with other {part}: {key} was {before!r} and is {now!r}. "
-                        "Run with what it was begun with, choose another output, or start afresh (--overwrite)"
+                        f"{hide_secrets(self.location)} was begun with other {part}: {key} was "
+                        f"{before!r} and is {now!r}. "
+                        "Run with what it was begun with, choose another output, or start afresh "
+                        "(--overwrite)"
                     )
 
 
-def note_shard(location: str, number: int, entry: Mapping[str, Any], following: InputPosition | None, counts: Counts) -> None:
-    """Enter a stored shard: its index entry, where the next shard begins, and the counts of what was read by then."""
-    note = {"shard": entry, "next": asdict(following) if following else None, "counts": asdict(counts)}
+def note_shard(
+    location: str,
+    number: int,
+    entry: Mapping[str, Any],
+    following: InputPosition | None,
+    counts: Counts,
+) -> None:
+    """Enter a stored shard: its index entry, where the next shard begins, and the counts of what
+    was read by then."""
+    note = {
+        "shard": entry,
+        "next": asdict(following) if following else None,
+        "counts": asdict(counts),
+    }
     write_object(join_url(location, _note_name(number)), json.dumps(note).encode())
 
 

@@ -3,8 +3,9 @@
     this process ── (function, argument) ──► worker process ── result ──►
                     small values are pickled; bytes of a megabyte go as descriptors of anonymous memory
 
-The process that hands tasks out never copies what it passes on: bytes that a worker returned arrive as `SharedBytes`, which
-can be cut and sent to another worker unread. The kernel frees them with the last process that holds them, however it ends.
+The process that hands tasks out never copies what it passes on: bytes that a worker returned arrive
+as `SharedBytes`, which can be cut and sent to another worker unread. The kernel frees them with the
+last process that holds them, however it ends.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def open_executor(context: Any, processes: int) -> Iterator[Executor]:
         yield executor
 
 
-def run_in_order(executor: Executor, function: Function, items: Iterable[Any], ahead: int) -> Iterator[tuple[Any, Any]]:
+def run_in_order(
+    executor: Executor, function: Function, items: Iterable[Any], ahead: int
+) -> Iterator[tuple[Any, Any]]:
     """Each item with the function's result, in order, with at most `ahead` of them under way."""
     waiting: deque[tuple[Any, Future[Any]]] = deque()
     for item in items:
@@ -78,9 +81,11 @@ class Inline:
 
 
 class Pool:
-    """Worker processes, each with a socket and a thread of its own: when a process dies its socket ends, and nobody waits for it.
+    """Worker processes, each with a socket and a thread of its own: when a process dies its socket
+    ends, and nobody waits for it.
 
-    Processes are spawned, not forked: this process may have threads and clients. One that loses its parent ends by itself.
+    Processes are spawned, not forked: this process may have threads and clients. One that loses its
+    parent ends by itself.
     """
 
     def __init__(self, context: Any, processes: int) -> None:
@@ -104,7 +109,8 @@ class Pool:
         return future
 
     def close(self) -> None:
-        """Drop what waits; each process ends after what it is at, so that it leaves no temporary file."""
+        """Drop what waits; each process ends after what it is at, so that it leaves no temporary
+        file."""
         self._fail_all(WorkerError("the work was stopped"))
         for _ in self._processes:
             self._tasks.put(None)
@@ -125,7 +131,11 @@ class Pool:
         try:
             message = Message.of((function, argument))
         except Exception as error:
-            future.set_exception(WorkerError(f"cannot hand work to a worker process: {type(error).__name__}: {error}"))
+            future.set_exception(
+                WorkerError(
+                    f"cannot hand work to a worker process: {type(error).__name__}: {error}"
+                )
+            )
             return True
         try:
             message.send(pipe)
@@ -150,12 +160,21 @@ class Pool:
 def _epitaph(process: Any, error: Exception) -> str:
     """Why no more work can be given to a process: it is gone, or this one cannot talk to it."""
     if not isinstance(error, EOFError | ConnectionError):
-        return f"cannot talk to worker process {process.pid}: {type(error).__name__}: {error}. Run again with fewer processes"
+        return (
+            f"cannot talk to worker process {process.pid}: "
+            f"{type(error).__name__}: {error}. Run "
+            "again with fewer processes"
+        )
     process.join(_PATIENCE_S)
     code = process.exitcode
     if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
-        return f"worker process {process.pid} {how}. Run again to go on, with fewer processes if memory is short"
+        how = f"was killed by {signal.Signals(-code).name}" + (
+            " (out of memory?)" if code == -signal.SIGKILL else ""
+        )
+        return (
+            f"worker process {process.pid} {how}. Run again to go on, with fewer processes if "
+            "memory is short"
+        )
     return (
         f"worker process {process.pid} ended with exit status {code}. Run again to go on; "
         "a script must start its work below `if __name__ == '__main__':`, or use processes=1"

@@ -14,7 +14,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Record(NamedTuple):
-    """One record: where it lies for people, its name as an id, and its fields or what is wrong with it."""
+    """One record: where it lies for people, its name as an id, and its fields or what is wrong with
+    it."""
 
     where: str
     name: str
@@ -24,7 +25,8 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """Where a block begins in its unit: its ordinal, uncompressed byte, line or row, and the stored bytes read before it."""
+    """Where a block begins in its unit: its ordinal, uncompressed byte, line or row, and the stored
+    bytes read before it."""
 
     block: int = 0
     offset: int = 0
@@ -43,7 +45,8 @@ class InputBlock(Protocol):
 
 
 class Unit(Protocol):
-    """A part of the input that can be read on its own; its name and size (bytes, or rows) tell it from another."""
+    """A part of the input that can be read on its own; its name and size (bytes, or rows) tell it
+    from another."""
 
     @property
     def name(self) -> str: ...
@@ -51,7 +54,9 @@ class Unit(Protocol):
     def size(self) -> int | None: ...
     @property
     def files(self) -> tuple[SourceFile, ...]: ...
-    def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]: ...
+    def blocks(
+        self, start: Start, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]: ...
 
 
 def sum_bytes(files: Iterable[SourceFile]) -> int:

@@ -1,4 +1,5 @@
-"""Blocks of records to shards: encoded in worker processes, cut in order, then compressed, hashed and stored in workers."""
+"""Blocks of records to shards: encoded in worker processes, cut in order, then compressed, hashed
+and stored in workers."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Samples:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to be stored: its samples, where the next shard begins (None: nowhere), and the counts of what was read by then."""
+    """A shard to be stored: its samples, where the next shard begins (None: nowhere), and the
+    counts of what was read by then."""
 
     number: int
     parts: tuple[bytes | SharedBytes, ...]
@@ -88,8 +90,12 @@ def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> Sam
             samples.append(sample)
         else:
             empty += 1
-    counts = Counts(len(samples), empty, len(bad), tuple(bad[:MAX_LISTED]), block.input_bytes, text_bytes)
-    return Samples(b"".join(samples), np.fromiter(map(len, samples), np.int64, len(samples)), counts)
+    counts = Counts(
+        len(samples), empty, len(bad), tuple(bad[:MAX_LISTED]), block.input_bytes, text_bytes
+    )
+    return Samples(
+        b"".join(samples), np.fromiter(map(len, samples), np.int64, len(samples)), counts
+    )
 
 
 def _sample(context: ShardContext, record: Record) -> dict[str, Any]:
@@ -114,7 +120,9 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise _BadRecordError(f"not UTF-8 (byte 0x{value[error.start]:02x} at {error.start} of {key!r})") from None
+            raise _BadRecordError(
+                f"not UTF-8 (byte 0x{value[error.start]:02x} at {error.start} of {key!r})"
+            ) from None
     if not isinstance(value, str):
         raise _BadRecordError(f"{key!r} is {type(value).__name__}, not a string")
     return value
@@ -123,19 +131,27 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
 def _kept_value(value: Any, column: Column) -> Any:
     if column.encoding == "json":
         # what JSON cannot say, such as a date, is written as its text
-        return value if isinstance(value, str | int | float | None) else json.loads(json.dumps(value, default=str))
+        return (
+            value
+            if isinstance(value, str | int | float | None)
+            else json.loads(json.dumps(value, default=str))
+        )
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
-    fits = kinds.get(column.encoding, (int, float) if column.encoding.startswith("float") else (int,))
+    fits = kinds.get(
+        column.encoding, (int, float) if column.encoding.startswith("float") else (int,)
+    )
     if isinstance(value, bool) or not isinstance(value, fits):
         found = "missing" if value is None else type(value).__name__
         raise _BadRecordError(
-            f"the field {column.name!r} is {found}, not {column.encoding}; {column.name}:json would keep any value"
+            f"the field {column.name!r} is {found}, not {column.encoding}; {column.name}:json "
+            "would keep any value"
         )
     return value
 
 
 def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
-    """Build, compress, hash and store a shard, then enter it in the journal; returns its index entry."""
+    """Build, compress, hash and store a shard, then enter it in the journal; returns its index
+    entry."""
     parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
     raw = b"".join([encode_shard_head(context.form, job.sizes), *parts])
     name = f"shard.{job.number:05}.mds"
@@ -146,7 +162,10 @@ def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
     } | context.form.config()
     stored = raw
     if context.form.compression:
-        stored, name = compress(context.form.compression, raw), f"{name}.{compression_extension(context.form.compression)}"
+        stored, name = (
+            compress(context.form.compression, raw),
+            f"{name}.{compression_extension(context.form.compression)}",
+        )
         entry["zip_data"] = _file_entry(context.form, name, stored)
     parent = multiprocessing.parent_process()
     if parent and not parent.is_alive():
@@ -157,14 +176,19 @@ def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
 
 
 def _file_entry(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
-    return {"basename": name, "bytes": len(data), "hashes": {algorithm: hash_bytes(algorithm, data) for algorithm in form.hashes}}
+    return {
+        "basename": name,
+        "bytes": len(data),
+        "hashes": {algorithm: hash_bytes(algorithm, data) for algorithm in form.hashes},
+    }
 
 
 # ---------------------------------------------------------------- cutting
 
 
 class Cutter:
-    """Cuts the samples into shards as `MDSWriter` does, and knows where in the input each shard ends."""
+    """Cuts the samples into shards as `MDSWriter` does, and knows where in the input each shard
+    ends."""
 
     def __init__(self, form: ShardFormat, number: int, position: InputPosition) -> None:
         self.counts, self._number, self._skip = position.counts, number, position.sample
@@ -201,7 +225,9 @@ class Cutter:
             first = last
 
     def _flush(self, following: InputPosition | None) -> ShardJob:
-        job = ShardJob(self._number, tuple(self._parts), np.concatenate(self._sizes), following, self.counts)
+        job = ShardJob(
+            self._number, tuple(self._parts), np.concatenate(self._sizes), following, self.counts
+        )
         self._number += 1
         self._reset()
         return job

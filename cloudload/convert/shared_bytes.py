@@ -1,7 +1,7 @@
 """Large bytes between processes, as descriptors of anonymous memory: passed on without a copy.
 
-Bytes that a worker returned arrive as `SharedBytes`, which can be cut and sent to another worker unread. The kernel frees
-them with the last process that holds them, however it ends.
+Bytes that a worker returned arrive as `SharedBytes`, which can be cut and sent to another worker
+unread. The kernel frees them with the last process that holds them, however it ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _Descriptor:
 
 
 class SharedBytes:
-    """Bytes in anonymous memory that another process may hold, too: to be cut and passed on, unread."""
+    """Bytes in anonymous memory that another process may hold, too: to be cut and passed on,
+    unread."""
 
     def __init__(self, descriptor: _Descriptor, start: int, stop: int) -> None:
         self.descriptor, self.start, self.stop = descriptor, start, stop
@@ -83,7 +84,9 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Puts each of the descriptors where its bytes were, in the form that `found` makes of them."""
 
-    def __init__(self, file: io.BytesIO, descriptors: list[_Descriptor], found: Callable[[SharedBytes], Any]) -> None:
+    def __init__(
+        self, file: io.BytesIO, descriptors: list[_Descriptor], found: Callable[[SharedBytes], Any]
+    ) -> None:
         super().__init__(file)
         self._descriptors, self._found = descriptors, found
 

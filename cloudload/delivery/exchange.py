@@ -3,12 +3,14 @@
     rank 0    batch t arrives ──► start ─────────────► finish ──► batch t is handed out
     rank 1      batch t arrives ──► start ───────────► finish ──► batch t is handed out
 
-A rank's message for a window of batches is its lanes' cursors after each of its rows, its row count, what it counted, and the
-first row that a lane could not fill. All ranks gather all messages, asynchronously, over a CPU process group of the loader's own.
-What follows from the messages is the same on every rank: the cursor table, the statistics, and whether the lanes have ended.
+A rank's message for a window of batches is its lanes' cursors after each of its rows, its row
+count, what it counted, and the first row that a lane could not fill. All ranks gather all messages,
+asynchronously, over a CPU process group of the loader's own. What follows from the messages is the
+same on every rank: the cursor table, the statistics, and whether the lanes have ended.
 
-A data-parallel rank may be several processes, which share the work on its rows (tensor, pipeline, context parallelism). Then
-several groups exchange side by side, each with one process of every rank, so that each counts a rank's message once:
+A data-parallel rank may be several processes, which share the work on its rows (tensor, pipeline,
+context parallelism). Then several groups exchange side by side, each with one process of every
+rank, so that each counts a rank's message once:
 
     process             0  1  2  3
     data-parallel rank  0  0  1  1          process 0 exchanges with 2, and 1 with 3
@@ -33,14 +35,16 @@ class Exchange(Protocol):
     """Carries the messages of the ranks."""
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
-        """Send `message` (int64 [n], of any length); the call returned waits for those of all ranks.
+        """Send `message` (int64 [n], of any length); the call returned waits for those of all
+        ranks.
 
         All ranks start and finish their messages in the same order.
         """
         ...
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
-        """Raises `RanksDisagreeError` where ranks do not share the same facts, or do not make up the whole world.
+        """Raises `RanksDisagreeError` where ranks do not share the same facts, or do not make up
+        the whole world.
 
         Comes before the first message.
         """
@@ -65,10 +69,12 @@ class NoExchange:
 
 
 class DistributedExchange:
-    """Over torch.distributed, in gloo groups of its own. Making one, and each of its calls, takes all processes.
+    """Over torch.distributed, in gloo groups of its own. Making one, and each of its calls, takes
+    all processes.
 
-    All processes compare their facts; messages stay within the group of this one. They travel in buffers of equal size. Where one
-    does not fit, all ranks see so from the sizes, gather the rest at once, and take larger buffers from then on.
+    All processes compare their facts; messages stay within the group of this one. They travel in
+    buffers of equal size. Where one does not fit, all ranks see so from the sizes, gather the rest
+    at once, and take larger buffers from then on.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -92,7 +98,10 @@ class DistributedExchange:
             if longest > capacity:
                 self._capacity = max(self._capacity, longest + longest // 4)
                 rests = self._gather(message[capacity:], longest - capacity)()
-                messages = [np.concatenate([part, rest])[:size] for part, rest, size in zip(messages, rests, sizes, strict=True)]
+                messages = [
+                    np.concatenate([part, rest])[:size]
+                    for part, rest, size in zip(messages, rests, sizes, strict=True)
+                ]
             return messages
 
         return finish
@@ -110,7 +119,8 @@ class DistributedExchange:
                 work.wait()
             except RuntimeError as error:
                 raise RanksDisagreeError(
-                    "the exchange between ranks broke off: another rank has stopped or is out of step. "
+                    "the exchange between ranks broke off: another rank has "
+                    "stopped or is out of step. "
                     "Look at the first rank that failed, and resume from the last state"
                 ) from error
             return [tensor.numpy() for tensor in gathered]
@@ -120,7 +130,11 @@ class DistributedExchange:
     def compare(self, facts: dict[str, Any], world: World) -> None:
         everybody: list[dict[str, Any]] = [{}] * self._all.size()
         self._dist.all_gather_object(everybody, {**facts, "dp_rank": world.rank}, group=self._all)
-        differing = [name for name in facts if any(other.get(name) != everybody[0].get(name) for other in everybody)]
+        differing = [
+            name
+            for name in facts
+            if any(other.get(name) != everybody[0].get(name) for other in everybody)
+        ]
         if differing:
             lines = [f"  {name}: {[other.get(name) for other in everybody]}" for name in differing]
             raise RanksDisagreeError(
@@ -130,8 +144,11 @@ class DistributedExchange:
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
-            # use_local_synchronization would reuse, in older torch, the name of a closed group, and with it dead addresses
-            self._group, _ = self._dist.new_subgroups_by_enumeration(groups, timeout=self._timeout, backend="gloo")
+            # use_local_synchronization would reuse, in older torch, the name of a closed group, and
+            # with it dead addresses
+            self._group, _ = self._dist.new_subgroups_by_enumeration(
+                groups, timeout=self._timeout, backend="gloo"
+            )
 
     def close(self) -> None:
         if self._all is not None and self._dist.is_initialized():
@@ -141,12 +158,15 @@ class DistributedExchange:
 
 
 def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
-    """Which processes exchange with each other, of processes with these data-parallel ranks: the k-th one of every rank."""
+    """Which processes exchange with each other, of processes with these data-parallel ranks: the
+    k-th one of every rank."""
     numbers = np.bincount(ranks, minlength=world_size)
     if (numbers != numbers[0]).any():
         raise RanksDisagreeError(
-            f"the {len(ranks)} processes cannot be shared out evenly: the data-parallel ranks 0 to {world_size - 1} have "
-            f"{numbers.tolist()} processes. Give each rank as many, by device_mesh, or by dp_rank and dp_world_size"
+            f"the {len(ranks)} processes cannot be shared out evenly: the data-parallel ranks 0 to "
+            f"{world_size - 1} have "
+            f"{numbers.tolist()} processes. Give each rank as many, by device_mesh, or by dp_rank "
+            "and dp_world_size"
         )
     groups: list[list[int]] = np.argsort(ranks, kind="stable").reshape(world_size, -1).T.tolist()
     return groups

@@ -2,8 +2,9 @@
 
     workers ─► arrive: join blocks, start the exchange ─► hand out: finish the exchange, move the position, return the batch
 
-A finite run changes course once, where the first lane runs short: all that had arrived from there on is void, the ranks measure
-what the lanes have left, exchange the sizes, and go on with the rows of the tail, which end on the same step for all.
+A finite run changes course once, where the first lane runs short: all that had arrived from there
+on is void, the ranks measure what the lanes have left, exchange the sizes, and go on with the rows
+of the tail, which end on the same step for all.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from cloudload.workers.processes import BatchParts
 
 
 class _Arrived(NamedTuple):
-    """What has come from the workers and waits for its exchange: a batch, or sizes for the tail; with neither, the end."""
+    """What has come from the workers and waits for its exchange: a batch, or sizes for the tail;
+    with neither, the end."""
 
     batch: Batch | None
     stop: int
@@ -58,7 +60,12 @@ class Batches(Iterator[Batch]):
         meter: DeliveryMeter,
     ) -> None:
         self._plan, self._position, self._exchange = plan, plan.position, exchange
-        self._record, self._record_end, self._open_blocks, self._meter = record, record_end, open_blocks, meter
+        self._record, self._record_end, self._open_blocks, self._meter = (
+            record,
+            record_end,
+            open_blocks,
+            meter,
+        )
         self._process = os.getpid()
         self._blocks: Iterator[BatchParts] | None = None
         self._arrived: deque[_Arrived] = deque()
@@ -76,7 +83,10 @@ class Batches(Iterator[Batch]):
         if self._failure is not None:
             raise self._failure
         if os.getpid() != self._process:
-            raise WorkerError("this iteration was begun in another process, which goes on with it. Make a loader in this one")
+            raise WorkerError(
+                "this iteration was begun in another process, which goes on with "
+                "it. Make a loader in this one"
+            )
         began = time.perf_counter()
         try:
             batch = self._take()
@@ -90,7 +100,8 @@ class Batches(Iterator[Batch]):
         except BaseException as error:
             # nor may it go on from somewhere between two batches
             self._failure = WorkerError(
-                f"this iteration was interrupted ({error!r}). Iterate over the loader anew, after the last batch handed out"
+                f"this iteration was interrupted ({error!r}). Iterate over the loader anew, after "
+                "the last batch handed out"
             )
             self.close()
             raise
@@ -100,7 +111,8 @@ class Batches(Iterator[Batch]):
         return batch
 
     def skip(self, number: int) -> None:
-        """Pass over some batches: they are read, counted and recorded as skipped, but not returned."""
+        """Pass over some batches: they are read, counted and recorded as skipped, but not
+        returned."""
         self._is_skipping = True
         try:
             for _ in itertools.islice(self, number):
@@ -112,21 +124,29 @@ class Batches(Iterator[Batch]):
         while True:
             if not self._arrived:
                 self.arrive()
-            # one batch ahead, so that its exchange is done when it is asked for; not at first, when the trainer waits
-            if self._handed_out and isinstance(self._exchange, DistributedExchange) and not self._plan.is_measured:
+            # one batch ahead, so that its exchange is done when it is asked for; not at first, when
+            # the trainer waits
+            if (
+                self._handed_out
+                and isinstance(self._exchange, DistributedExchange)
+                and not self._plan.is_measured
+            ):
                 self.arrive()
             batch = self._finish_first()
             if batch is not None:
                 return batch
 
     def arrive(self) -> None:
-        """Take the next batch from the workers and start its exchange; or the sizes of what the lanes have left."""
+        """Take the next batch from the workers and start its exchange; or the sizes of what the
+        lanes have left."""
         if self.is_over:
             raise StopIteration
         plan = self._plan
         start = self._arrived_rows
         stop = start + plan.delivery.batch_size * plan.world_size
-        if plan.tail is not None and (start >= plan.tail.end or (stop > plan.tail.end and plan.delivery.tail == "drop")):
+        if plan.tail is not None and (
+            start >= plan.tail.end or (stop > plan.tail.end and plan.delivery.tail == "drop")
+        ):
             self._arrived.append(_Arrived(None, start))
             return
         if self._blocks is None:
@@ -135,7 +155,9 @@ class Batches(Iterator[Batch]):
                 self._take_replays()
         blocks, number = self._next_blocks()
         if plan.is_measured:
-            self._arrived.append(_Arrived(None, start, finish_sizes=self._exchange.start(self._join_sizes(blocks))))
+            self._arrived.append(
+                _Arrived(None, start, finish_sizes=self._exchange.start(self._join_sizes(blocks)))
+            )
             return
         rows = plan.rank_rows(start, stop)
         places = plan.worker_places(rows)
@@ -145,14 +167,16 @@ class Batches(Iterator[Batch]):
         self._arrived.append(_Arrived(batch, stop, *self._start_exchange(stop)))
 
     def hand_out(self) -> Batch | None:
-        """What `next` does once a batch has arrived, for ranks that go in lockstep; None where it was no batch."""
+        """What `next` does once a batch has arrived, for ranks that go in lockstep; None where it
+        was no batch."""
         batch = self._finish_first()
         if batch is not None:
             self._record(self._position)
         return batch
 
     def _finish_first(self) -> Batch | None:
-        """Finish the exchange of what arrived first, move the position past it, and return it; None where it was no batch."""
+        """Finish the exchange of what arrived first, move the position past it, and return it; None
+        where it was no batch."""
         arrived = self._arrived.popleft()
         if arrived.batch is None:
             if arrived.finish_sizes is None:
@@ -166,27 +190,45 @@ class Batches(Iterator[Batch]):
             reports = arrived.finish()
             first_dry = window.first_dry(reports)
             if first_dry < NEVER:
-                self._measure(lanes.after(Update(window, reports, first_dry), move_lanes), first_dry, arrived.batch)
+                self._measure(
+                    lanes.after(Update(window, reports, first_dry), move_lanes),
+                    first_dry,
+                    arrived.batch,
+                )
                 return None
-            lanes, table_rows = lanes.after(Update(window, reports, arrived.stop), move_lanes), arrived.stop
+            lanes, table_rows = (
+                lanes.after(Update(window, reports, arrived.stop), move_lanes),
+                arrived.stop,
+            )
             if self._plan.tail is not None:
                 # the lanes stand where they ended
                 lanes = self._ended.with_lanes(counts=lanes.arrays.counts).lanes
                 table_rows = self._plan.tail_start
-                tail = next_stages(tail or (), self._plan.recipe.config.seq_len, table_rows, arrived.stop)
+                tail = next_stages(
+                    tail or (), self._plan.recipe.config.seq_len, table_rows, arrived.stop
+                )
         rows = arrived.stop
-        skipped = _join_stretches(before.skipped, (before.rows, rows)) if self._is_skipping else before.skipped
-        self._position = Position(rows, table_rows, lanes, tail, skipped, before.batches + 1, rows - before.rows)
+        skipped = (
+            _join_stretches(before.skipped, (before.rows, rows))
+            if self._is_skipping
+            else before.skipped
+        )
+        self._position = Position(
+            rows, table_rows, lanes, tail, skipped, before.batches + 1, rows - before.rows
+        )
         self._handed_out += 1
         return arrived.batch
 
     def close(self, reason: str = "") -> None:
         """End the workers; whatever they had read ahead is read again by the next iteration.
 
-        With a `reason`, who goes on to ask for batches is told: it must not look like the end of the data.
+        With a `reason`, who goes on to ask for batches is told: it must not look like the end of
+        the data.
         """
         if reason and not self.is_over:
-            self._failure = self._failure or WorkerError(f"this iteration has ended: {reason}. Iterate over the loader anew")
+            self._failure = self._failure or WorkerError(
+                f"this iteration has ended: {reason}. Iterate over the loader anew"
+            )
         self.is_over = True
         self._arrived.clear()
         self._close_blocks()
@@ -202,7 +244,8 @@ class Batches(Iterator[Batch]):
             self._window.append(join_progress(*self._next_blocks(), places, stop))
 
     def _next_blocks(self) -> BatchParts:
-        """The blocks that have the next batch; their traffic is counted with the first batch that they have."""
+        """The blocks that have the next batch; their traffic is counted with the first batch that
+        they have."""
         assert self._blocks is not None
         parts = next(self._blocks)
         if not parts.number:
@@ -212,7 +255,10 @@ class Batches(Iterator[Batch]):
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]] | None]:
         plan = self._plan
-        if stop - self._window_start < plan.delivery.exchange_every * plan.delivery.batch_size * plan.world_size:
+        if (
+            stop - self._window_start
+            < plan.delivery.exchange_every * plan.delivery.batch_size * plan.world_size
+        ):
             return None, None
         window = Window(self._window_start, stop, plan.world_size, plan.recipe)
         report = window.report(plan.world_index, self._window)
@@ -222,7 +268,8 @@ class Batches(Iterator[Batch]):
     # ------------------------------------------------------------ the tail
 
     def _measure(self, ended: LaneTable, first_dry: int, batch: Batch) -> None:
-        """Go back to before `batch`, in which the lanes ended at row `first_dry`, and ask what they had left."""
+        """Go back to before `batch`, in which the lanes ended at row `first_dry`, and ask what they
+        had left."""
         spans = batch.spans[batch.first_row + batch.spans[:, 0] * batch.row_step < first_dry]
         self._tokens_before_end = int((spans[:, 5] - spans[:, 4]).sum())
         for arrived in self._arrived:
@@ -231,8 +278,12 @@ class Batches(Iterator[Batch]):
         self._arrived.clear()
         self._close_blocks()
         self._window = []
-        self._ended = self._position.with_lanes(cursors=ended.arrays.cursors, residues=ended.arrays.residues)
-        self._plan = replace(self._plan, position=self._ended, is_measured=True, tail_start=first_dry)
+        self._ended = self._position.with_lanes(
+            cursors=ended.arrays.cursors, residues=ended.arrays.residues
+        )
+        self._plan = replace(
+            self._plan, position=self._ended, is_measured=True, tail_start=first_dry
+        )
 
     def _begin_tail(self, messages: list[Ints]) -> None:
         """Pack what the lanes have left, and go on from before the batch in which they ended."""
@@ -247,11 +298,14 @@ class Batches(Iterator[Batch]):
                 sizes=self._sizes_by_lane(messages),
             )
         except ValueError as error:
-            raise StreamChangedError(f"{error}. The state is damaged, or of another corpus, tokenizer or transform") from error
+            raise StreamChangedError(
+                f"{error}. The state is damaged, or of another corpus, tokenizer or transform"
+            ) from error
         if not tail.end:
             streams = ", ".join(plan.recipe.labels)
             raise DatasetError(
-                f"no document of {streams} gave a token: all are empty, or left out by the transform or min_tokens"
+                f"no document of {streams} gave a token: all are empty, or left out by the "
+                "transform or min_tokens"
             )
         self._tokens_before_end = sum(int(message[1]) for message in messages)
         self._close_blocks()
@@ -260,24 +314,32 @@ class Batches(Iterator[Batch]):
 
     def _num_left(self, lane: int) -> int:
         """The ordinals that a lane had left where the lanes ended."""
-        return (self._plan.recipe.components[0].lanes.end(lane) or 0) - int(self._ended.cursors[0, lane, 0])
+        return (self._plan.recipe.components[0].lanes.end(lane) or 0) - int(
+            self._ended.cursors[0, lane, 0]
+        )
 
     def _join_sizes(self, blocks: list[Block]) -> Ints:
-        """The message of this rank: its virtual index, the tokens of its last rows from lanes, and the sizes of what its lanes
-        have left, lane after lane."""
+        """The message of this rank: its virtual index, the tokens of its last rows from lanes, and
+        the sizes of what its lanes have left, lane after lane."""
         plan = self._plan
         sizes: dict[int, Ints] = {}
         for worker, block in enumerate(blocks):
             stops = np.cumsum([self._num_left(lane) for lane in plan.own_lanes(worker)])
-            sizes.update(zip(plan.own_lanes(worker), np.split(block.lengths, stops[:-1]), strict=True))
-        return np.concatenate([[plan.world_index, self._tokens_before_end], *(sizes[lane] for lane in sorted(sizes))])
+            sizes.update(
+                zip(plan.own_lanes(worker), np.split(block.lengths, stops[:-1]), strict=True)
+            )
+        return np.concatenate(
+            [[plan.world_index, self._tokens_before_end], *(sizes[lane] for lane in sorted(sizes))]
+        )
 
     def _sizes_by_lane(self, messages: list[Ints]) -> list[Ints]:
         sizes: list[Ints] = [np.empty(0, np.int64)] * self._plan.num_lanes
         for message in messages:
             lanes = range(int(message[0]), self._plan.num_lanes, self._plan.world_size)
             stops = 2 + np.cumsum([self._num_left(lane) for lane in lanes])
-            for lane, part in zip(lanes, np.split(message, [2, *stops.tolist()])[1:-1], strict=True):
+            for lane, part in zip(
+                lanes, np.split(message, [2, *stops.tolist()])[1:-1], strict=True
+            ):
                 sizes[lane] = part
         return sizes
 
@@ -295,10 +357,14 @@ class Batches(Iterator[Batch]):
         self.close()
 
     def _count_units(self, units: Ints) -> Ints:
-        """What documents without a token add to the statistics, where no row is left to count them with."""
+        """What documents without a token add to the statistics, where no row is left to count them
+        with."""
         recipe = self._plan.recipe
         [component] = recipe.components
-        orders, counts = component.orders(self._plan.cache_root), np.zeros_like(self._position.counts)
+        orders, counts = (
+            component.orders(self._plan.cache_root),
+            np.zeros_like(self._position.counts),
+        )
         for lane, ordinal, _, _, size in units[units[:, 4] != NO_DOCUMENT].tolist():
             epoch, place = component.lanes.place(lane, ordinal)
             stream = recipe.corpus.streams_of(orders(epoch)[place])
@@ -306,7 +372,9 @@ class Batches(Iterator[Batch]):
         return counts
 
 
-def _join_stretches(stretches: tuple[tuple[int, int], ...], new: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+def _join_stretches(
+    stretches: tuple[tuple[int, int], ...], new: tuple[int, int]
+) -> tuple[tuple[int, int], ...]:
     if stretches and stretches[-1][1] == new[0]:
         return (*stretches[:-1], (stretches[-1][0], new[1]))
     return (*stretches, new)

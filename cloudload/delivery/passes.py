@@ -1,4 +1,5 @@
-"""What `iter(loader)` gives: a pass over the batches, from where the loader stands to where it stops.
+"""What `iter(loader)` gives: a pass over the batches, from where the loader stands to where it
+stops.
 
     stop_every=3        first pass: batches 1 2 3 · next: 4 5 6 · resumed after batch 4: 5 6 · next: 7 8 9
 
@@ -17,7 +18,12 @@ from cloudload.delivery.iteration import Batches
 class Pass(Iterator[Batch]):
     """One pass; nothing is begun before its first batch is asked for."""
 
-    def __init__(self, begin: Callable[[], Batches], num_complete: Callable[[], int], keep: Callable[[Batches], None]) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Batches],
+        num_complete: Callable[[], int],
+        keep: Callable[[Batches], None],
+    ) -> None:
         self._begin, self._num_complete, self._keep = begin, num_complete, keep
         self._batches: Batches | None = None
         self._stop, self._is_over = 0, False
@@ -44,19 +50,24 @@ class Pass(Iterator[Batch]):
 
 # ---------------------------------------------------------------- frameworks that need an adapter
 
-# Composer would not save the state, and skips batches by counting its own epochs; Lightning saves it one batch too far,
-# and does not load it at the end of an epoch.
+# Composer would not save the state, and skips batches by counting its own epochs; Lightning saves
+# it one batch too far, and does not load it at the end of an epoch.
 _INSTEAD = {
-    "composer.trainer.trainer": "Composer data_spec(loader), or eval_spec(loader), of cloudload.integrations.composer",
+    "composer.trainer.trainer": "Composer data_spec(loader), or eval_spec(loader), of "
+    "cloudload.integrations.composer",
     "lightning.pytorch.utilities.combined_loader": (
-        "Lightning datamodule=CloudloadDataModule(loader), of cloudload.integrations.lightning; and for evaluation "
+        "Lightning datamodule=CloudloadDataModule(loader), of cloudload.integrations.lightning; "
+        "and for evaluation "
         "cloudload.FromStart(loader)"
     ),
 }
-_INSTEAD["pytorch_lightning.utilities.combined_loader"] = _INSTEAD["lightning.pytorch.utilities.combined_loader"]
+_INSTEAD["pytorch_lightning.utilities.combined_loader"] = _INSTEAD[
+    "lightning.pytorch.utilities.combined_loader"
+]
 
 
 def reason_to_refuse_caller() -> str | None:
-    """Why what called the caller of this may not iterate, and what it is to be given; None for all but a few modules."""
+    """Why what called the caller of this may not iterate, and what it is to be given; None for all
+    but a few modules."""
     instead = _INSTEAD.get(sys._getframe(2).f_globals.get("__name__", ""))
     return instead and f"read like this, a resumed run would lose or repeat batches. Give {instead}"

@@ -2,7 +2,8 @@
 
     Trainer(train_dataloader=data_spec(loader), eval_dataloader=eval_spec(eval_loader), callbacks=[CloudloadMonitor(loader)], ...)
 
-Composer saves and restores the dataset of a torch DataLoader, and then neither skips nor replays batches; so it is given one.
+Composer saves and restores the dataset of a torch DataLoader, and then neither skips nor replays
+batches; so it is given one.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def data_spec(loader: CloudLoader) -> DataSpec:
-    """For training. Samples are rows, tokens those of documents; `max_duration` in epochs needs `stop_every=<batches>`."""
+    """For training. Samples are rows, tokens those of documents; `max_duration` in epochs needs
+    `stop_every=<batches>`."""
     return _count(_DataLoader(loader))
 
 
 def eval_spec(loader: CloudLoader) -> DataSpec:
-    """For evaluation: every evaluation reads the same batches. Its loader has `epochs=1`, or `stop_every`."""
+    """For evaluation: every evaluation reads the same batches. Its loader has `epochs=1`, or
+    `stop_every`."""
     return _count(FromStart(loader))
 
 
@@ -91,7 +94,8 @@ class _Dataset(IterableDataset[Batch]):
             return  # Composer has yet to see the end of the epoch whose last batch it has trained on
         yield from self._loader
         if self.state and not self._loader.is_at_stop:
-            # now, so that the last checkpoint is still saved; otherwise empty epochs would follow for ever
+            # now, so that the last checkpoint is still saved; otherwise empty epochs would follow
+            # for ever
             logger.info("the data has ended after %d rows, and so does training", self._loader.rows)
             self.state.stop_training()
 
@@ -99,14 +103,18 @@ class _Dataset(IterableDataset[Batch]):
         return self._is_loaded_at_end or self._loader.is_at_stop
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, str]:
-        """One leaf of text, which sharded checkpoints, too, take as it is. Composer has had `num_samples` of the epoch."""
+        """One leaf of text, which sharded checkpoints, too, take as it is. Composer has had
+        `num_samples` of the epoch."""
         is_at_end = num_samples > 0 and self._is_at_end()
-        return {"cloudload": json.dumps({"loader": self._loader.state_dict(), "is_at_end": is_at_end})}
+        return {
+            "cloudload": json.dumps({"loader": self._loader.state_dict(), "is_at_end": is_at_end})
+        }
 
     def load_state_dict(self, state: Mapping[str, str] | None) -> None:
         if not state or "cloudload" not in state:
             raise StreamChangedError(
-                f"the checkpoint's train dataset is {state and sorted(state)}, and none of data_spec(loader). Load one that was "
+                f"the checkpoint's train dataset is {state and sorted(state)}, and none of "
+                "data_spec(loader). Load one that was "
                 "saved with it, or take its weights alone: load_weights_only=True"
             )
         saved = json.loads(state["cloudload"])
@@ -115,7 +123,12 @@ class _Dataset(IterableDataset[Batch]):
 
 
 def _count(batches: Any) -> DataSpec:
-    return DataSpec(batches, get_num_samples_in_batch=_count_rows, get_num_tokens_in_batch=_count_tokens, split_batch=split_batch)
+    return DataSpec(
+        batches,
+        get_num_samples_in_batch=_count_rows,
+        get_num_tokens_in_batch=_count_tokens,
+        split_batch=split_batch,
+    )
 
 
 def _as_it_is(batch: Batch) -> Batch:
@@ -130,16 +143,24 @@ def _count_tokens(batch: Tensors) -> dict[str, int]:
     """`loss_generating` are the labels that a model which shifts them is trained on."""
     loss_generating = int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
     # a microbatch is no Batch any more, and Composer asks it for the others only
-    return {"total": batch.num_tokens if isinstance(batch, Batch) else loss_generating, "loss_generating": loss_generating}
+    return {
+        "total": batch.num_tokens if isinstance(batch, Batch) else loss_generating,
+        "loss_generating": loss_generating,
+    }
 
 
 def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, torch.Tensor]]:
-    """Microbatches of so many rows; each has the segments of its own rows in `cu_seqlens`, counted from its own start."""
+    """Microbatches of so many rows; each has the segments of its own rows in `cu_seqlens`, counted
+    from its own start."""
     size, (num_rows, seq_len) = int(microbatch_size), batch["input_ids"].shape
     microbatches = []
     for start in range(0, num_rows, size):
         stop = min(start + size, num_rows)
-        rows = {name: tensor[start:stop] for name, tensor in batch.items() if name not in ("cu_seqlens", "max_seqlen")}
+        rows = {
+            name: tensor[start:stop]
+            for name, tensor in batch.items()
+            if name not in ("cu_seqlens", "max_seqlen")
+        }
         if "cu_seqlens" in batch:
             ends = batch["cu_seqlens"]
             own = ends[(ends >= start * seq_len) & (ends <= stop * seq_len)] - start * seq_len

@@ -3,8 +3,8 @@
     dcp.save({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)      # or dcp.async_save
     dcp.load({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)
 
-The leaf is the same on every rank, so it is stored once, and any number of ranks loads it. A mapping in its place would be taken
-apart, and put together by the keys of the loader that loads it.
+The leaf is the same on every rank, so it is stored once, and any number of ranks loads it. A
+mapping in its place would be taken apart, and put together by the keys of the loader that loads it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     trainer = Trainer(..., use_distributed_sampler=False, callbacks=[CloudloadMonitor(loader)])
     trainer.fit(model, datamodule=CloudloadDataModule(loader), ckpt_path="last")
 
-Where no length is known Lightning reads one batch ahead, so the module counts what is trained on: the state to save is that of
-the last such batch.
+Where no length is known Lightning reads one batch ahead, so the module counts what is trained on:
+the state to save is that of the last such batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class CloudloadDataModule(LightningDataModule):
         assert self.trainer is not None
         if self.trainer.ckpt_path and not self._is_loaded:
             raise StreamChangedError(
-                f"{self.trainer.ckpt_path} has no state of a {type(self).__qualname__}. Load a checkpoint that was saved with "
+                f"{self.trainer.ckpt_path} has no state of a {type(self).__qualname__}. Load a "
+                "checkpoint that was saved with "
                 "one, or take its weights alone"
             )
         return _Batches(self)
@@ -55,7 +56,8 @@ class CloudloadDataModule(LightningDataModule):
         self._num_fetched, self._is_loaded = 0, True
 
     def begin_pass(self) -> None:
-        """Go back to where training is: a fit before may have left batches that it did not train on."""
+        """Go back to where training is: a fit before may have left batches that it did not train
+        on."""
         if num_ahead := self._num_ahead():
             self.loader.load_state_dict(self.loader.state_dict(lag=num_ahead))
         # Lightning raises it before it saves, and not for a batch that fails
@@ -68,11 +70,14 @@ class CloudloadDataModule(LightningDataModule):
 
     def _num_ahead(self) -> int:
         """Batches that Lightning has taken in this pass, and not trained on."""
-        return self._num_fetched and self._num_fetched - (self._progress.processed - self._num_processed_before)
+        return self._num_fetched and self._num_fetched - (
+            self._progress.processed - self._num_processed_before
+        )
 
 
 class CloudloadMonitor(Callback):
-    """Logs `loader.stats()`, of what Lightning has fetched, as `cloudload/…`: as often as it logs, and at the end of epochs."""
+    """Logs `loader.stats()`, of what Lightning has fetched, as `cloudload/…`: as often as it logs,
+    and at the end of epochs."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader
@@ -103,7 +108,9 @@ class _Batches:
             yield batch
         if not self._module.loader.is_at_stop:
             # otherwise empty epochs would follow
-            logger.info("the data has ended after %d rows, and so does training", self._module.loader.rows)
+            logger.info(
+                "the data has ended after %d rows, and so does training", self._module.loader.rows
+            )
             self._module.trainer.should_stop = True
 
     def __len__(self) -> int:

@@ -19,9 +19,11 @@ from cloudload.loader import CloudLoader
 
 
 class CloudloadNode(BaseNode[Batch]):
-    """A source of batches. Reset without a state, it goes on where the loader stands, as a new epoch does.
+    """A source of batches. Reset without a state, it goes on where the loader stands, as a new
+    epoch does.
 
-    That is past what a `Prefetcher` has read ahead: a pass that is left in its middle goes on by `load_state_dict`.
+    That is past what a `Prefetcher` has read ahead: a pass that is left in its middle goes on by
+    `load_state_dict`.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
@@ -51,7 +53,8 @@ class CloudloadDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         if get_worker_info() is not None:
             raise ValueError(
-                "a CloudLoader cannot be read in a DataLoader's workers: each would read all of it. "
+                "a CloudLoader cannot be read in a DataLoader's workers: "
+                "each would read all of it. "
                 "Give the DataLoader num_workers=0, and the CloudLoader num_workers=N"
             )
         return iter(self._loader)

@@ -1,10 +1,12 @@
-"""The Hugging Face Trainer: batches as they come, the state in `trainer_state.json`, no batch skipped or replayed.
+"""The Hugging Face Trainer: batches as they come, the state in `trainer_state.json`, no batch
+skipped or replayed.
 
     class MyTrainer(CloudloadTrainer, Trainer): ...
 
     MyTrainer(model, args, loader=loader, eval_dataset=FromStart(eval_loader)).train(resume_from_checkpoint=True)
 
-The Trainer would wrap a dataset in a DataLoader of its own, read ahead, and share it out again; so it is given the loader itself.
+The Trainer would wrap a dataset in a DataLoader of its own, read ahead, and share it out again; so
+it is given the loader itself.
 """
 
 from __future__ import annotations
@@ -37,20 +39,26 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         """This is where training stands."""
         self._saved = self.loader.state_dict()
 
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if args.auto_find_batch_size:
             raise ValueError(
-                "auto_find_batch_size cannot change the batches of a CloudLoader. Leave it out, and set batch_size there"
+                "auto_find_batch_size cannot change the batches of a CloudLoader. Leave it out, "
+                "and set batch_size there"
             )
         # the loader stands where it should, there is nothing to skip
         args.ignore_data_skip = True
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         name = type(self).__name__
         saved = state.stateful_callbacks.get(name)
         if state.global_step and saved is None:
             raise StreamChangedError(
-                f"the checkpoint of step {state.global_step} has no state of the loader: it was saved without "
+                f"the checkpoint of step {state.global_step} has no state of the loader: it was "
+                "saved without "
                 f"{name}. Load one that has it, or start a new run from its weights alone"
             )
         if state.global_step:
@@ -59,16 +67,21 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         self.loader.load_state_dict(self._saved)
         state.stateful_callbacks[name] = self.state()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.note()
 
 
 class CloudloadTrainer:
-    """What a Trainer that trains from a loader has more; goes before `Trainer` among the bases of a class."""
+    """What a Trainer that trains from a loader has more; goes before `Trainer` among the bases of a
+    class."""
 
     def __init__(self, *args: Any, loader: CloudLoader, **kwargs: Any) -> None:
         self.loader, self._state = loader, CloudloadCallback(loader)
-        super().__init__(*args, callbacks=[*(kwargs.pop("callbacks", None) or ()), self._state], **kwargs)  # type: ignore[call-arg]
+        super().__init__(
+            *args, callbacks=[*(kwargs.pop("callbacks", None) or ()), self._state], **kwargs
+        )  # type: ignore[call-arg]
 
     def get_train_dataloader(self) -> Any:
         self._state.note()
@@ -78,11 +91,16 @@ class CloudloadTrainer:
             rest = len(self.loader) % accumulate
         if rest:
             raise ValueError(
-                f"a pass over the loader has {len(self.loader)} batches, which is not a multiple of gradient_accumulation_steps "
-                f"{accumulate}: what is accumulated at its end would be lost. Make stop_every a multiple"
+                f"a pass over the loader has {len(self.loader)} batches, which is not a multiple "
+                "of gradient_accumulation_steps "
+                f"{accumulate}: what is accumulated at its end would be lost. "
+                "Make stop_every a multiple"
             )
         if rest is None:
-            logger.warning("what is accumulated at the end of a pass over the loader is lost: the Trainer takes no step with it")
+            logger.warning(
+                "what is accumulated at the end of a pass over the loader is lost: the Trainer "
+                "takes no step with it"
+            )
         return self.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -94,9 +112,14 @@ class CloudloadTrainer:
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Likewise."""
-        return test_dataset if isinstance(test_dataset, FromStart) else super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return (
+            test_dataset
+            if isinstance(test_dataset, FromStart)
+            else super().get_test_dataloader(test_dataset)
+        )  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """With the numbers of `loader.stats()` as `cloudload/…` wherever a training loss is logged."""
+        """With the numbers of `loader.stats()` as `cloudload/…` wherever a training loss is
+        logged."""
         numbers = self.loader.stats().as_dict("cloudload/") if "loss" in logs else {}
         super().log({**logs, **numbers}, *args, **kwargs)  # type: ignore[misc]

@@ -1,4 +1,5 @@
-"""The compressions of stored shards. Output is bounded by the size that the index gives, whatever the data says."""
+"""The compressions of stored shards. Output is bounded by the size that the index gives, whatever
+the data says."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
 
 
 def check_codec(compression: str) -> None:
-    """Raises `DatasetError`, which names the package, where there is nothing here to unpack shards of a compression with."""
+    """Raises `DatasetError`, which names the package, where there is nothing here to unpack shards
+    of a compression with."""
     try:
         if compression == "snappy":
             import snappy  # noqa: F401
@@ -62,7 +64,9 @@ def check_codec(compression: str) -> None:
             brotli.Decompressor().process(b"", output_buffer_limit=1)
     except (ImportError, TypeError) as error:
         package = "python-snappy" if compression == "snappy" else "'brotli>=1.2'"
-        raise DatasetError(f"shards are compressed with {compression!r}: to read them, pip install {package}") from error
+        raise DatasetError(
+            f"shards are compressed with {compression!r}: to read them, pip install {package}"
+        ) from error
 
 
 def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
@@ -81,7 +85,8 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
 def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
     import snappy
 
-    # a block begins with its raw size, 7 bits a byte, the lowest first; no more than that is ever written
+    # a block begins with its raw size, 7 bits a byte, the lowest first; no more than that is ever
+    # written
     size = 0
     for place, byte in enumerate(data[:5]):
         size |= (byte & 127) << 7 * place

@@ -30,7 +30,10 @@ class Dataset:
     """SHA-256 of `index.json`: a republished dataset is another dataset."""
 
     def __repr__(self) -> str:
-        return f"Dataset({hide_secrets(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
+        return (
+            f"Dataset({hide_secrets(self.url)!r}, {len(self.shards)} shards, "
+            f"{self.index_hash[:12]})"
+        )
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ class Corpus:
     @cached_property
     def shard_sizes(self) -> Ints:
         """Samples of each shard: int64 [shards]."""
-        return np.array([shard.samples for dataset in self.datasets for shard in dataset.shards], np.int64)
+        return np.array(
+            [shard.samples for dataset in self.datasets for shard in dataset.shards], np.int64
+        )
 
     @cached_property
     def shard_starts(self) -> Ints:
@@ -58,7 +63,9 @@ class Corpus:
     @cached_property
     def shard_owners(self) -> list[tuple[int, int]]:
         """(dataset, shard within it) of each shard."""
-        return [(d, s) for d, dataset in enumerate(self.datasets) for s in range(len(dataset.shards))]
+        return [
+            (d, s) for d, dataset in enumerate(self.datasets) for s in range(len(dataset.shards))
+        ]
 
     @property
     def num_samples(self) -> int:
@@ -83,13 +90,17 @@ class Corpus:
         return sum(shard.raw.bytes for dataset in self.datasets for shard in dataset.shards)
 
     def fingerprint(self, streams: range) -> str:
-        """Of some datasets: equal for the same shards in the same order, wherever they lie and however they are compressed."""
+        """Of some datasets: equal for the same shards in the same order, wherever they lie and
+        however they are compressed."""
         digest = hashlib.sha256()
         for stream in streams:
             digest.update(b"dataset\n")
             for shard in self.datasets[stream].shards:
                 columns = [(column.name, column.encoding) for column in shard.columns]
-                digest.update(f"{shard.samples} {shard.raw.bytes} {sorted(shard.raw.hashes.items())} {columns}\n".encode())
+                digest.update(
+                    f"{shard.samples} {shard.raw.bytes} "
+                    f"{sorted(shard.raw.hashes.items())} {columns}\n".encode()
+                )
         return digest.hexdigest()[:32]
 
 
@@ -104,8 +115,14 @@ def check_text_column(corpus: Corpus, text_key: str) -> None:
         for columns in dict.fromkeys(shard.columns for shard in dataset.shards):
             encodings = {column.name: column.encoding for column in columns}
             if encodings.get(text_key) not in ("str", "bytes"):
-                found = "no column" if text_key not in encodings else f"no text, but {encodings[text_key]}, in column"
-                names = ", ".join(name for name, encoding in encodings.items() if encoding in ("str", "bytes"))
+                found = (
+                    "no column"
+                    if text_key not in encodings
+                    else f"no text, but {encodings[text_key]}, in column"
+                )
+                names = ", ".join(
+                    name for name, encoding in encodings.items() if encoding in ("str", "bytes")
+                )
                 raise DatasetError(
                     f"{hide_secrets(dataset.url)} has {found} {text_key!r}. "
                     + (
@@ -117,12 +134,17 @@ def check_text_column(corpus: Corpus, text_key: str) -> None:
 
 
 def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool = True) -> Corpus:
-    """Read the index of each stream. Raises `StoreError` or `DatasetError`, and where there is no sample in any, or in one that
-    may not be empty."""
+    """Read the index of each stream. Raises `StoreError` or `DatasetError`, and where there is no
+    sample in any, or in one that may not be empty."""
     corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
-    empty = [dataset for dataset in corpus.datasets if not sum(shard.samples for shard in dataset.shards)]
+    empty = [
+        dataset for dataset in corpus.datasets if not sum(shard.samples for shard in dataset.shards)
+    ]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
-        raise DatasetError(f"no samples in {', '.join(hide_secrets(dataset.url) for dataset in empty)}. Convert a corpus first")
+        raise DatasetError(
+            f"no samples in {', '.join(hide_secrets(dataset.url) for dataset in empty)}. Convert a "
+            "corpus first"
+        )
     return corpus
 
 

@@ -13,13 +13,20 @@ import xxhash
 
 
 class Hasher:
-    """A running hash of one algorithm, from `hashlib` or `xxhash`, under the names that MDS indexes use."""
+    """A running hash of one algorithm, from `hashlib` or `xxhash`, under the names that MDS indexes
+    use."""
 
     def __init__(self, algorithm: str) -> None:
         try:
-            self._hash: Any = getattr(xxhash, algorithm)() if algorithm.startswith("xxh") else hashlib.new(algorithm)
+            self._hash: Any = (
+                getattr(xxhash, algorithm)()
+                if algorithm.startswith("xxh")
+                else hashlib.new(algorithm)
+            )
         except (AttributeError, ValueError):
-            raise ValueError(f"no hash named {algorithm!r}; use xxh64, xxh128, sha1, sha256, …") from None
+            raise ValueError(
+                f"no hash named {algorithm!r}; use xxh64, xxh128, sha1, sha256, …"
+            ) from None
 
     def update(self, data: bytes) -> None:
         self._hash.update(data)
@@ -36,7 +43,8 @@ def hash_bytes(algorithm: str, data: bytes) -> str:
 
 
 def fastest_hash(hashes: Mapping[str, str]) -> str | None:
-    """The hash of an index entry that is cheapest to check, or None where there is none that we know."""
+    """The hash of an index entry that is cheapest to check, or None where there is none that we
+    know."""
     quick = [name for name in ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32") if name in hashes]
     known = quick or [name for name in sorted(hashes) if _is_hash(name)]
     return known[0] if known else None

@@ -3,8 +3,9 @@
     {"version": 2, "shards": [{format, samples, column_names, column_encodings, column_sizes,
                                raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
 
-A name becomes a path in the cache and a key in the store, so it may neither leave its folder, nor be what the cache calls its own
-files, nor fall together with another. Sizes bound what is read, unpacked and kept, so they must be sizes that a shard can have.
+A name becomes a path in the cache and a key in the store, so it may neither leave its folder, nor
+be what the cache calls its own files, nor fall together with another. Sizes bound what is read,
+unpacked and kept, so they must be sizes that a shard can have.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ FIXED_FORMATS: dict[str, str] = {
     "float64": "<d",
 }
 
-_FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()} | {"float16": 2}
+_FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()} | {
+    "float16": 2
+}
 
 # the offsets of a shard are uint32
 _MOST_SHARD_BYTES = (1 << 32) - 1
@@ -54,12 +57,15 @@ _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
 _CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
 
 # names as writers make them, of which a million need no longer look
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)")
+_PLAIN_NAME = re.compile(
+    r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a shard: its name, its MDS encoding, and its bytes a sample where that is fixed."""
+    """A column of a shard: its name, its MDS encoding, and its bytes a sample where that is
+    fixed."""
 
     name: str
     encoding: str
@@ -82,7 +88,8 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard as the index tells of it; `zipped` is what the store holds where the shard is compressed."""
+    """A shard as the index tells of it; `zipped` is what the store holds where the shard is
+    compressed."""
 
     samples: int
     columns: tuple[Column, ...]
@@ -97,7 +104,8 @@ class ShardInfo:
 
 
 def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
-    """The shards of an `index.json`, in order. Raises `DatasetError` for anything that is not a sound MDS index.
+    """The shards of an `index.json`, in order. Raises `DatasetError` for anything that is not a
+    sound MDS index.
 
     Of more than `MOST_INDEX_BYTES` nothing is looked at: their first bytes are enough to tell.
     """
@@ -107,13 +115,17 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
         if index["version"] != 2:
             raise ValueError(f"version {index['version']!r} is not 2")
         shards = index["shards"]
-        if not isinstance(shards, list) or not all(isinstance(shard, ShardInfo) for shard in shards):
+        if not isinstance(shards, list) or not all(
+            isinstance(shard, ShardInfo) for shard in shards
+        ):
             raise ValueError("its shards are not a list of shards, each with its raw_data")
         _check_names(shards)
         return tuple(shards)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = _explain(error)
-        raise DatasetError(f"{dataset}/{INDEX_NAME} is not an MDS index: {reason[:500]}. Convert the corpus again") from error
+        raise DatasetError(
+            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason[:500]}. Convert the corpus again"
+        ) from error
 
 
 def _explain(error: Exception) -> str:
@@ -123,7 +135,11 @@ def _explain(error: Exception) -> str:
         return "it is nested too deeply"
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return f"it is not JSON ({error})"
-    return f"its fields are not of the right types ({error})" if isinstance(error, TypeError | AttributeError) else str(error)
+    return (
+        f"its fields are not of the right types ({error})"
+        if isinstance(error, TypeError | AttributeError)
+        else str(error)
+    )
 
 
 def _check_extent(data: bytes) -> None:
@@ -135,7 +151,8 @@ def _check_extent(data: bytes) -> None:
 
 
 def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
-    """A shard as soon as its entry ends, so that the entries of all shards are never held together."""
+    """A shard as soon as its entry ends, so that the entries of all shards are never held
+    together."""
     return _parse_shard(entry) if "raw_data" in entry else entry
 
 
@@ -146,12 +163,16 @@ def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
     if raw.bytes < 4 * (samples + 2):
         raise ValueError(f"{raw.name!r} has {raw.bytes:,} bytes, too few for {samples:,} samples")
     zipped = entry.get("zip_data")
-    names, encodings, sizes = (entry[f"column_{field}"] for field in ("names", "encodings", "sizes"))
+    names, encodings, sizes = (
+        entry[f"column_{field}"] for field in ("names", "encodings", "sizes")
+    )
     if not all(isinstance(field, list) for field in (names, encodings, sizes)):
         raise ValueError("column names, encodings and sizes are not all lists")
     return ShardInfo(
         samples=samples,
-        columns=_parse_columns(tuple(names), tuple(encodings), tuple(sizes), tuple(map(type, sizes))),
+        columns=_parse_columns(
+            tuple(names), tuple(encodings), tuple(sizes), tuple(map(type, sizes))
+        ),
         raw=raw,
         zipped=_parse_file(zipped) if zipped else None,
         compression=_parse_compression(entry["compression"]) if zipped else None,
@@ -161,7 +182,10 @@ def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
 # the shards of a dataset share one tuple; types are part of the key, for True equals 1
 @lru_cache(1024)
 def _parse_columns(
-    names: tuple[Any, ...], encodings: tuple[Any, ...], sizes: tuple[Any, ...], _types: tuple[type, ...]
+    names: tuple[Any, ...],
+    encodings: tuple[Any, ...],
+    sizes: tuple[Any, ...],
+    _types: tuple[type, ...],
 ) -> tuple[Column, ...]:
     if not all(isinstance(name, str) for name in (*names, *encodings)):
         raise ValueError("column names and encodings are not all text")
@@ -176,7 +200,10 @@ def _parse_columns(
     for column in columns:
         known = _FIXED_SIZES.get(column.encoding, column.bytes)
         if column.bytes != known or (column.bytes or 0) > _MOST_SHARD_BYTES:
-            raise ValueError(f"column {column.name!r} of {column.encoding} cannot have samples of {column.bytes} bytes")
+            raise ValueError(
+                f"column {column.name!r} of {column.encoding} cannot have samples of "
+                f"{column.bytes} bytes"
+            )
     return columns
 
 
@@ -211,7 +238,9 @@ def _fault_of_name(name: object) -> str | None:
         return "is the index's own"
     if any(sign in name for sign in "*?["):
         return "is a pattern of names"
-    if len(name.encode()) > _MOST_NAME_BYTES or any(len(part.encode()) > _MOST_PART_BYTES for part in parts):
+    if len(name.encode()) > _MOST_NAME_BYTES or any(
+        len(part.encode()) > _MOST_PART_BYTES for part in parts
+    ):
         return f"is longer than {_MOST_PART_BYTES} bytes"
     if any(part.lower().endswith(_CACHE_SUFFIXES) for part in parts):
         return "ends in .part or .lock, as the cache's own files do"
@@ -226,7 +255,10 @@ def _check_names(shards: Iterable[ShardInfo]) -> None:
         seen: set[str] = set()
         for file in files:
             if file.name.casefold() in seen:
-                raise ValueError(f"two files have the name {file.name!r}, or names that differ only in upper and lower case")
+                raise ValueError(
+                    f"two files have the name {file.name!r}, or names that differ only in upper "
+                    "and lower case"
+                )
             seen.add(file.name.casefold())
     folders = {folder for name in folded if "/" in name for folder in _folders_of(name)}
     if both := sorted(folders & folded):

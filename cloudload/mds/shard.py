@@ -4,8 +4,9 @@
     shard         uint32 count | uint32 offsets[count + 1] | JSON header | samples
     sample        uint32 sizes of the variable-sized columns | the columns' bytes, columns in order of their names
 
-The format is MosaicML Streaming's (`streaming/base/format/mds`); shards written here are the bytes that its `MDSWriter` writes,
-and a test says so. Nothing here trusts its input: names may not leave their folder, sizes are bounded by the index.
+The format is MosaicML Streaming's (`streaming/base/format/mds`); shards written here are the bytes
+that its `MDSWriter` writes, and a test says so. Nothing here trusts its input: names may not leave
+their folder, sizes are bounded by the index.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _MOST_HEADER_BYTES = 1 << 20
 
 ID_KEY = "id"
 
-MEND = "If it lies in the cache, delete it to fetch it again; if it is the dataset's own, convert or copy it again"
+MEND = (
+    "If it lies in the cache, delete it to fetch it again; if it is the dataset's own, convert "
+    "or copy it again"
+)
 
 
 class Shard:
@@ -43,16 +47,21 @@ class Shard:
         with _open_regular(path) as file:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
-                raise DatasetError(f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. {MEND}")
+                raise DatasetError(
+                    f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. {MEND}"
+                )
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self._starts = np.ascontiguousarray(self._read_offsets(), np.uint32).data
         self._check_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
-        # a column begins after the sizes, the fixed columns before it, and the variable ones before it
+        # a column begins after the sizes, the fixed columns before it, and the variable ones before
+        # it
         fixed = [column.bytes or 0 for column in info.columns]
         self._fixed_bytes = self._sizes.size + sum(fixed)
-        self._before = [(self._sizes.size + sum(fixed[:c]), sum(variable[:c])) for c in range(len(fixed))]
+        self._before = [
+            (self._sizes.size + sum(fixed[:c]), sum(variable[:c])) for c in range(len(fixed))
+        ]
 
     @property
     def name(self) -> str:
@@ -63,14 +72,21 @@ class Shard:
         count, end = self.info.samples, len(self._map)
         start = 4 * (count + 2)
         if end < start or struct.unpack_from("<I", self._map)[0] != count:
-            raise DatasetError(f"{self.name} is not a shard of {count:,} samples, as its index says. {MEND}")
+            raise DatasetError(
+                f"{self.name} is not a shard of {count:,} samples, as its index says. {MEND}"
+            )
         offsets = np.frombuffer(self._map, "<u4", count + 1, 4)
-        if offsets[0] < start or offsets[-1] != end or (np.diff(offsets.astype(np.int64)) < 0).any():
+        if (
+            offsets[0] < start
+            or offsets[-1] != end
+            or (np.diff(offsets.astype(np.int64)) < 0).any()
+        ):
             raise DatasetError(f"{self.name} has sample offsets outside the shard. {MEND}")
         return offsets
 
     def _check_header(self) -> None:
-        """What a shard says of its columns must be what the index says; some writers leave it out."""
+        """What a shard says of its columns must be what the index says; some writers leave it
+        out."""
         start, stop = 4 * (self.info.samples + 2), self._starts[0]
         if start == stop:
             return
@@ -80,14 +96,24 @@ class Shard:
             header = json.loads(self._map[start:stop])
             found = [header[f"column_{field}"] for field in ("names", "encodings", "sizes")]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise DatasetError(f"{self.name} has a header that tells no columns ({error!r:.200}). {MEND}") from error
+            raise DatasetError(
+                f"{self.name} has a header that tells no columns ({error!r:.200}). {MEND}"
+            ) from error
         columns = self.info.columns
-        expected = [[column.name for column in columns], [c.encoding for c in columns], [c.bytes for c in columns]]
+        expected = [
+            [column.name for column in columns],
+            [c.encoding for c in columns],
+            [c.bytes for c in columns],
+        ]
         if found != expected:
-            raise DatasetError(f"{self.name} says its columns are {str(found)[:300]}, its index {str(expected)[:300]}. {MEND}")
+            raise DatasetError(
+                f"{self.name} says its columns are {str(found)[:300]}, its index "
+                f"{str(expected)[:300]}. {MEND}"
+            )
 
     def column_index(self, name: str) -> int:
-        """Where a column stands in a sample. Raises `DatasetError` where there is none of that name."""
+        """Where a column stands in a sample. Raises `DatasetError` where there is none of that
+        name."""
         for position, column in enumerate(self.info.columns):
             if column.name == name:
                 return position
@@ -111,7 +137,12 @@ class Shard:
         """One column of some samples as text. Raises `DatasetError` where one is not UTF-8."""
         texts = []
         # once a document of the corpus: written out, for a call costs as much as what it does
-        starts, unpack, data, fixed_bytes = self._starts, self._sizes.unpack_from, memoryview(self._map), self._fixed_bytes
+        starts, unpack, data, fixed_bytes = (
+            self._starts,
+            self._sizes.unpack_from,
+            memoryview(self._map),
+            self._fixed_bytes,
+        )
         fixed, variable = self._before[column]
         width = self.info.columns[column].bytes
         sample = -1
@@ -122,12 +153,21 @@ class Shard:
                 if start + fixed_bytes + sum(sizes) != stop:
                     raise self._broken(sample)
                 start += fixed + sum(sizes[:variable])
-                texts.append(str(data[start : start + (sizes[variable] if width is None else width)], "utf-8"))
+                texts.append(
+                    str(
+                        data[start : start + (sizes[variable] if width is None else width)], "utf-8"
+                    )
+                )
         except UnicodeDecodeError as error:
             advice = "Convert the corpus again"
             if self.info.columns[column].encoding == "bytes":
-                advice = "A `transform` may decode it, for instance with sample['text'].decode('latin-1')"
-            raise DatasetError(f"{self.where(sample)} is not UTF-8 ({_explain(error)}). {advice}") from error
+                advice = (
+                    "A `transform` may decode it, for instance with "
+                    "sample['text'].decode('latin-1')"
+                )
+            raise DatasetError(
+                f"{self.where(sample)} is not UTF-8 ({_explain(error)}). {advice}"
+            ) from error
         except struct.error:
             raise self._broken(sample) from None
         return texts
@@ -137,11 +177,15 @@ class Shard:
         return self.read_columns(sample, [column.name for column in self.info.columns])
 
     def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
-        """Those columns of a sample that are there. Raises `DatasetError` where one does not hold what its encoding says."""
+        """Those columns of a sample that are there. Raises `DatasetError` where one does not hold
+        what its encoding says."""
         places = {column.name: place for place, column in enumerate(self.info.columns)}
         parts = {name: self.read_bytes(sample, places[name]) for name in names if name in places}
         try:
-            return {name: decode_value(self.info.columns[places[name]].encoding, part) for name, part in parts.items()}
+            return {
+                name: decode_value(self.info.columns[places[name]].encoding, part)
+                for name, part in parts.items()
+            }
         except (ValueError, struct.error, RecursionError) as error:
             what = f"sample {sample} of {self.name} is not what its columns say"
             raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
@@ -156,11 +200,14 @@ class Shard:
         return f"sample {sample} of {self.name}{known}"
 
     def _broken(self, sample: int) -> DatasetError:
-        return DatasetError(f"sample {sample} of {self.name} has columns that do not fill it. {MEND}")
+        return DatasetError(
+            f"sample {sample} of {self.name} has columns that do not fill it. {MEND}"
+        )
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a file to read. A pipe or a device would block, or never end: it is refused before a byte of it is read."""
+    """Open a file to read. A pipe or a device would block, or never end: it is refused before a
+    byte of it is read."""
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except FileNotFoundError:
@@ -179,7 +226,8 @@ def _explain(error: Exception) -> str:
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
-    """The value of a column's bytes. Raises `DatasetError` for an encoding that is not text, bytes, JSON or a number."""
+    """The value of a column's bytes. Raises `DatasetError` for an encoding that is not text, bytes,
+    JSON or a number."""
     if encoding == "str":
         return data.decode("utf-8")
     if encoding == "bytes":
@@ -188,4 +236,7 @@ def decode_value(encoding: str, data: bytes) -> Any:
         return json.loads(data)
     if encoding in FIXED_FORMATS:
         return struct.unpack(FIXED_FORMATS[encoding], data)[0]
-    raise DatasetError(f"a column of encoding {encoding!r} cannot be read; cloudload reads str, bytes, json and numbers")
+    raise DatasetError(
+        f"a column of encoding {encoding!r} cannot be read; cloudload "
+        "reads str, bytes, json and numbers"
+    )

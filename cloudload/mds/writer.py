@@ -21,7 +21,8 @@ DEFAULT_SHARD_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """How shards are written: columns, compression (`zstd`, `zstd:7`, `gz`, `bz2` or None), hashes, and the most raw bytes."""
+    """How shards are written: columns, compression (`zstd`, `zstd:7`, `gz`, `bz2` or None), hashes,
+    and the most raw bytes."""
 
     columns: tuple[Column, ...]
     compression: str | None = "zstd"
@@ -59,7 +60,8 @@ class ShardFormat:
 
 
 def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes:
-    """The bytes of a sample. Raises `TypeError`, `ValueError` or `struct.error` where a value does not fit its column."""
+    """The bytes of a sample. Raises `TypeError`, `ValueError` or `struct.error` where a value does
+    not fit its column."""
     sizes: list[int] = []
     parts: list[bytes] = []
     for column in columns:
@@ -72,7 +74,9 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
 
 def encode_shard(form: ShardFormat, samples: Sequence[bytes]) -> bytes:
     """The raw bytes of a shard of encoded samples."""
-    return b"".join([encode_shard_head(form, np.fromiter(map(len, samples), np.int64, len(samples))), *samples])
+    return b"".join(
+        [encode_shard_head(form, np.fromiter(map(len, samples), np.int64, len(samples))), *samples]
+    )
 
 
 def encode_shard_head(form: ShardFormat, sizes: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
@@ -80,7 +84,9 @@ def encode_shard_head(form: ShardFormat, sizes: np.ndarray[Any, np.dtype[np.int6
     header = form.header()
     offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(header)
     if offsets[-1] >= 1 << 32:
-        raise ValueError(f"a shard of {offsets[-1]:,} bytes is more than an MDS shard can hold (4 GiB)")
+        raise ValueError(
+            f"a shard of {offsets[-1]:,} bytes is more than an MDS shard can hold (4 GiB)"
+        )
     return b"".join([struct.pack("<I", len(sizes)), offsets.astype("<u4").tobytes(), header])
 
 
@@ -93,4 +99,6 @@ def _encode(encoding: str, value: Any) -> bytes:
         return json.dumps(value).encode()
     if encoding in FIXED_FORMATS:
         return struct.pack(FIXED_FORMATS[encoding], value)
-    raise ValueError(f"cannot write a column of encoding {encoding!r}; use str, bytes, json, or a number")
+    raise ValueError(
+        f"cannot write a column of encoding {encoding!r}; use str, bytes, json, or a number"
+    )

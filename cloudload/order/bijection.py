@@ -1,8 +1,10 @@
-"""A keyed bijection of 0 … n - 1: a permutation that can be evaluated, and inverted, one place at a time.
+"""A keyed bijection of 0 … n - 1: a permutation that can be evaluated, and inverted, one place at a
+time.
 
-It is a Feistel network on a grid of barely n cells, rows x columns: rows are moved by amounts that depend on the column, then
-columns by amounts that depend on the row, and so on. Values outside the domain are encrypted again until they fall inside (cycle
-walking). All randomness is 64-bit arithmetic on keys, the same in every version of NumPy and on every machine.
+It is a Feistel network on a grid of barely n cells, rows x columns: rows are moved by amounts that
+depend on the column, then columns by amounts that depend on the row, and so on. Values outside the
+domain are encrypted again until they fall inside (cycle walking). All randomness is 64-bit
+arithmetic on keys, the same in every version of NumPy and on every machine.
 """
 
 from __future__ import annotations
@@ -41,13 +43,16 @@ def scramble(words: Words) -> Words:
 
 
 def permute(places: Words, sizes: Words, keys: Words, *, inverse: bool = False) -> Words:
-    """Where each place of 0 … size - 1 goes in the bijection of its size and key, or comes from: uint64 [n] each."""
+    """Where each place of 0 … size - 1 goes in the bijection of its size and key, or comes from:
+    uint64 [n] each."""
     if sizes.min(initial=_SMALL) >= _SMALL:
         return _cycle_walk(places, sizes, keys, ROUNDS, inverse)
     # a small grid mixes slowly
     moved, small = np.empty_like(places), sizes < _SMALL
     for of_kind, rounds in ((small, _ROUNDS_OF_SMALL), (~small, ROUNDS)):
-        moved[of_kind] = _cycle_walk(places[of_kind], sizes[of_kind], keys[of_kind], rounds, inverse)
+        moved[of_kind] = _cycle_walk(
+            places[of_kind], sizes[of_kind], keys[of_kind], rounds, inverse
+        )
     return moved
 
 
@@ -87,13 +92,18 @@ def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: boo
 
 
 def permute_groups(counts: Ids, keys: Words) -> Ids:
-    """A permutation of each of consecutive groups, by the numbers of their members: [sum of counts], of a narrow type."""
+    """A permutation of each of consecutive groups, by the numbers of their members: [sum of
+    counts], of a narrow type."""
     starts = group_starts(counts)
     permuted = np.empty(starts[-1], narrow_dtype(int(starts[-1])))
     for first in range(0, len(permuted), _AT_ONCE):
         members = np.arange(first, min(first + _AT_ONCE, len(permuted)))
         groups = np.searchsorted(starts, members, side="right") - 1
-        places = permute((members - starts[groups]).astype(np.uint64), counts[groups].astype(np.uint64), keys[groups])
+        places = permute(
+            (members - starts[groups]).astype(np.uint64),
+            counts[groups].astype(np.uint64),
+            keys[groups],
+        )
         permuted[first : first + _AT_ONCE] = starts[groups] + places.astype(np.int64)
     return permuted
 

@@ -1,4 +1,5 @@
-"""The orders of a run's epochs: each built once per node, kept in a file, and mapped by every process."""
+"""The orders of a run's epochs: each built once per node, kept in a file, and mapped by every
+process."""
 
 from __future__ import annotations
 
@@ -36,10 +37,18 @@ _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
 class EpochOrders:
-    """The orders of a run, each built once per node, kept in a file and mapped; a seekable one needs no file."""
+    """The orders of a run, each built once per node, kept in a file and mapped; a seekable one
+    needs no file."""
 
-    def __init__(self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None) -> None:
-        self._parent, self._shard_sizes, self._config, self._sampling = folder, shard_sizes, config, sampling
+    def __init__(
+        self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None
+    ) -> None:
+        self._parent, self._shard_sizes, self._config, self._sampling = (
+            folder,
+            shard_sizes,
+            config,
+            sampling,
+        )
         digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
         digest.update(np.ascontiguousarray(shard_sizes, np.int64).tobytes())
         if sampling is not None:
@@ -47,14 +56,19 @@ class EpochOrders:
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids | SeekableOrder] = {}
         self._num_positions = num_positions(shard_sizes, sampling)
-        # lanes drift apart by less than an epoch, save on tiny data, where keeping many costs nothing
-        self._kept_epochs = min(_MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions)))
+        # lanes drift apart by less than an epoch, save on tiny data, where keeping many costs
+        # nothing
+        self._kept_epochs = min(
+            _MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions))
+        )
 
     def __call__(self, epoch: int) -> Ids | SeekableOrder:
         """The sample id at each position of `epoch`: [samples], read-only."""
         if epoch not in self._orders:
             order = self._seek(epoch) if self._config.is_seekable else self._open(epoch)
-            self._orders = {e: kept for e, kept in self._orders.items() if e >= epoch - self._kept_epochs}
+            self._orders = {
+                e: kept for e, kept in self._orders.items() if e >= epoch - self._kept_epochs
+            }
             self._orders[epoch] = order
         return self._orders[epoch]
 
@@ -64,15 +78,21 @@ class EpochOrders:
         return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
 
     def build_in_background(self, epoch: int) -> bool:
-        """Have another process build the order of `epoch` before it is needed; returns at once: whether one was started.
+        """Have another process build the order of `epoch` before it is needed; returns at once:
+        whether one was started.
 
-        None is started where the order is there or being built, or costs little. Nothing is lost if it fails: `__call__` builds.
+        None is started where the order is there or being built, or costs little. Nothing is lost if
+        it fails: `__call__` builds.
         """
         if self.is_ready(epoch):
             return False
         try:
             make_folder(self._folder)
-            return start("cloudload.order.epoch_orders:build_as_asked", self._request(epoch), lock_of(self._path(epoch)))
+            return start(
+                "cloudload.order.epoch_orders:build_as_asked",
+                self._request(epoch),
+                lock_of(self._path(epoch)),
+            )
         except OSError as error:
             logger.info("the order of epoch %d is not built ahead: %s", epoch, error)
             return False
@@ -85,10 +105,17 @@ class EpochOrders:
         narrow = id_dtype(self._shard_sizes)
         with part_of(path) as part:
             with part.open("wb+") as file:
-                header = {"descr": narrow.str, "fortran_order": False, "shape": (self._num_positions,)}
+                header = {
+                    "descr": narrow.str,
+                    "fortran_order": False,
+                    "shape": (self._num_positions,),
+                }
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-                # a full disk is an error here; found out in writing to the map, it would be the end of the process
-                os.posix_fallocate(file.fileno(), file.tell(), self._num_positions * narrow.itemsize)
+                # a full disk is an error here; found out in writing to the map, it would be the end
+                # of the process
+                os.posix_fallocate(
+                    file.fileno(), file.tell(), self._num_positions * narrow.itemsize
+                )
                 order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
                 fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
                 order.flush()
@@ -108,14 +135,17 @@ class EpochOrders:
                 return _load(path)
         try:
             make_folder(self._folder)
-            # files are removed under their lock alone, so that this one is still there when it is mapped
+            # files are removed under their lock alone, so that this one is still there when it is
+            # mapped
             with locked(lock_of(path)):
                 self.build(epoch)
                 return _load(path)
         except (OSError, MemoryError) as error:
             raise CacheError(
-                f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to {self._folder}: {error!r}. "
-                "Free some room if there is none, choose another `local`, or take shuffle_algo='seekable', which needs none"
+                f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to "
+                f"{self._folder}: {error!r}. "
+                "Free some room if there is none, choose another `local`, or take "
+                "shuffle_algo='seekable', which needs none"
             ) from error
 
     def _path(self, epoch: int) -> Path:
@@ -136,16 +166,24 @@ class EpochOrders:
             "sampling": None if self._sampling is None else asdict(self._sampling),
             "epoch": epoch,
         }
-        return json.dumps(settings).encode() + b"\n" + np.ascontiguousarray(self._shard_sizes, "<i8").tobytes()
+        return (
+            json.dumps(settings).encode()
+            + b"\n"
+            + np.ascontiguousarray(self._shard_sizes, "<i8").tobytes()
+        )
 
 
 def build_as_asked(request: bytes) -> None:
     """What a background process does: `EpochOrders.build`."""
     text, _, sizes = request.partition(b"\n")
     asked = json.loads(text)
-    sampling = asked["sampling"] and Sampling(**{name: tuple(value) for name, value in asked["sampling"].items()})
+    sampling = asked["sampling"] and Sampling(
+        **{name: tuple(value) for name, value in asked["sampling"].items()}
+    )
     shard_sizes = np.frombuffer(sizes, "<i8").astype(np.int64)
-    EpochOrders(Path(asked["folder"]), shard_sizes, OrderConfig(**asked["config"]), sampling).build(asked["epoch"])
+    EpochOrders(Path(asked["folder"]), shard_sizes, OrderConfig(**asked["config"]), sampling).build(
+        asked["epoch"]
+    )
 
 
 def is_whole(path: Path) -> bool:

@@ -5,8 +5,8 @@
     row stream                          row g is row g // 4 of lane g % 4
     2 ranks                             rank 0: lanes 0 2 · rank 1: lanes 1 3
 
-A lane counts its documents by **ordinal** through all epochs. Nothing here but `World` knows of ranks, and nothing that it says
-changes what a row holds.
+A lane counts its documents by **ordinal** through all epochs. Nothing here but `World` knows of
+ranks, and nothing that it says changes what a row holds.
 """
 
 from __future__ import annotations
@@ -42,25 +42,38 @@ class Layout:
     shuffle_block_sizes: tuple[int, ...]
 
 
-def resolve(config: RowsConfig, sizes: Sequence[tuple[int, int]], saved: Layout | None = None) -> Layout:
-    """What `config` leaves open, from the data (documents and shards of each order) and the config alone, never from the world.
+def resolve(
+    config: RowsConfig, sizes: Sequence[tuple[int, int]], saved: Layout | None = None
+) -> Layout:
+    """What `config` leaves open, from the data (documents and shards of each order) and the config
+    alone, never from the world.
 
-    Lanes: the most of 3840, 1920, … 60 that leave a lane `lanes / 4` documents (16 at least, 256 at most); 12 for less data.
-    Canonical nodes: the most of 64, 32, … that divide the lanes and leave 4 shards a node. Shuffle block: 4 shards of documents.
-    Where a run goes on, what it took before counts in place of these.
+    Lanes: the most of 3840, 1920, … 60 that leave a lane `lanes / 4` documents (16 at least, 256 at
+    most); 12 for less data. Canonical nodes: the most of 64, 32, … that divide the lanes and leave
+    4 shards a node. Shuffle block: 4 shards of documents. Where a run goes on, what it took before
+    counts in place of these.
     """
     nodes = config.num_canonical_nodes
     documents = sum(samples for samples, _ in sizes)
     if nodes is not None and nodes > documents:
-        raise ValueError(f"num_canonical_nodes {nodes} is more than the {documents} documents. Use {documents} or fewer")
-    lanes = config.num_lanes or (saved.num_lanes if saved else _default_lanes(documents, nodes or 1))
+        raise ValueError(
+            f"num_canonical_nodes {nodes} is more than the {documents} "
+            f"documents. Use {documents} or fewer"
+        )
+    lanes = config.num_lanes or (
+        saved.num_lanes if saved else _default_lanes(documents, nodes or 1)
+    )
     canonical_nodes, block_sizes = [], []
     for place, (samples, shards) in enumerate(sizes):
         known = saved if saved and place < len(saved.canonical_nodes) else None
         if nodes is not None:
             canonical_nodes.append(max(fewer for fewer in divisors(nodes) if fewer <= samples))
         else:
-            canonical_nodes.append(known.canonical_nodes[place] if known else _default_canonical_nodes(lanes, samples, shards))
+            canonical_nodes.append(
+                known.canonical_nodes[place]
+                if known
+                else _default_canonical_nodes(lanes, samples, shards)
+            )
         block = config.shuffle_block_size or (known.shuffle_block_sizes[place] if known else 0)
         block_sizes.append(block or max(2, _SHARDS_PER_WINDOW * samples // shards))
     return Layout(lanes, tuple(canonical_nodes), tuple(block_sizes))
@@ -75,7 +88,9 @@ def _default_lanes(num_samples: int, nodes: int) -> int:
 
 def _default_canonical_nodes(lanes: int, num_samples: int, num_shards: int) -> int:
     nodes = _MOST_CANONICAL_NODES
-    while nodes > 1 and (lanes % nodes or nodes * _SHARDS_PER_NODE > num_shards or nodes > num_samples):
+    while nodes > 1 and (
+        lanes % nodes or nodes * _SHARDS_PER_NODE > num_shards or nodes > num_samples
+    ):
         nodes //= 2
     return nodes
 
@@ -95,26 +110,32 @@ class Lanes:
 
     @cached_property
     def residues(self) -> Ints:
-        """int64 [num_lanes]: lane `l` reads the positions congruent to `residues[l]` modulo `num_lanes`.
+        """int64 [num_lanes]: lane `l` reads the positions congruent to `residues[l]` modulo
+        `num_lanes`.
 
-        A lane keeps to one canonical node. The lanes of one of P machines, those congruent modulo P, have canonical nodes that
-        follow each other, for at a border between nodes a shard falls to both: with 2 machines and 4 nodes, lanes 0 and 2 have
-        nodes 0 and 1. So it is for every P where the nodes are a power of 2, and else for some.
+        A lane keeps to one canonical node. The lanes of one of P machines, those congruent modulo
+        P, have canonical nodes that follow each other, for at a border between nodes a shard falls
+        to both: with 2 machines and 4 nodes, lanes 0 and 2 have nodes 0 and 1. So it is for every P
+        where the nodes are a power of 2, and else for some.
         """
         lanes = np.arange(self.num_lanes)
-        residues: Ints = lanes - lanes % self.num_nodes + _reverse_digits(self.num_nodes)[lanes % self.num_nodes]
+        residues: Ints = (
+            lanes - lanes % self.num_nodes + _reverse_digits(self.num_nodes)[lanes % self.num_nodes]
+        )
         return residues
 
     @property
     def stride(self) -> int:
-        """Positions from one epoch's start to the next's. Rounded up to whole lanes, so that a lane keeps to its canonical node;
-        not for fewer documents than lanes, where some lanes would never have a document."""
+        """Positions from one epoch's start to the next's. Rounded up to whole lanes, so that a lane
+        keeps to its canonical node; not for fewer documents than lanes, where some lanes would
+        never have a document."""
         if self.num_positions < self.num_lanes:
             return self.num_positions
         return -(-self.num_positions // self.num_lanes) * self.num_lanes
 
     def place(self, lane: int, ordinal: int) -> tuple[int, int]:
-        """(epoch, position) of a lane's document; a position of `num_positions` or more is a hole at the epoch's end."""
+        """(epoch, position) of a lane's document; a position of `num_positions` or more is a hole
+        at the epoch's end."""
         return divmod(ordinal * self.num_lanes + int(self.residues[lane]), self.stride)
 
     def places(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
@@ -129,15 +150,22 @@ class Lanes:
         return max(0, -(-(self.epochs * self.stride - int(self.residues[lane])) // self.num_lanes))
 
     def hosts_of_nodes(self, num_hosts: int) -> Ints:
-        """Which of some machines has each canonical node: int64 [num_nodes]; their number divides that of the nodes."""
+        """Which of some machines has each canonical node: int64 [num_nodes]; their number divides
+        that of the nodes."""
         hosts = np.empty(self.num_nodes, np.int64)
         hosts[self.residues[: self.num_nodes]] = np.arange(self.num_nodes) % num_hosts
         return hosts
 
 
 def _reverse_digits(number: int) -> Ints:
-    """0, 1, … below `number` with the order of their digits turned round; the bases are its prime factors."""
-    numbers, reversed_numbers, place, rest = np.arange(number), np.zeros(number, np.int64), number, number
+    """0, 1, … below `number` with the order of their digits turned round; the bases are its prime
+    factors."""
+    numbers, reversed_numbers, place, rest = (
+        np.arange(number),
+        np.zeros(number, np.int64),
+        number,
+        number,
+    )
     for base in range(2, number + 1):
         while rest % base == 0:
             rest //= base
@@ -148,7 +176,8 @@ def _reverse_digits(number: int) -> Ints:
 
 
 def rank_rows(start: int, stop: int, index: int, world_size: int) -> range:
-    """The rows of `start ≤ row < stop` that the rank of virtual index `index` computes; `world_size` divides the lanes."""
+    """The rows of `start ≤ row < stop` that the rank of virtual index `index` computes;
+    `world_size` divides the lanes."""
     return range(start + (index - start) % world_size, stop, world_size)
 
 

@@ -4,10 +4,11 @@
     row g stands at g · step        960 lanes, step .223    0 .22 .45 .67 .89 .12 .34 .56 .78 .01 .23 .45 .68 .90 .12
     so rows 0, 1, … take            by the number alone     a  a   a   b   c   a   a   b   c   a   a   a   b   c   a
 
-Nothing is counted or kept: a row's number says its stream. How even such a walk is depends only on its step and its length, not
-on where it starts. While the weights stay, any 1,000 consecutive rows hold each stream's share of 1,000 ± 2, whatever the
-weights: of the run, which walks by `step`, and of any lane, which walks by `num_lanes · step`. Both are exact in integers that
-wrap around at 2⁶⁴, so nothing drifts however long the run.
+Nothing is counted or kept: a row's number says its stream. How even such a walk is depends only on
+its step and its length, not on where it starts. While the weights stay, any 1,000 consecutive rows
+hold each stream's share of 1,000 ± 2, whatever the weights: of the run, which walks by `step`, and
+of any lane, which walks by `num_lanes · step`. Both are exact in integers that wrap around at 2⁶⁴,
+so nothing drifts however long the run.
 """
 
 from __future__ import annotations
@@ -44,27 +45,46 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
-            raise ValueError(f"streams: the names are {list(self.names)}; give each of one or more streams a name of its own")
+            raise ValueError(
+                f"streams: the names are {list(self.names)}; give each of one or more streams a "
+                "name of its own"
+            )
         rows = [row for row, _ in self.schedule]
-        if rows[:1] != [0] or any(row >= after for row, after in zip(rows, [*rows[1:], _MOST_ROWS], strict=True)):
-            raise ValueError(f"schedule: its entries start at rows {rows}; start the first at row 0, and each at a later row")
+        if rows[:1] != [0] or any(
+            row >= after for row, after in zip(rows, [*rows[1:], _MOST_ROWS], strict=True)
+        ):
+            raise ValueError(
+                f"schedule: its entries start at rows {rows}; start the first at row 0, and each "
+                "at a later row"
+            )
         for row, weights in self.schedule:
             self._check(row, weights)
 
     def _check(self, row: int, weights: Weights) -> None:
         if len(weights) != len(self.names):
-            raise ValueError(f"schedule: row {row:,} has {len(weights)} weights for {len(self.names)} streams; give one for each")
+            raise ValueError(
+                f"schedule: row {row:,} has {len(weights)} weights for {len(self.names)} streams; "
+                "give one for each"
+            )
         for name, weight in zip(self.names, weights, strict=True):
             if not 0 <= weight < math.inf:
-                raise ValueError(f"proportion or schedule: {name!r} has weight {weight} from row {row:,}; give it 0 or more")
+                raise ValueError(
+                    f"proportion or schedule: {name!r} has weight {weight} from row {row:,}; give "
+                    "it 0 or more"
+                )
         if not any(weights):
-            raise ValueError(f"proportion or schedule: all weights are 0 from row {row:,}; give one stream more than 0")
+            raise ValueError(
+                f"proportion or schedule: all weights are 0 from row {row:,}; "
+                "give one stream more than 0"
+            )
 
     def components(self, rows: Ints, num_lanes: int) -> Ints:
         """The index of the stream that each row takes, for rows in any order."""
         rows = np.asarray(rows, np.int64)
         points = rows.astype(np.uint64) * np.uint64(find_step(num_lanes))
-        entries = np.searchsorted(np.array([row for row, _ in self.schedule]), rows, side="right") - 1
+        entries = (
+            np.searchsorted(np.array([row for row, _ in self.schedule]), rows, side="right") - 1
+        )
         streams = np.empty(rows.shape, np.int64)
         for entry in np.flatnonzero(np.bincount(entries)):
             chosen = entries == entry
@@ -77,10 +97,12 @@ class Mixture:
         return _shares(self._weights(row))
 
     def resume(self, saved: Mixture, row: int) -> Mixture:
-        """What was `saved` for the rows before `row`, and this from then on. Streams may be added at the end."""
+        """What was `saved` for the rows before `row`, and this from then on. Streams may be added
+        at the end."""
         if self.names[: len(saved.names)] != saved.names:
             raise StreamChangedError(
-                f"mixture: saved streams {list(saved.names)}, found {list(self.names)}. Keep the saved ones first, in order, "
+                f"mixture: saved streams {list(saved.names)}, found {list(self.names)}. Keep the "
+                "saved ones first, in order, "
                 "and add new ones after them; to end a stream, give it weight 0"
             )
         added = (0.0,) * (len(self.names) - len(saved.names))
@@ -105,24 +127,49 @@ class Mixture:
         try:
             fields = json.loads(text)
             names, schedule = fields.pop("names"), fields.pop("schedule")
-            if fields or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            if (
+                fields
+                or not isinstance(names, list)
+                or not all(isinstance(name, str) for name in names)
+            ):
                 raise ValueError("it is no list of names and a schedule")
-            return Mixture(tuple(names), tuple((_row(row), tuple(map(_weight, weights))) for row, weights in schedule))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise StreamChangedError(f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged") from error
+            return Mixture(
+                tuple(names),
+                tuple((_row(row), tuple(map(_weight, weights))) for row, weights in schedule),
+            )
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
+            raise StreamChangedError(
+                f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged"
+            ) from error
 
 
 def build_mixture(
-    names: Sequence[str], proportions: Sequence[float], schedule: Sequence[tuple[int, Mapping[str, float]]] | None
+    names: Sequence[str],
+    proportions: Sequence[float],
+    schedule: Sequence[tuple[int, Mapping[str, float]]] | None,
 ) -> Mixture:
-    """The mixture of a config: by `schedule`, in which a stream that is not named has weight 0, or else by `proportions`."""
+    """The mixture of a config: by `schedule`, in which a stream that is not named has weight 0, or
+    else by `proportions`."""
     if schedule is None:
         return Mixture(tuple(names), ((0, tuple(map(_weight, proportions))),))
     for row, weights in schedule:
         unknown = sorted(set(weights) - set(names))
         if unknown:
-            raise ValueError(f"schedule: the entry of row {row} names {unknown}, which are no streams; use {list(names)}")
-    entries = [(_row(row), tuple(_weight(weights.get(name, 0)) for name in names)) for row, weights in schedule]
+            raise ValueError(
+                f"schedule: the entry of row {row} names {unknown}, which are no streams; use "
+                f"{list(names)}"
+            )
+    entries = [
+        (_row(row), tuple(_weight(weights.get(name, 0)) for name in names))
+        for row, weights in schedule
+    ]
     plain = Mixture(tuple(names), tuple(entries))
     return Mixture(plain.names, _merged(plain.schedule))
 
@@ -135,14 +182,18 @@ def _row(row: object) -> int:
 
 def _weight(weight: object) -> float:
     if not isinstance(weight, Real) or isinstance(weight, bool):
-        raise ValueError(f"proportion or schedule: a weight is {weight!r}; give a number, 0 or more")
+        raise ValueError(
+            f"proportion or schedule: a weight is {weight!r}; give a number, 0 or more"
+        )
     return float(weight)
 
 
 def _merged(schedule: Sequence[tuple[int, Weights]]) -> tuple[tuple[int, Weights], ...]:
     """Without the entries that change no share."""
     last = [None, *(_shares(weights) for _, weights in schedule)]
-    return tuple(entry for entry, before in zip(schedule, last, strict=False) if _shares(entry[1]) != before)
+    return tuple(
+        entry for entry, before in zip(schedule, last, strict=False) if _shares(entry[1]) != before
+    )
 
 
 @lru_cache(1024)
@@ -153,7 +204,10 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 @lru_cache(1024)
 def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
-    """The streams that have an arc, and where each arc but the last, which closes the circle, ends."""
+    """The streams that have an arc, and where each arc but the last, which closes the circle,
+    ends."""
     indices = [index for index, share in enumerate(shares) if share]
     sums = list(accumulate(Fraction(shares[index]) for index in indices))
-    return np.array(indices, np.int64), np.array([TURN * end // sums[-1] for end in sums[:-1]], np.uint64)
+    return np.array(indices, np.int64), np.array(
+        [TURN * end // sums[-1] for end in sums[:-1]], np.uint64
+    )

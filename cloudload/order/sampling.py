@@ -18,12 +18,15 @@ from cloudload.order.spec import OrderConfig, Sampling
 _DRAWN_AT_ONCE = 1 << 20
 
 
-def resample(shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling) -> tuple[Ids, Ids]:
-    """The sample ids that an epoch reads, before the shuffle, and the sizes of the runs that it moves.
+def resample(
+    shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling
+) -> tuple[Ids, Ids]:
+    """The sample ids that an epoch reads, before the shuffle, and the sizes of the runs that it
+    moves.
 
-    A run is one pass through a shard, or the sorted draw that is left over. Seeds are Streaming's: one generator draws
-    within the shards of all streams; another, afresh for each stream, divides its draw among its shards, and without
-    shuffle it does so alike in every epoch.
+    A run is one pass through a shard, or the sorted draw that is left over. Seeds are Streaming's:
+    one generator draws within the shards of all streams; another, afresh for each stream, divides
+    its draw among its shards, and without shuffle it does so alike in every epoch.
     """
     assert sum(sampling.shards_per_stream) == len(shard_sizes)
     within = np.random.default_rng(config.seed + epoch)
@@ -33,15 +36,21 @@ def resample(shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampli
     ids = np.empty(sampling.num_positions, id_dtype(shard_sizes))
     run_sizes: list[int] = []
     filled = 0
-    for first_ids, sizes, choose in zip(starts, np.split(shard_sizes, stops), sampling.choose, strict=True):
+    for first_ids, sizes, choose in zip(
+        starts, np.split(shard_sizes, stops), sampling.choose, strict=True
+    ):
         reads = reads_per_shard(sizes, choose, among)
-        for first, size, num_reads in zip(first_ids.tolist(), sizes.tolist(), reads.tolist(), strict=True):
+        for first, size, num_reads in zip(
+            first_ids.tolist(), sizes.tolist(), reads.tolist(), strict=True
+        ):
             # as in Streaming, a shard without samples is no run
             passes, rest = divmod(num_reads, size) if size else (0, 0)
             whole = passes * size
             ids[filled : filled + whole].reshape(passes, size)[:] = np.arange(first, first + size)
             if rest:
-                ids[filled + whole : filled + num_reads] = first + np.sort(within.choice(size, rest, replace=False))
+                ids[filled + whole : filled + num_reads] = first + np.sort(
+                    within.choice(size, rest, replace=False)
+                )
             run_sizes += [size] * passes + [rest] * bool(rest)
             filled += num_reads
     return ids, np.array(run_sizes, np.int64)
@@ -53,7 +62,8 @@ def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:
 
 
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
-    """How many of a stream's `choose` samples come from each of its shards: Streaming's `get_sampling`, sample by sample."""
+    """How many of a stream's `choose` samples come from each of its shards: Streaming's
+    `get_sampling`, sample by sample."""
     num_samples = int(shard_sizes.sum())
     passes, rest = divmod(choose, max(1, num_samples))
     reads: Ids = shard_sizes * passes
@@ -62,6 +72,8 @@ def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
         drawn, stops = np.arange(num_samples, dtype=id_dtype(shard_sizes)), np.cumsum(shard_sizes)
         np.random.default_rng(seed).shuffle(drawn)
         for start in range(0, rest, _DRAWN_AT_ONCE):
-            of_shards = np.searchsorted(stops, drawn[start : min(start + _DRAWN_AT_ONCE, rest)], side="right")
+            of_shards = np.searchsorted(
+                stops, drawn[start : min(start + _DRAWN_AT_ONCE, rest)], side="right"
+            )
             reads += np.bincount(of_shards, minlength=len(shard_sizes))
     return reads

@@ -1,4 +1,5 @@
-"""What the order of every epoch follows from: the shuffle's settings, and how often each stream is sampled."""
+"""What the order of every epoch follows from: the shuffle's settings, and how often each stream is
+sampled."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class OrderConfig:
 class Sampling:
     """How many samples each stream gives to an epoch, where that is not each of its samples once.
 
-    A stream of `n` samples gives each of them `choose // n` times, and `choose % n` of them once more: others every epoch.
+    A stream of `n` samples gives each of them `choose // n` times, and `choose % n` of them once
+    more: others every epoch.
     """
 
     shards_per_stream: tuple[int, ...]
@@ -50,13 +52,16 @@ class Sampling:
         repeat: Sequence[float | None],
         choose: Sequence[int | None],
     ) -> Sampling | None:
-        """What StreamingDataset makes of each stream's `repeat` or `choose`; None where each sample is read once.
+        """What StreamingDataset makes of each stream's `repeat` or `choose`; None where each sample
+        is read once.
 
         Raises `ValueError` where a stream has both, or would give nothing.
         """
         samples = tuple(map(int, samples_per_stream))
         weights = zip(samples, repeat, choose, strict=True)
-        chosen = tuple(_chosen(f"streams[{number}]", *weight) for number, weight in enumerate(weights))
+        chosen = tuple(
+            _chosen(f"streams[{number}]", *weight) for number, weight in enumerate(weights)
+        )
         return None if chosen == samples else cls(tuple(map(int, shards_per_stream)), chosen)
 
 
@@ -67,7 +72,11 @@ def _chosen(stream: str, samples: int, repeat: float | None, choose: int | None)
     if repeat is None and choose is None:
         return samples
     if repeat is not None:
-        if not isinstance(repeat, int | float) or isinstance(repeat, bool) or not (math.isfinite(repeat) and repeat > 0):
+        if (
+            not isinstance(repeat, int | float)
+            or isinstance(repeat, bool)
+            or not (math.isfinite(repeat) and repeat > 0)
+        ):
             raise ValueError(f"{stream} has repeat {repeat!r}; it must be a number above 0")
         # as Streaming has it: 1.15 * 100 is 114.99…, so 114
         choose = int(repeat * samples)
@@ -75,7 +84,10 @@ def _chosen(stream: str, samples: int, repeat: float | None, choose: int | None)
         raise ValueError(f"{stream} has choose {choose!r}; it must be a whole number of at least 1")
     if not samples or not choose:
         weight = f"choose {choose!r}" if repeat is None else f"repeat {repeat!r}"
-        raise ValueError(f"{stream} has {weight}, which is none of its {samples:,} samples. Give it more, or leave it out")
+        raise ValueError(
+            f"{stream} has {weight}, which is none of its {samples:,} samples. Give it more, or "
+            "leave it out"
+        )
     return choose
 
 

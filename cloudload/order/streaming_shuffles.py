@@ -1,4 +1,5 @@
-"""StreamingDataset's shuffles, number for number, one canonical node at a time, in narrow arrays and without importing Streaming.
+"""StreamingDataset's shuffles, number for number, one canonical node at a time, in narrow arrays
+and without importing Streaming.
 
     shards      permuted by the seed, cut where canonical nodes meet      D B1 | B2 A C
     spans       permuted within each node by the seed and the epoch       B1 D | C B2 A
@@ -7,8 +8,9 @@
     py1e        each sample moves by up to half of about `block_size`, and all stand in the order of where they land
     naive       all samples among each other
 
-That the samples are those of `streaming.base.shuffle.get_shuffle` is held by tests. What it leaves to NumPy's sort is settled
-here: of samples that py1e moves to the very same place, some pairs in 10^8 at the most, the earlier is first.
+That the samples are those of `streaming.base.shuffle.get_shuffle` is held by tests. What it leaves
+to NumPy's sort is settled here: of samples that py1e moves to the very same place, some pairs in
+10^8 at the most, the earlier is first.
 """
 
 from __future__ import annotations
@@ -42,8 +44,11 @@ class _Spans:
         return _Spans(self.begins[places], self.ends[places])
 
 
-def shuffle_nodes(algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int) -> Iterator[Ids]:
-    """The shuffled sample ids of each canonical node in turn: uint32 [samples of the node], int64 beyond 2^32 samples."""
+def shuffle_nodes(
+    algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int
+) -> Iterator[Ids]:
+    """The shuffled sample ids of each canonical node in turn: uint32 [samples of the node], int64
+    beyond 2^32 samples."""
     total = int(sizes.sum())
     narrow = np.dtype(np.uint32 if total <= 1 << 32 else np.int64)
     bounds = np.arange(num_nodes + 1) * total // num_nodes
@@ -56,7 +61,9 @@ def shuffle_nodes(algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoc
     run_rng = np.random.default_rng(seed)
     order = _permutation(run_rng, len(sizes))
     if algorithm == "py2s":
-        yield from _shuffle_twice(sizes[order], (np.cumsum(sizes) - sizes)[order], bounds, (run_rng, rng), narrow)
+        yield from _shuffle_twice(
+            sizes[order], (np.cumsum(sizes) - sizes)[order], bounds, (run_rng, rng), narrow
+        )
         return
     ends = np.cumsum(sizes)[order]
     nodes = [spans.permuted(rng) for spans in _divide(ends - sizes[order], ends, bounds)]
@@ -81,7 +88,8 @@ def _permutation(rng: np.random.Generator, number: int) -> Ids:
 
 
 def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
-    """The spans of each node, of spans that are laid one after the other; one that crosses a bound is cut."""
+    """The spans of each node, of spans that are laid one after the other; one that crosses a bound
+    is cut."""
     stops = np.cumsum(ends - begins)
     # an empty span at a bound belongs to the node before
     whole = np.searchsorted(stops, bounds[1:-1], side="right")
@@ -90,7 +98,9 @@ def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
     cut, cuts = whole[is_cut], begins[np.minimum(whole, len(begins) - 1)][is_cut] + over[is_cut]
     begins, ends = np.insert(begins, cut + 1, cuts), np.insert(ends, cut, cuts)
     firsts = [0, *(whole + np.cumsum(is_cut)).tolist(), len(begins)]
-    return [_Spans(begins[first:stop], ends[first:stop]) for first, stop in itertools.pairwise(firsts)]
+    return [
+        _Spans(begins[first:stop], ends[first:stop]) for first, stop in itertools.pairwise(firsts)
+    ]
 
 
 def _shuffled_spans(spans: _Spans, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
@@ -116,9 +126,14 @@ def _laid_out(spans: _Spans, narrow: np.dtype[Any]) -> Ids:
 
 
 def _shuffle_twice(
-    sizes: Ids, begins: Ids, bounds: Ids, rngs: tuple[np.random.Generator, np.random.Generator], narrow: np.dtype[Any]
+    sizes: Ids,
+    begins: Ids,
+    bounds: Ids,
+    rngs: tuple[np.random.Generator, np.random.Generator],
+    narrow: np.dtype[Any],
 ) -> Iterator[Ids]:
-    """Shards shuffled by the first generator; of each node, the parts of shards, and each again, by the second."""
+    """Shards shuffled by the first generator; of each node, the parts of shards, and each again, by
+    the second."""
     run_rng, epoch_rng = rngs
     ids = _shuffled_spans(_Spans(begins, begins + sizes), run_rng, narrow)
     ends = np.cumsum(sizes)
@@ -137,7 +152,9 @@ def _shuffle_twice(
 # ---------------------------------------------------------------- py1br
 
 
-def _shuffle_blocks(spans: _Spans, stagger: int, block_size: int, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
+def _shuffle_blocks(
+    spans: _Spans, stagger: int, block_size: int, rng: np.random.Generator, narrow: np.dtype[Any]
+) -> Ids:
     ids = _laid_out(spans, narrow)
     blocks = []
     end = 0
@@ -158,7 +175,8 @@ def _shuffle_blocks(spans: _Spans, stagger: int, block_size: int, rng: np.random
 def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generator) -> Ids:
     """Move each sample, and put all in the order of where they land: in place.
 
-    No sample moves by more than `reach`, so what lies further back is in order for good: a few spans are sorted at a time.
+    No sample moves by more than `reach`, so what lies further back is in order for good: a few
+    spans are sorted at a time.
     """
     reach = int(1.25 * block_size) / 2 + 1
     at_once = max(_SORTED_AT_ONCE, 2 * int(reach))
@@ -191,9 +209,12 @@ def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Gen
 
 
 def _order_of(places: Ids) -> Ids:
-    """What sorts `places`, of equals the earlier first: a radix sort of two passes, then neighbours that it takes for one."""
+    """What sorts `places`, of equals the earlier first: a radix sort of two passes, then neighbours
+    that it takes for one."""
     low = places.min(initial=np.inf)
-    keys = ((places - low) * ((1 << 32) - 1) / max(1.0, places.max(initial=low) - low)).astype(np.uint32)
+    keys = ((places - low) * ((1 << 32) - 1) / max(1.0, places.max(initial=low) - low)).astype(
+        np.uint32
+    )
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     order = order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
     ordered = places[order]

@@ -1,13 +1,14 @@
-"""The rows of many `best_fit` lanes: what `PackerLanes` does with a packer for each, at a fraction of its cost.
+"""The rows of many `best_fit` lanes: what `PackerLanes` does with a packer for each, at a fraction
+of its cost.
 
     documents ─► pieces, in arrays ─► open rows of each lane ─► full rows, taken in arrays
 
         aaaa bbbbbbb cc   seq_len 5   ─►   aaaa | bbbbb | bb | cc   ─►   bbbbb, then bbcc., then aaaa.
 
-A **piece** is up to `seq_len` tokens of a document that go into one row together: an integer, by which a table has its document
-and its tokens. All that can be told of pieces without the rows before is worked out for many at once. Only their placing
-is one after the other, in lists of plain integers: a lane has few open rows, and its next piece depends on where the last one
-went.
+A **piece** is up to `seq_len` tokens of a document that go into one row together: an integer, by
+which a table has its document and its tokens. All that can be told of pieces without the rows
+before is worked out for many at once. Only their placing is one after the other, in lists of plain
+integers: a lane has few open rows, and its next piece depends on where the last one went.
 """
 
 from __future__ import annotations
@@ -22,17 +23,35 @@ import numpy as np
 from cloudload.arrays import Flags, Ints, count_within
 from cloudload.packing.lane_packer import CutRows
 from cloudload.packing.packers import BestFitPacker, Packing
-from cloudload.packing.residue import EMPTY_GROUP, encode_group, encode_spans, extend_group, residue_spans
-from cloudload.packing.tables import BASE, COUNT, FIELDS, ORDINAL, SIZE, SLOT, START, STREAM, Documents
+from cloudload.packing.residue import (
+    EMPTY_GROUP,
+    encode_group,
+    encode_spans,
+    extend_group,
+    residue_spans,
+)
+from cloudload.packing.tables import (
+    BASE,
+    COUNT,
+    FIELDS,
+    ORDINAL,
+    SIZE,
+    SLOT,
+    START,
+    STREAM,
+    Documents,
+)
 
 _TOKEN_BYTES = _PIECE_BYTES = 4
 _Row = tuple[int, int, bytes, bytes, bytes]
-"""The cursor after it, the residue after it, its pieces, and the last piece of each document that its cursor is the first to be
-past. Plain tuples and bytes: the garbage collector would go through lists and named tuples again and again."""
+"""The cursor after it, the residue after it, its pieces, and the last piece of each document that
+its cursor is the first to be past. Plain tuples and bytes: the garbage collector would go through
+lists and named tuples again and again."""
 
 
 class _Lane:
-    """Open rows by ascending free space, and among equals by age; and the full rows that wait to be taken."""
+    """Open rows by ascending free space, and among equals by age; and the full rows that wait to be
+    taken."""
 
     __slots__ = ("_free", "_groups", "_open_rows", "_passed", "_pieces", "_seq_len", "rows")
 
@@ -52,7 +71,8 @@ class _Lane:
         self._groups.append(group)
 
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
-        """Put the next piece into the open row that it leaves fullest, or into a new one; (ordinal, offset): the cursor then."""
+        """Put the next piece into the open row that it leaves fullest, or into a new one; (ordinal,
+        offset): the cursor then."""
         if not offset:
             self._passed += piece
         if size == self._seq_len:
@@ -64,7 +84,11 @@ class _Lane:
         if place == len(free):
             left, pieces, group = self._seq_len - size, piece, EMPTY_GROUP
         else:
-            left, pieces, group = free.pop(place) - size, self._pieces.pop(place) + piece, self._groups.pop(place)
+            left, pieces, group = (
+                free.pop(place) - size,
+                self._pieces.pop(place) + piece,
+                self._groups.pop(place),
+            )
         if left:
             place = bisect_right(free, left)
             free.insert(place, left)
@@ -85,13 +109,21 @@ class _Lane:
 class BestFitLanes:
     """Lanes whose documents are packed into the open row that each leaves fullest."""
 
-    def __init__(self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None) -> None:
-        self._packing, self._num_lanes, self._cursors, self._residues = packing, num_lanes, cursors, residues
+    def __init__(
+        self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
+    ) -> None:
+        self._packing, self._num_lanes, self._cursors, self._residues = (
+            packing,
+            num_lanes,
+            cursors,
+            residues,
+        )
         self._offsets = cursors[:, 1].copy()
         """How far the first document of each lane is in rows already; 0 from then on."""
         self._lanes: list[_Lane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
-        """By slot and ordinal, the pieces of documents that are packed, but have yet to be read again."""
+        """By slot and ordinal, the pieces of documents that are packed, but have yet to be read
+        again."""
         self._table = np.empty((0, len(FIELDS)), np.int64)
         """The document of each piece, whose `start` is the piece's."""
         self._tokens = np.empty(0, np.object_)
@@ -102,7 +134,11 @@ class BestFitLanes:
     def unread(self, slots: Ints) -> tuple[Ints, Ints]:
         for slot in slots.tolist():
             self._lane(slot)
-        keys = [(slot, ordinal) for slot in slots.tolist() for ordinal in self._unread.get(slot, ())] if self._unread else []
+        keys = (
+            [(slot, ordinal) for slot in slots.tolist() for ordinal in self._unread.get(slot, ())]
+            if self._unread
+            else []
+        )
         pairs = np.array(keys, np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
@@ -137,10 +173,17 @@ class BestFitLanes:
         self._hold(pieces, table, source)
         stops = self._stops(table)
         is_last = stops == table[:, SIZE]
-        columns = (table[:, SLOT], stops - table[:, START], table[:, ORDINAL] + is_last, np.where(is_last, 0, stops))
+        columns = (
+            table[:, SLOT],
+            stops - table[:, START],
+            table[:, ORDINAL] + is_last,
+            np.where(is_last, 0, stops),
+        )
         spans = encode_spans(np.stack([table[:, ORDINAL], table[:, START], stops], axis=1))
         lanes, lists = self._lanes, (column.tolist() for column in columns)
-        for piece, span, slot, size, ordinal, offset in zip(_encode_pieces(pieces), spans, *lists, strict=True):
+        for piece, span, slot, size, ordinal, offset in zip(
+            _encode_pieces(pieces), spans, *lists, strict=True
+        ):
             (lanes[slot] or self._open(slot)).pack(piece, size, span, ordinal, offset)
 
     def _new_pieces(self, number: int) -> Ints:
@@ -160,7 +203,10 @@ class BestFitLanes:
         self._table[pieces] = table
         self._table[pieces, BASE] -= froms
         # bytes, and not a view of them each: the garbage collector would go through those
-        parts = [source[start:stop].tobytes() for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)]
+        parts = [
+            source[start:stop].tobytes()
+            for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
+        ]
         self._tokens[pieces] = np.array(parts, np.object_)
 
     def cut(self, slots: Ints, wanted: Ints) -> CutRows:
@@ -170,7 +216,9 @@ class BestFitLanes:
             ready = self._lane(slot).rows
             num_rows.append(min(most, len(ready)))
             rows += [ready.popleft() for _ in range(num_rows[-1])]
-        ordinals, offsets, residues, of_rows, passed = zip(*rows, strict=True) if rows else ((),) * 5
+        ordinals, offsets, residues, of_rows, passed = (
+            zip(*rows, strict=True) if rows else ((),) * 5
+        )
         piece_rows, taken = _decode_pieces(of_rows)
         table = self._table[taken]
         parts = self._release(taken)
@@ -184,14 +232,17 @@ class BestFitLanes:
             num_rows=np.array(num_rows, np.int64),
             table=table,
             sources=[memoryview(b"".join(parts)).cast("i")],
-            pieces=np.stack([piece_rows, np.arange(len(table)), table[:, START], self._stops(table)], axis=1),
+            pieces=np.stack(
+                [piece_rows, np.arange(len(table)), table[:, START], self._stops(table)], axis=1
+            ),
             cursors=np.array([ordinals, offsets], np.int64).T,
             residues=residues,
             counted=np.column_stack([counted_rows, documents[:, [STREAM, COUNT, SIZE]]]),
         )
 
     def _release(self, pieces: Ints) -> list[bytes]:
-        """Let go of pieces, whose rows of the table stay until more are held; returns their tokens."""
+        """Let go of pieces, whose rows of the table stay until more are held; returns their
+        tokens."""
         tokens: list[bytes] = self._tokens[pieces].tolist()
         self._tokens[pieces] = b""
         self._unused = np.concatenate([self._unused, pieces])
@@ -214,7 +265,9 @@ class BestFitLanes:
     def _restore(self, slot: int, lane: _Lane, residue: bytes) -> None:
         """Let a packer take the residue up, and go on from the rows that it has open."""
         ordinal, offset = self._cursors[slot].tolist()
-        packer = BestFitPacker(self._packing.seq_len, self._packing.open_rows, (ordinal, offset), residue)
+        packer = BestFitPacker(
+            self._packing.seq_len, self._packing.open_rows, (ordinal, offset), residue
+        )
         sizes = {document: size for document, _, size in residue_spans(residue, ordinal)}
         unread: dict[int, list[int]] = {document: [] for document in sizes}
 
@@ -230,7 +283,11 @@ class BestFitLanes:
             lane.rows.append((*row.cursor, row.residue, pieces, b""))
         for spans in packer.open_spans:
             free = self._packing.seq_len - sum(stop - start for _, start, stop in spans)
-            lane.restore(free, b"".join(hold(document, start) for document, start, _ in spans), encode_group(spans))
+            lane.restore(
+                free,
+                b"".join(hold(document, start) for document, start, _ in spans),
+                encode_group(spans),
+            )
         self._unread[slot] = unread
 
     def _take_again(self, table: Ints, source: memoryview) -> Ints:
@@ -246,7 +303,8 @@ class BestFitLanes:
             packed_size = int(self._table[pieces[0], SIZE])
             if size != packed_size:
                 raise ValueError(
-                    f"lane {slot % self._num_lanes}: document {ordinal} had {packed_size} tokens, and now has {size}"
+                    f"lane {slot % self._num_lanes}: document {ordinal} had {packed_size} tokens, "
+                    f"and now has {size}"
                 )
             again = np.repeat(table[place : place + 1], len(pieces), axis=0)
             again[:, START] = self._table[pieces, START]
@@ -263,7 +321,8 @@ class BestFitLanes:
             expected = int(self._cursors[slot, 0])
             if ordinal != expected or offset > size:
                 raise ValueError(
-                    f"lane {slot % self._num_lanes}: the cursor stands at token {offset} of document {expected}, "
+                    f"lane {slot % self._num_lanes}: the cursor stands at token {offset} of "
+                    f"document {expected}, "
                     f"but {ordinal} has {size} tokens"
                 )
             table[place, START], self._offsets[slot] = offset, 0
@@ -277,4 +336,6 @@ def _encode_pieces(pieces: Ints) -> list[bytes]:
 def _decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
     """The group that each piece is of, and the pieces."""
     numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
-    return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(b"".join(groups), np.int32).astype(np.int64)
+    return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(
+        b"".join(groups), np.int32
+    ).astype(np.int64)

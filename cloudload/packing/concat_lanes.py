@@ -1,4 +1,5 @@
-"""The rows of many `concat` lanes at once, in arrays: the vectorized twin of the `concat` packer."""
+"""The rows of many `concat` lanes at once, in arrays: the vectorized twin of the `concat`
+packer."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class ConcatLanes:
             ):
                 if offset > size:
                     raise ValueError(
-                        f"lane {slot % self._num_lanes}: the cursor stands at token {offset} of document {ordinal}, "
+                        f"lane {slot % self._num_lanes}: the cursor stands at token {offset} of "
+                        f"document {ordinal}, "
                         f"but it has {size} tokens"
                     )
             table[has_begun, START] = offsets[has_begun]
@@ -98,19 +100,26 @@ class ConcatLanes:
     def _gather(self, slots: Ints) -> tuple[Ints, list[memoryview]]:
         """The documents of lanes, lane after lane, and the buffers of their tokens."""
         added, self._added = self._added, []
-        tables = [(slot, table) for slot in slots.tolist() if (table := self._tables[slot]) is not None]
-        sources = [documents.ids.data for documents in added] + [self._tokens[slot] for slot, _ in tables]
+        tables = [
+            (slot, table) for slot in slots.tolist() if (table := self._tables[slot]) is not None
+        ]
+        sources = [documents.ids.data for documents in added] + [
+            self._tokens[slot] for slot, _ in tables
+        ]
         parts = [documents.table for documents in added] + [table for _, table in tables]
         if not parts:
             return np.empty((0, len(FIELDS)), np.int64), sources
         joined = np.concatenate(parts)
         joined[:, SOURCE] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         if len(parts) > 1:
-            joined = joined[np.argsort(joined[:, SLOT] << _KEY_BITS | joined[:, ORDINAL], kind="stable")]
+            joined = joined[
+                np.argsort(joined[:, SLOT] << _KEY_BITS | joined[:, ORDINAL], kind="stable")
+            ]
         return joined, sources
 
     def _keep(self, slots: Ints, rest: Ints, lanes: Ints, sources: list[memoryview]) -> None:
-        """Hold the rest of each lane's documents, and their tokens in a buffer of the lane's own."""
+        """Hold the rest of each lane's documents, and their tokens in a buffer of the lane's
+        own."""
         bounds = np.searchsorted(lanes, np.arange(len(slots) + 1)).tolist()
         froms = np.maximum(0, rest[:, BASE] + rest[:, START])
         stops = np.maximum(froms, rest[:, BASE] + rest[:, SIZE])
@@ -124,16 +133,21 @@ class ConcatLanes:
             self._tables[slot] = rest[first:stop]
             if of[first] != of[stop - 1]:
                 shifts[lane] = lows[first]
-                self._tokens[slot] = _join_sources(rest[first:stop], froms[first:stop], stops[first:stop], sources)
+                self._tokens[slot] = _join_sources(
+                    rest[first:stop], froms[first:stop], stops[first:stop], sources
+                )
             elif sources[of[first]] is not self._tokens[slot]:
                 # a view would keep the tokens of all other lanes, too
                 shifts[lane] = lows[first]
-                self._tokens[slot] = copy_tokens(sources[of[first]], lows[first], max(highs[first:stop]))
+                self._tokens[slot] = copy_tokens(
+                    sources[of[first]], lows[first], max(highs[first:stop])
+                )
         rest[:, BASE] -= shifts[lanes]
 
 
 def _join_sources(rest: Ints, froms: Ints, stops: Ints, sources: list[memoryview]) -> memoryview:
-    """The tokens of a lane's documents from several buffers, as if they stood from the first one's on."""
+    """The tokens of a lane's documents from several buffers, as if they stood from the first one's
+    on."""
     parts: list[bytes] = []
     place = first = int(froms[0])
     for source in dict.fromkeys(rest[:, SOURCE].tolist()):
@@ -158,7 +172,10 @@ def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
 
 
 def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> Ints:
-    """For each document, the first row after which its lane's cursor is past it; as many as there are rows where none is."""
-    rows = np.searchsorted(row_lanes << _KEY_BITS | cursors[:, 0], lanes << _KEY_BITS | table[:, ORDINAL], side="right")
+    """For each document, the first row after which its lane's cursor is past it; as many as there
+    are rows where none is."""
+    rows = np.searchsorted(
+        row_lanes << _KEY_BITS | cursors[:, 0], lanes << _KEY_BITS | table[:, ORDINAL], side="right"
+    )
     of_lane = np.append(row_lanes, -1)[rows] == lanes
     return np.where(of_lane, rows, len(row_lanes))

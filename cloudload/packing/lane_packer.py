@@ -1,10 +1,12 @@
-"""The lanes of a worker as their packers see them: what each has read and not emitted, and the cutting of it into pieces of rows.
+"""The lanes of a worker as their packers see them: what each has read and not emitted, and the
+cutting of it into pieces of rows.
 
     lane 0    ···| a a a b b      c c c c          two rows wanted of seq_len 5     ─►  a a a b b | c c c c .
     lane 1         d d d d d d d  e                one row wanted                   ─►  d d d d d   and d d e wait
 
-`PackerLanes` runs a reference packer (`packers`) for each lane, row by row: any packing. `ConcatLanes` and `BestFitLanes` are the
-vectorized twins of two of them, held to the reference by property tests.
+`PackerLanes` runs a reference packer (`packers`) for each lane, row by row: any packing.
+`ConcatLanes` and `BestFitLanes` are the vectorized twins of two of them, held to the reference by
+property tests.
 """
 
 from __future__ import annotations
@@ -36,14 +38,16 @@ class CutRows:
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: Sequence[bytes] | None
     counted: Ints
-    """int64 [documents, 4]: those of which nothing is left to read: the row they are counted with, stream, count and size."""
+    """int64 [documents, 4]: those of which nothing is left to read: the row they are counted with,
+    stream, count and size."""
 
 
 class LaneRows(Protocol):
     """Lanes by slot. Slots are given ascending, each once."""
 
     def unread(self, slots: Ints) -> tuple[Ints, Ints]:
-        """(slots, ordinals) of documents that lanes hold, but whose tokens have to be read again."""
+        """(slots, ordinals) of documents that lanes hold, but whose tokens have to be read
+        again."""
         ...
 
     def missing(self, slots: Ints, wanted: Ints) -> Ints:
@@ -51,7 +55,8 @@ class LaneRows(Protocol):
         ...
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
-        """Take the next documents of lanes; for one that `has_begun`, the lane's first cursor says how far.
+        """Take the next documents of lanes; for one that `has_begun`, the lane's first cursor says
+        how far.
 
         Raises `ValueError`, which names the lane, where the cursor stands beyond its end.
         """
@@ -83,8 +88,15 @@ class _PackerLane:
 class PackerLanes:
     """Lanes that each have a packer."""
 
-    def __init__(self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None) -> None:
-        self._packing, self._num_lanes, self._cursors, self._residues = packing, num_lanes, cursors, residues
+    def __init__(
+        self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
+    ) -> None:
+        self._packing, self._num_lanes, self._cursors, self._residues = (
+            packing,
+            num_lanes,
+            cursors,
+            residues,
+        )
         self._lanes: list[_PackerLane | None] = [None] * len(cursors)
 
     def _lane(self, slot: int) -> _PackerLane:
@@ -110,7 +122,9 @@ class PackerLanes:
         for place, (slot, rows) in enumerate(zip(slots.tolist(), wanted.tolist(), strict=True)):
             packer = self._lane(slot).packer
             if len(packer.rows) < rows:
-                short[place] = max(1, (rows - len(packer.rows)) * self._packing.seq_len - packer.num_pending)
+                short[place] = max(
+                    1, (rows - len(packer.rows)) * self._packing.seq_len - packer.num_pending
+                )
         return short
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
@@ -125,7 +139,9 @@ class PackerLanes:
                     lane.packer.add(ordinal, size)
                     lane.uncounted.append((ordinal, stream, count, size))
                 elif size != packed_size:
-                    raise ValueError(f"document {ordinal} had {packed_size} tokens, and now has {size}")
+                    raise ValueError(
+                        f"document {ordinal} had {packed_size} tokens, and now has {size}"
+                    )
             except ValueError as error:
                 raise ValueError(f"lane {slot % self._num_lanes}: {error}") from None
             if size:
@@ -146,7 +162,9 @@ class PackerLanes:
             for _ in range(number):
                 packed = lane.packer.rows.popleft()
                 for ordinal, start, stop, is_last in packed.pieces:
-                    document, tokens = lane.documents.pop(ordinal) if is_last else lane.documents[ordinal]
+                    document, tokens = (
+                        lane.documents.pop(ordinal) if is_last else lane.documents[ordinal]
+                    )
                     pieces += row, len(tables), start, stop
                     tables.append(document)
                     sources.append(tokens)
@@ -155,7 +173,11 @@ class PackerLanes:
                 while lane.uncounted and lane.uncounted[0][0] < packed.cursor[0]:
                     counted += (row, *lane.uncounted.popleft()[1:])
                 row += 1
-        table = np.concatenate(tables).reshape(-1, len(FIELDS)) if tables else np.empty((0, len(FIELDS)), np.int64)
+        table = (
+            np.concatenate(tables).reshape(-1, len(FIELDS))
+            if tables
+            else np.empty((0, len(FIELDS)), np.int64)
+        )
         table[:, SOURCE] = np.arange(len(table))
         return CutRows(
             num_rows=num_rows,
@@ -174,5 +196,8 @@ def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
     froms = np.maximum(0, table[:, BASE])
     stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])
     table[:, BASE] -= froms
-    parts = [copy_tokens(source, start, stop) for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)]
+    parts = [
+        copy_tokens(source, start, stop)
+        for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
+    ]
     return list(zip(table, parts, strict=True))

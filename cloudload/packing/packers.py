@@ -1,13 +1,15 @@
-"""Pack a lane's documents into rows of `seq_len` tokens. Integers only: documents are ordinals and sizes.
+"""Pack a lane's documents into rows of `seq_len` tokens. Integers only: documents are ordinals and
+sizes.
 
     documents     aaaa bbbbbbb cc      seq_len = 5
     concat        aaaab bbbbb bcc..    documents run on over the ends of rows: nothing cut, no padding but at the end of the data
     best_fit      bbbbb aaaa. bbcc.    a document that fits a row is never split; what is left of a longer one is packed likewise
     one_per_row   aaaa. bbbbb cc...    one document a row, cut at its end (overflow="cut"), or going on in further rows ("rows")
 
-A packer is given its lane's documents one by one and appends each row to `rows` as soon as it is full, however far the lane has
-read ahead. A row comes with the **cursor** after it, all that the lane's future depends on: the next unread token
-(ordinal, offset), and the **residue**, the spans that are read but not in a row yet; only `best_fit` has one.
+A packer is given its lane's documents one by one and appends each row to `rows` as soon as it is
+full, however far the lane has read ahead. A row comes with the **cursor** after it, all that the
+lane's future depends on: the next unread token (ordinal, offset), and the **residue**, the spans
+that are read but not in a row yet; only `best_fit` has one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from cloudload.packing.residue import EMPTY_GROUP, Span, decode_residue, encode_
 
 Cursor = tuple[int, int]
 Piece = tuple[int, int, int, bool]
-"""(ordinal, start, stop, is_last): tokens [start, stop) of a document; `is_last` where no later row has more of it."""
+"""(ordinal, start, stop, is_last): tokens [start, stop) of a document; `is_last` where no later row
+has more of it."""
 
 
 class PackedRow(NamedTuple):
@@ -98,7 +101,10 @@ class _Start:
             return 0
         offset, self._offset = self._offset, 0
         if ordinal != self._ordinal or offset > size:
-            raise ValueError(f"the cursor stands at token {offset} of document {self._ordinal}, but {ordinal} has {size} tokens")
+            raise ValueError(
+                f"the cursor stands at token {offset} of document {self._ordinal}, but {ordinal} "
+                f"has {size} tokens"
+            )
         return offset
 
 
@@ -145,7 +151,9 @@ class _OnePerRowPacker:
         while start < size:
             stop = min(size, start + self._seq_len)
             end = stop if self._cuts else size
-            self.rows.append(PackedRow([(ordinal, start, stop, stop == end)], _after(ordinal, stop, end)))
+            self.rows.append(
+                PackedRow([(ordinal, start, stop, stop == end)], _after(ordinal, stop, end))
+            )
             start = size if self._cuts else stop
 
     def finish(self) -> None:
@@ -153,13 +161,19 @@ class _OnePerRowPacker:
 
 
 class BestFitPacker:
-    """Open rows are held by ascending free space, and among equals by age: a residue that lists them so restores them exactly."""
+    """Open rows are held by ascending free space, and among equals by age: a residue that lists
+    them so restores them exactly."""
 
     num_pending = 0
 
     def __init__(self, seq_len: int, open_rows: int, cursor: Cursor, residue: bytes) -> None:
         self.rows: deque[PackedRow] = deque()
-        self._seq_len, self._open_rows, self._start, self._cursor = seq_len, open_rows, _Start(cursor), cursor
+        self._seq_len, self._open_rows, self._start, self._cursor = (
+            seq_len,
+            open_rows,
+            _Start(cursor),
+            cursor,
+        )
         self._free: list[int] = []
         self._open: list[list[Span]] = []
         self._encoded: list[bytes] = []
@@ -238,5 +252,7 @@ class BestFitPacker:
         pieces = [(ordinal, start, stop, is_last) for ordinal, start, stop in spans]
         residue = b""
         if self._waiting or self._open:
-            residue = b"".join((encode_group(self._waiting) if self._waiting else EMPTY_GROUP, *self._encoded))
+            residue = b"".join(
+                (encode_group(self._waiting) if self._waiting else EMPTY_GROUP, *self._encoded)
+            )
         self.rows.append(PackedRow(pieces, self._cursor, residue))

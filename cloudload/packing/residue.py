@@ -1,4 +1,5 @@
-"""What a lane has read and not yet emitted, as bytes: the residue that a state holds for each lane of `best_fit`.
+"""What a lane has read and not yet emitted, as bytes: the residue that a state holds for each lane
+of `best_fit`.
 
     int32 number of spans that wait to be packed, and the spans | for each open row: int32 number of its spans, and the spans
     span: int32 ordinal of its document, int32 start, int32 stop, in tokens; everything little-endian
@@ -23,8 +24,9 @@ Span = tuple[int, int, int]
 # ---------------------------------------------------------------- residues
 
 
-# Little-endian int32: how many spans wait to be packed, and they; then each open row's number of spans, and they; none is no
-# bytes. A span is its document's ordinal, and its tokens from `start` to `stop`.
+# Little-endian int32: how many spans wait to be packed, and they; then each open row's number of
+# spans, and they; none is no bytes. A span is its document's ordinal, and its tokens from `start`
+# to `stop`.
 
 
 @cache
@@ -52,7 +54,8 @@ def encode_spans(spans: Ints) -> list[bytes]:
 
 
 def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[Span]]]:
-    """The spans that wait, and the open rows, of a lane that has read the documents before `ordinal`.
+    """The spans that wait, and the open rows, of a lane that has read the documents before
+    `ordinal`.
 
     Raises `ValueError` for bytes that cannot be its residue.
     """
@@ -66,8 +69,15 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     place = 0
     while place < len(numbers):
         stop = place + 1 + 3 * numbers[place]
-        spans = [(numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(place + 1, min(stop, len(numbers) - 2), 3)]
-        if numbers[place] < 0 or stop > len(numbers) or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans):
+        spans = [
+            (numbers[at], numbers[at + 1], numbers[at + 2])
+            for at in range(place + 1, min(stop, len(numbers) - 2), 3)
+        ]
+        if (
+            numbers[place] < 0
+            or stop > len(numbers)
+            or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans)
+        ):
             raise ValueError("spans that lie outside the documents read so far")
         groups.append(spans)
         place = stop
@@ -92,6 +102,7 @@ def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
 
 
 def unpack_residue(residue: bytes, ordinal: int) -> bytes:
-    """The residue with its rows dissolved: for rows of another `seq_len`, which pack its spans anew."""
+    """The residue with its rows dissolved: for rows of another `seq_len`, which pack its spans
+    anew."""
     spans = residue_spans(residue, ordinal)
     return encode_group(spans) if spans else b""

@@ -40,14 +40,20 @@ class Framing:
     @staticmethod
     def of(frames: Sequence[Frame]) -> Framing:
         """As arrays."""
-        bos, eos = ([-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1))
+        bos, eos = (
+            [-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1)
+        )
         return Framing(np.array(bos, np.int64), np.array(eos, np.int64))
 
 
-def fill_rows(out: Tokens, table: Ints, sources: Sequence[memoryview], pieces: Ints, framing: Framing) -> Ints:
-    """Write the pieces into the rows of `out`, int32 [rows, seq_len], contiguous; returns each row's tokens.
+def fill_rows(
+    out: Tokens, table: Ints, sources: Sequence[memoryview], pieces: Ints, framing: Framing
+) -> Ints:
+    """Write the pieces into the rows of `out`, int32 [rows, seq_len], contiguous; returns each
+    row's tokens.
 
-    `sources` are int32 buffers of ids; a document's token `i` stands at `base + i` of its source, unless it is its bos or eos.
+    `sources` are int32 buffers of ids; a document's token `i` stands at `base + i` of its source,
+    unless it is its bos or eos.
     """
     num_rows, seq_len = out.shape
     rows, documents, starts, stops = pieces.T
@@ -66,7 +72,13 @@ def fill_rows(out: Tokens, table: Ints, sources: Sequence[memoryview], pieces: I
     body_sizes = sizes - has_bos - has_eos
     froms = table[documents, BASE] + starts + has_bos
     target = flat.data
-    columns = (body_places, body_places + body_sizes, froms, froms + body_sizes, table[documents, SOURCE])
+    columns = (
+        body_places,
+        body_places + body_sizes,
+        froms,
+        froms + body_sizes,
+        table[documents, SOURCE],
+    )
     for at, stop, start, end, number in zip(*(column.tolist() for column in columns), strict=True):
         target[at:stop] = sources[number][start:end]
     flat[places[has_bos]] = bos[has_bos]
@@ -78,7 +90,9 @@ def fill_rows(out: Tokens, table: Ints, sources: Sequence[memoryview], pieces: I
 
 def row_lengths(pieces: Ints, num_rows: int) -> Ints:
     """The tokens of each row."""
-    lengths: Ints = np.bincount(pieces[:, ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START], num_rows).astype(np.int64)
+    lengths: Ints = np.bincount(
+        pieces[:, ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START], num_rows
+    ).astype(np.int64)
     return lengths
 
 

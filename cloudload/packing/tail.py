@@ -1,13 +1,15 @@
-"""The tail of a finite run: what the lanes have left when the first of them runs short, packed as one.
+"""The tail of a finite run: what the lanes have left when the first of them runs short, packed as
+one.
 
     lane 0    ████████████ ▒▒▒▒        the first row that its lane cannot fill is where the tail begins
     lane 1    ████████████
     lane 2    ████████████ ▒▒▒▒▒▒▒     ▒ is read by all ranks in canonical order, and packed by a single packer
     tail      ▒▒▒▒▒▒▒▒▒▒▒▒             row after row, as if of one lane: only the last is padded
 
-Lanes never end together, for their documents differ in size. Every rank tokenizes what its own lanes have left, to know the
-sizes; all ranks exchange them; and each then reads the tail's rows that are its own. Which rows those are follows from where the
-lanes stood and from the sizes, never from the world.
+Lanes never end together, for their documents differ in size. Every rank tokenizes what its own
+lanes have left, to know the sizes; all ranks exchange them; and each then reads the tail's rows
+that are its own. Which rows those are follows from where the lanes stood and from the sizes, never
+from the world.
 """
 
 from __future__ import annotations
@@ -23,17 +25,20 @@ from cloudload.packing.residue import residue_spans
 from cloudload.packing.tables import NO_DOCUMENT, UNIT_FIELDS
 
 Stages = tuple[tuple[int, int], ...]
-"""(seq_len, rows) for each row length that the tail was packed to so far, and the rows of it that were handed out."""
+"""(seq_len, rows) for each row length that the tail was packed to so far, and the rows of it that
+were handed out."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The rows of a tail from `first_row` of the run on; row `i` of them has `pieces[piece_starts[i] : piece_starts[i + 1]]`."""
+    """The rows of a tail from `first_row` of the run on; row `i` of them has
+    `pieces[piece_starts[i] : piece_starts[i + 1]]`."""
 
     first_row: int
     units: Ints
-    """int64 [units, 5], by `UNIT_FIELDS`: tokens [start, stop) of a document. `size` is the document's, or one of the constants
-    above, where the document is still to be counted, and `NO_DOCUMENT` where it was."""
+    """int64 [units, 5], by `UNIT_FIELDS`: tokens [start, stop) of a document. `size` is the
+    document's, or one of the constants above, where the document is still to be counted, and
+    `NO_DOCUMENT` where it was."""
     pieces: Ints
     """int64 [pieces, 3]: unit, and start and stop in its document."""
     piece_starts: Ints
@@ -54,7 +59,9 @@ class Tail:
     def row_pieces(self, row: int) -> Ints:
         """The pieces of a row of the run: int64 [pieces, 3]; none after the end."""
         place = min(row - self.first_row, self.num_rows)
-        return self.pieces[self.piece_starts[place] : self.piece_starts[min(place + 1, self.num_rows)]]
+        return self.pieces[
+            self.piece_starts[place] : self.piece_starts[min(place + 1, self.num_rows)]
+        ]
 
     def row_units(self, row: int) -> Ints:
         """The units that a row of the run finishes: int64 [units, 5]."""
@@ -68,12 +75,20 @@ class Tail:
 
 
 def pack_tail(
-    packing: Packing, *, start_row: int, stages: Stages, cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints]
+    packing: Packing,
+    *,
+    start_row: int,
+    stages: Stages,
+    cursors: Ints,
+    residues: Sequence[bytes],
+    sizes: Sequence[Ints],
 ) -> Tail:
-    """The tail that begins at `start_row`, where the lanes stood at `cursors` (int64 [lanes, 2]) and `residues`.
+    """The tail that begins at `start_row`, where the lanes stood at `cursors` (int64 [lanes, 2])
+    and `residues`.
 
-    `sizes` has for each lane the sizes of its documents from the cursor's on. `stages` are the tail's rows before the state that
-    the run goes on from; those of another `seq_len` than now are over.
+    `sizes` has for each lane the sizes of its documents from the cursor's on. `stages` are the
+    tail's rows before the state that the run goes on from; those of another `seq_len` than now are
+    over.
     """
     units = _units_left(cursors, residues, sizes)
     over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
@@ -87,7 +102,8 @@ def pack_tail(
 
 
 def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
-    """The stages of a tail that began at `start_row`, after `rows` rows of the run, the last of them with `seq_len`."""
+    """The stages of a tail that began at `start_row`, after `rows` rows of the run, the last of
+    them with `seq_len`."""
     past = stages[:-1] if stages and stages[-1][0] == seq_len else stages
     return (*past, (seq_len, rows - start_row - sum(count for _, count in past)))
 
@@ -105,7 +121,10 @@ def _units_left(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints])
         rest[:, 3] = np.maximum(lane_sizes, 0)
         rest[:, 4] = lane_sizes
         if len(rest) and rest[0, 3] < offset:
-            raise ValueError(f"lane {lane} stands at token {offset} of document {ordinal}, which has {rest[0, 3]}")
+            raise ValueError(
+                f"lane {lane} stands at token {offset} of document {ordinal}, which has "
+                f"{rest[0, 3]}"
+            )
         units.append(rest[lane_sizes != NO_DOCUMENT])
     joined: Ints = np.concatenate(units)
     # canonical order: lane after lane within each ordinal

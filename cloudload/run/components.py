@@ -3,7 +3,8 @@
     streams without proportions     one component of all of them, read as one corpus
     streams with proportions        one component each, and the mixture says whose row each row is
 
-A component has a cursor in every lane. Its samples are numbered from 0; in the corpus they begin at `first_sample`.
+A component has a cursor in every lane. Its samples are numbered from 0; in the corpus they begin at
+`first_sample`.
 """
 
 from __future__ import annotations
@@ -49,16 +50,23 @@ class Component:
 def divide_streams(config: RowsConfig) -> list[range]:
     """Which streams make up each component."""
     number = len(config.streams)
-    return [range(stream, stream + 1) for stream in range(number)] if config.is_mixed else [range(number)]
+    return (
+        [range(stream, stream + 1) for stream in range(number)]
+        if config.is_mixed
+        else [range(number)]
+    )
 
 
 def component_sizes(config: RowsConfig, corpus: Corpus) -> list[tuple[int, int]]:
-    """Documents of an epoch, and shards, of each component. Raises `ValueError` for a `repeat` or `choose` that gives none."""
+    """Documents of an epoch, and shards, of each component. Raises `ValueError` for a `repeat` or
+    `choose` that gives none."""
     sizes = []
     for streams in divide_streams(config):
         sampling = _sampling(config, corpus, streams)
         samples = int(corpus.stream_starts[streams.stop] - corpus.stream_starts[streams.start])
-        sizes.append((sampling.num_positions if sampling else samples, sum(map(corpus.num_shards, streams))))
+        sizes.append(
+            (sampling.num_positions if sampling else samples, sum(map(corpus.num_shards, streams)))
+        )
     return sizes
 
 
@@ -67,19 +75,33 @@ def build_components(config: RowsConfig, corpus: Corpus, layout: Layout) -> tupl
     components = []
     first_shard = 0
     sizes = component_sizes(config, corpus)
-    for place, (streams, (positions, num_shards)) in enumerate(zip(divide_streams(config), sizes, strict=True)):
+    for place, (streams, (positions, num_shards)) in enumerate(
+        zip(divide_streams(config), sizes, strict=True)
+    ):
         order = OrderConfig(
-            config.shuffle, config.shuffle_algo, layout.shuffle_block_sizes[place], layout.canonical_nodes[place], config.seed
+            config.shuffle,
+            config.shuffle_algo,
+            layout.shuffle_block_sizes[place],
+            layout.canonical_nodes[place],
+            config.seed,
         )
         components.append(
             Component(
                 streams=streams,
                 first_sample=int(corpus.stream_starts[streams.start]),
-                shard_sizes=np.ascontiguousarray(corpus.shard_sizes[first_shard : first_shard + num_shards]),
-                raw_bytes=sum(shard.raw.bytes for stream in streams for shard in corpus.datasets[stream].shards),
+                shard_sizes=np.ascontiguousarray(
+                    corpus.shard_sizes[first_shard : first_shard + num_shards]
+                ),
+                raw_bytes=sum(
+                    shard.raw.bytes
+                    for stream in streams
+                    for shard in corpus.datasets[stream].shards
+                ),
                 sampling=_sampling(config, corpus, streams),
                 order=order,
-                lanes=Lanes(layout.num_lanes, positions, config.epochs, layout.canonical_nodes[place]),
+                lanes=Lanes(
+                    layout.num_lanes, positions, config.epochs, layout.canonical_nodes[place]
+                ),
             )
         )
         first_shard += num_shards

@@ -21,9 +21,11 @@ class LaneArrays:
     """How far each lane has read, and what was counted on the way."""
 
     cursors: Ints
-    """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token; -1 where unknown."""
+    """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token; -1 where
+    unknown."""
     residues: Residues | None
-    """bytes [components, lanes]: what each lane has read and not emitted; None where the packing has no such thing."""
+    """bytes [components, lanes]: what each lane has read and not emitted; None where the packing
+    has no such thing."""
     counts: Ints
     """int64 [streams, counts], by `stats.COUNTS`."""
 
@@ -34,7 +36,8 @@ _MOST_PENDING = 64
 
 
 class LaneTable:
-    """Lane arrays that are moved on by updates, and worked out when they are asked for: a batch costs a reference."""
+    """Lane arrays that are moved on by updates, and worked out when they are asked for: a batch
+    costs a reference."""
 
     def __init__(self, arrays: LaneArrays) -> None:
         self._arrays: LaneArrays | None = arrays
@@ -78,8 +81,8 @@ class LaneTable:
 class Position:
     """`rows` of the run are handed out; `lanes` are as of `table_rows`.
 
-    The rows from `table_rows` to `rows` are read again, and dropped. Not so in a tail: there the lanes stand where they ended,
-    and the counts are those of `rows`.
+    The rows from `table_rows` to `rows` are read again, and dropped. Not so in a tail: there the
+    lanes stand where they ended, and the counts are those of `rows`.
     """
 
     rows: int
@@ -100,7 +103,9 @@ class Position:
         shape = len(recipe.components), recipe.num_lanes
         residues = np.full(shape, b"", object) if recipe.packing.has_residue else None
         counts = np.zeros((len(recipe.labels), len(COUNTS)), np.int64)
-        return Position(0, 0, LaneTable(LaneArrays(np.zeros((*shape, 2), np.int64), residues, counts)))
+        return Position(
+            0, 0, LaneTable(LaneArrays(np.zeros((*shape, 2), np.int64), residues, counts))
+        )
 
     @property
     def cursors(self) -> Ints:

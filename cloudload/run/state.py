@@ -15,8 +15,8 @@
     sources                 where the data and the tokenizer were, for `cloudload trace`; never compared
     tokenizer_backend       what encoded, and its version; never compared, for all give the same ids
 
-A state is plain JSON types under a fixed set of keys, so it travels alike through `json`, through `torch.load` with
-`weights_only=True`, and through DCP. Nothing in it is ever executed or unpickled.
+A state is plain JSON types under a fixed set of keys, so it travels alike through `json`, through
+`torch.load` with `weights_only=True`, and through DCP. Nothing in it is ever executed or unpickled.
 """
 
 from __future__ import annotations
@@ -53,8 +53,28 @@ VERSION = 3
 State = dict[str, Any]
 _MISSING = -1
 _HELD_FIELDS = (
-    *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key", "min_tokens", "transform"),
-    *("num_lanes", "num_canonical_nodes", "shuffle_block_size", "choose", "shards", "data", "tokenizer", "bos_eos"),
+    *(
+        "packing",
+        "open_rows",
+        "overflow",
+        "shuffle",
+        "shuffle_algo",
+        "seed",
+        "epochs",
+        "text_key",
+        "min_tokens",
+        "transform",
+    ),
+    *(
+        "num_lanes",
+        "num_canonical_nodes",
+        "shuffle_block_size",
+        "choose",
+        "shards",
+        "data",
+        "tokenizer",
+        "bos_eos",
+    ),
 )
 # far more than any run has, and so little that sums and products of them fit 64 bits
 _MOST = {
@@ -64,13 +84,27 @@ _MOST = {
 }
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 _KEYS = frozenset(
-    {"version", "cloudload", "seq_len", "cursors", "residues", "tail", "part", "counts", "skipped", "mixture", "sources"}
+    {
+        "version",
+        "cloudload",
+        "seq_len",
+        "cursors",
+        "residues",
+        "tail",
+        "part",
+        "counts",
+        "skipped",
+        "mixture",
+        "sources",
+    }
     | {"tokenizer_backend"}
     | {*_COUNTED, *_HELD_FIELDS}
 )
 
 
-def build_state(recipe: Recipe, position: Position, tokenizer_backend: str, part: str = "") -> State:
+def build_state(
+    recipe: Recipe, position: Position, tokenizer_backend: str, part: str = ""
+) -> State:
     """The state of a position. `tokenizer_backend` is a `Choice`'s versions."""
     return {
         "version": VERSION,
@@ -118,20 +152,32 @@ def read_state(state: Mapping[str, Any]) -> Saved:
     position = _read_position(state)
     if (position.cursors < 0).any():
         lane = int(np.flatnonzero((position.cursors < 0).any(axis=(0, 2)))[0])
-        raise StreamChangedError(f"cursors: lane {lane} has none. The state is damaged, or lacks a rank's part")
+        raise StreamChangedError(
+            f"cursors: lane {lane} has none. The state is damaged, or lacks a rank's part"
+        )
     layout, mixture = _read_layout(state), Mixture.from_json(state["mixture"])
     if len(mixture.names) != len(layout.canonical_nodes):
-        raise damaged("mixture", f"it has {len(mixture.names)} streams, num_canonical_nodes {len(layout.canonical_nodes)}")
+        raise damaged(
+            "mixture",
+            f"it has {len(mixture.names)} streams, num_canonical_nodes "
+            f"{len(layout.canonical_nodes)}",
+        )
     fields = {name: state[name] for name in _HELD_FIELDS}
     return Saved(position, layout, mixture, state["seq_len"], fields)
 
 
 def _read_layout(state: Mapping[str, Any]) -> Layout:
-    nodes, blocks = (read_numbers(name, state[name]) for name in ("num_canonical_nodes", "shuffle_block_size"))
+    nodes, blocks = (
+        read_numbers(name, state[name]) for name in ("num_canonical_nodes", "shuffle_block_size")
+    )
     if any(not number or state["num_lanes"] % number for number in nodes):
-        raise damaged("num_canonical_nodes", f"{show(nodes)} do not divide num_lanes {state['num_lanes']}")
+        raise damaged(
+            "num_canonical_nodes", f"{show(nodes)} do not divide num_lanes {state['num_lanes']}"
+        )
     if len(blocks) != len(nodes) or min(blocks) < 2 or max(blocks) > _MOST["rows"]:
-        raise damaged("shuffle_block_size", f"{show(blocks)} are not sizes of {len(nodes)} orders' blocks")
+        raise damaged(
+            "shuffle_block_size", f"{show(blocks)} are not sizes of {len(nodes)} orders' blocks"
+        )
     return Layout(state["num_lanes"], nodes, blocks)
 
 
@@ -139,30 +185,44 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
-    """The whole state of the local states of all ranks. Raises `StreamChangedError` where they do not belong together."""
+    """The whole state of the local states of all ranks. Raises `StreamChangedError` where they do
+    not belong together."""
     if not states:
         raise StreamChangedError("no local states to merge: give those of all ranks")
     for state in states:
         _check_keys(state)
     first = dict(states[0])
-    for name in ("rows", *sorted(_KEYS - {"rows", "cursors", "residues", "counts", "part", "tokenizer_backend"})):
+    for name in (
+        "rows",
+        *sorted(_KEYS - {"rows", "cursors", "residues", "counts", "part", "tokenizer_backend"}),
+    ):
         values = [state[name] for state in states]
         if any(value != values[0] for value in values):
             shown = ", ".join(map(show, values))
-            raise StreamChangedError(f"{name} differs among the local states: {shown}. Save all ranks after the same batch")
+            raise StreamChangedError(
+                f"{name} differs among the local states: {shown}. Save all "
+                "ranks after the same batch"
+            )
     positions = [_read_position(state) for state in states]
     cursors = np.full_like(positions[0].cursors, _MISSING)
-    residues = None if positions[0].residues is None else np.full(positions[0].residues.shape, b"", object)
+    residues = (
+        None if positions[0].residues is None else np.full(positions[0].residues.shape, b"", object)
+    )
     for state, position in zip(states, positions, strict=True):
         known = position.cursors[..., 0] != _MISSING
         if (cursors[known] != _MISSING).any():
-            raise StreamChangedError(f"part: {show(state['part'])} has lanes that another has, too. Give each rank's state once")
+            raise StreamChangedError(
+                f"part: {show(state['part'])} has lanes that another has, too. "
+                "Give each rank's state once"
+            )
         cursors[known] = position.cursors[known]
         if residues is not None and position.residues is not None:
             residues[known] = position.residues[known]
     if (cursors < 0).any():
         parts = ", ".join(show(state["part"]) for state in states)
-        raise StreamChangedError(f"the local states {parts} leave lanes without a cursor. Give those of all ranks")
+        raise StreamChangedError(
+            f"the local states {parts} leave lanes without a cursor. Give those of all ranks"
+        )
     counts = sum(position.counts for position in positions)
     return {
         **first,
@@ -189,7 +249,9 @@ def mask_lanes(position: Position, own: range) -> Position:
 
 def _check_keys(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping) or "version" not in state:
-        raise StreamChangedError("this is not a cloudload state: it has no version. Load what state_dict() gave")
+        raise StreamChangedError(
+            "this is not a cloudload state: it has no version. Load what state_dict() gave"
+        )
     if not isinstance(state["version"], int) or state["version"] != VERSION:
         raise StreamChangedError(
             f"version: the state has {show(state['version'])}, this cloudload reads {VERSION}. "
@@ -197,7 +259,9 @@ def _check_keys(state: Mapping[str, Any]) -> None:
         )
     missing, unknown = sorted(_KEYS - state.keys()), sorted(map(show, state.keys() - _KEYS))
     if missing or unknown:
-        raise StreamChangedError(f"the state is damaged: missing fields {missing}, unknown fields [{', '.join(unknown)}]")
+        raise StreamChangedError(
+            f"the state is damaged: missing fields {missing}, unknown fields [{', '.join(unknown)}]"
+        )
     for name, value in state.items():
         if not isinstance(value, str | int | None):
             raise damaged(name, f"{type(value).__name__} is neither text nor a whole number")

@@ -1,4 +1,5 @@
-"""How the arrays and lists of a state become text, and back; text that cannot be one is refused by the name of its field."""
+"""How the arrays and lists of a state become text, and back; text that cannot be one is refused by
+the name of its field."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
     most = [_MOST_ORDINAL.get(state["packing"], _MOST_ORDINAL_ELSE), _MOST_OFFSET]
     if len(out := np.argwhere(cursors > most)):
         component, lane, _ = out[0].tolist()
-        raise damaged("cursors", f"lane {lane} stands at {cursors[component, lane].tolist()}, further than any run gets")
+        raise damaged(
+            "cursors",
+            f"lane {lane} stands at {cursors[component, lane].tolist()}, further than any run gets",
+        )
     return cursors
 
 
@@ -101,9 +105,11 @@ def encode_cursors(cursors: Ints) -> str:
 
 
 def encode_residues(residues: Residues | None) -> str:
-    """Base64 of a zlib stream of little-endian int32: the sizes in bytes of all lanes of all components, and then their residues.
+    """Base64 of a zlib stream of little-endian int32: the sizes in bytes of all lanes of all
+    components, and then their residues.
 
-    The numbers' low bytes come first, then their next, …: so they compress to three quarters, and faster.
+    The numbers' low bytes come first, then their next, …: so they compress to three quarters, and
+    faster.
     """
     if residues is None:
         return ""
@@ -120,7 +126,9 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
         return None
     shape = cursors.shape[:2]
     try:
-        planes = _unpack(_decode("residues", state["residues"]), _most_residue_bytes(cursors[..., 0]))
+        planes = _unpack(
+            _decode("residues", state["residues"]), _most_residue_bytes(cursors[..., 0])
+        )
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
         sizes = np.frombuffer(data, "<i4", shape[0] * shape[1])
         if (sizes < 0).any() or sizes.nbytes + int(sizes.sum(dtype=np.int64)) != len(data):
@@ -133,7 +141,8 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """What all residues take at most: each document before a lane's cursor has one span in it, in an open row of its own."""
+    """What all residues take at most: each document before a lane's cursor has one span in it, in
+    an open row of its own."""
     slots, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * slots + spans * (4 + _BYTES_PER_SPAN))
 

@@ -69,7 +69,8 @@ class Trouble(Enum):
 
 
 class Backend(Protocol):
-    """What a kind of store must do; every method takes whole locations and raises its client's own errors."""
+    """What a kind of store must do; every method takes whole locations and raises its client's own
+    errors."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO: ...
     def upload(self, path: Path, url: str, retry: Retry) -> None: ...

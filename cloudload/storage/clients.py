@@ -1,4 +1,5 @@
-"""What the clients of all stores need: a time limit for any call, bodies that may not end early, statuses, broken connections."""
+"""What the clients of all stores need: a time limit for any call, bodies that may not end early,
+statuses, broken connections."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from cloudload.storage.base import Trouble
 
 T = TypeVar("T")
 
-_CLIENTS = {"botocore", "urllib3", "requests", "http", "aiohttp", "asyncio", "fsspec", "azure", "google"}
+_CLIENTS = {
+    "botocore",
+    "urllib3",
+    "requests",
+    "http",
+    "aiohttp",
+    "asyncio",
+    "fsspec",
+    "azure",
+    "google",
+}
 
 
 class ShortReadError(OSError):
@@ -46,7 +57,8 @@ class Counted(io.RawIOBase):
 
 
 def in_time(seconds: float, call: Callable[[], T]) -> T:
-    """What `call` returns, or `TimeoutError`. It runs in a thread: name servers and some clients know no time limit.
+    """What `call` returns, or `TimeoutError`. It runs in a thread: name servers and some clients
+    know no time limit.
 
     A call that is given up goes on until it ends by itself; what it returns then is closed.
     """
@@ -83,7 +95,11 @@ def status_of(error: BaseException) -> int | None:
     if isinstance(response, dict):
         response = response.get("ResponseMetadata", {})
         return int(response["HTTPStatusCode"]) if "HTTPStatusCode" in response else None
-    found = (getattr(holder, name, None) for holder in (error, response) for name in ("status", "status_code", "code"))
+    found = (
+        getattr(holder, name, None)
+        for holder in (error, response)
+        for name in ("status", "status_code", "code")
+    )
     return next((value for value in found if isinstance(value, int)), None)
 
 
@@ -91,32 +107,49 @@ def trouble_of_status(status: int) -> Trouble:
     """What a status means where nothing else is known."""
     if (status >= 500 and status != 501) or status in (408, 429):
         return Trouble.BUSY
-    return {401: Trouble.DENIED, 403: Trouble.DENIED, 404: Trouble.MISSING_OBJECT}.get(status, Trouble.OTHER)
+    return {401: Trouble.DENIED, 403: Trouble.DENIED, 404: Trouble.MISSING_OBJECT}.get(
+        status, Trouble.OTHER
+    )
 
 
 def trouble_of_connection(error: BaseException) -> Trouble:
-    """Resets, timeouts, refused connections, unknown hosts and short bodies pass, from whichever client."""
+    """Resets, timeouts, refused connections, unknown hosts and short bodies pass, from whichever
+    client."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Trouble.UNTRUSTED
     if "407 Proxy" in str(error):
         return Trouble.DENIED
-    if isinstance(error, TimeoutError | ConnectionError | ShortReadError | socket.gaierror | ssl.SSLError | EOFError):
+    if isinstance(
+        error,
+        TimeoutError | ConnectionError | ShortReadError | socket.gaierror | ssl.SSLError | EOFError,
+    ):
         return Trouble.UNREACHABLE
-    if isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN):
+    if isinstance(error, OSError) and error.errno in (
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.ENETDOWN,
+        errno.EHOSTDOWN,
+    ):
         return Trouble.UNREACHABLE
     # a ValueError is about a URL that is none
-    is_clients = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(error, ValueError)
+    is_clients = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(
+        error, ValueError
+    )
     return Trouble.UNREACHABLE if is_clients else Trouble.OTHER
 
 
 def trouble_of_any(error: BaseException) -> Trouble:
-    """By what the clients' errors have in common: Python's own classes, an HTTP status, a broken connection."""
+    """By what the clients' errors have in common: Python's own classes, an HTTP status, a broken
+    connection."""
     if isinstance(error, FileNotFoundError):
         return Trouble.MISSING_OBJECT
     if isinstance(error, PermissionError):
         return Trouble.DENIED
     # of paramiko and azure, which are not imported for this
-    if {kind.__name__ for kind in type(error).__mro__} & {"AuthenticationException", "ClientAuthenticationError"}:
+    if {kind.__name__ for kind in type(error).__mro__} & {
+        "AuthenticationException",
+        "ClientAuthenticationError",
+    }:
         return Trouble.BAD_CREDENTIALS
     if (status := status_of(error)) is not None:
         return trouble_of_status(status)

@@ -27,12 +27,15 @@ class FsspecStore:
 
     def _open(self, url: str, retry: Retry) -> BinaryIO:
         filesystem = _filesystem(url)
-        # one plain request: a look at the object beforehand would take any failure for a missing object
+        # one plain request: a look at the object beforehand would take any failure for a missing
+        # object
         options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
         with _forgotten_on_failure(filesystem):
             opened = filesystem.open(url, "rb", **options)
         size = getattr(opened, "size", None)
-        body = Counted(_InTime(opened, filesystem, retry.timeout_s), size if isinstance(size, int) else None)
+        body = Counted(
+            _InTime(opened, filesystem, retry.timeout_s), size if isinstance(size, int) else None
+        )
         return io.BufferedReader(body, CHUNK_BYTES)
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
@@ -86,7 +89,10 @@ def _filesystem(url: str) -> Any:
 
         return fsspec.core.url_to_fs(url)[0]
     except (ImportError, ValueError) as error:
-        raise StoreError(f"no way to read {scheme_of(url)}:// ({error}). Install fsspec and the package named there") from None
+        raise StoreError(
+            f"no way to read {scheme_of(url)}:// ({error}). Install fsspec "
+            "and the package named there"
+        ) from None
 
 
 def _is_served(url: str) -> bool:

@@ -1,4 +1,5 @@
-"""GCS by google-cloud-storage, with application default credentials; anonymous where there are none."""
+"""GCS by google-cloud-storage, with application default credentials; anonymous where there are
+none."""
 
 from __future__ import annotations
 
@@ -29,21 +30,30 @@ class GCSStore:
     def open(self, url: str, retry: Retry) -> BinaryIO:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
-        # one plain request: the library's own stream asks for ranges, and says nothing before it has a whole one
-        location = f"{self._client._connection.API_BASE_URL}/download/storage/v1{blob.path}?alt=media"
+        # one plain request: the library's own stream asks for ranges, and says nothing before it
+        # has a whole one
+        location = (
+            f"{self._client._connection.API_BASE_URL}/download/storage/v1{blob.path}?alt=media"
+        )
         # taken as it is stored: undoing a gzip encoding would change its size under our checks
         stored = {"Accept-Encoding": "gzip"}
-        answer = self._client._http.get(location, headers=stored, stream=True, timeout=retry.timeout_s)
+        answer = self._client._http.get(
+            location, headers=stored, stream=True, timeout=retry.timeout_s
+        )
         if answer.status_code != 200:
             from google.api_core.exceptions import from_http_response
 
             raise from_http_response(answer)
         size = answer.headers.get("Content-Length")
-        return io.BufferedReader(Counted(answer.raw, None if size is None else int(size)), CHUNK_BYTES)
+        return io.BufferedReader(
+            Counted(answer.raw, None if size is None else int(size)), CHUNK_BYTES
+        )
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
-        self._bucket(bucket).blob(key).upload_from_filename(str(path), timeout=retry.deadline_s, retry=None)
+        self._bucket(bucket).blob(key).upload_from_filename(
+            str(path), timeout=retry.deadline_s, retry=None
+        )
 
     def delete(self, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -51,7 +61,9 @@ class GCSStore:
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         bucket, prefix = split_url(url)
-        for blob in self._bucket(bucket).list_blobs(prefix=prefix, timeout=retry.timeout_s, retry=None):
+        for blob in self._bucket(bucket).list_blobs(
+            prefix=prefix, timeout=retry.timeout_s, retry=None
+        ):
             if is_below(blob.name, prefix):
                 yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size)
 
@@ -60,14 +72,24 @@ class GCSStore:
 
         if (status := status_of(error)) is not None:
             return self._trouble_of_answer(error, status)
-        if isinstance(error, TransportError) or (isinstance(error, GoogleAuthError) and getattr(error, "retryable", False)):
-            return Trouble.UNTRUSTED if trouble_of_connection(error) is Trouble.UNTRUSTED else Trouble.UNREACHABLE
-        if isinstance(error, GoogleAuthError):  # of nobody, too: a 401 has the client ask for another token
+        if isinstance(error, TransportError) or (
+            isinstance(error, GoogleAuthError) and getattr(error, "retryable", False)
+        ):
+            return (
+                Trouble.UNTRUSTED
+                if trouble_of_connection(error) is Trouble.UNTRUSTED
+                else Trouble.UNREACHABLE
+            )
+        if isinstance(
+            error, GoogleAuthError
+        ):  # of nobody, too: a 401 has the client ask for another token
             return Trouble.NO_CREDENTIALS if self._is_anonymous() else _trouble_of_token(str(error))
         return trouble_of_connection(error)
 
     def _trouble_of_answer(self, error: BaseException, status: int) -> Trouble:
-        reasons = {item.get("reason") for item in getattr(error, "errors", ()) if isinstance(item, dict)}
+        reasons = {
+            item.get("reason") for item in getattr(error, "errors", ()) if isinstance(item, dict)
+        }
         if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # a 403
             return Trouble.BUSY
         if status == 404 and "bucket does not exist" in str(error):

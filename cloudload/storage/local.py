@@ -18,7 +18,9 @@ class LocalStore:
         path = local_path(url)
         # opening a pipe waits for its other end, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise OSError(f"{path} is a pipe or a device, and not a regular file. Put the file itself there")
+            raise OSError(
+                f"{path} is a pipe or a device, and not a regular file. Put the file itself there"
+            )
         return path.open("rb")
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
@@ -49,4 +51,8 @@ class LocalStore:
                     yield StoredObject(str(path), path.stat().st_size)
 
     def trouble(self, error: BaseException) -> Trouble:
-        return Trouble.MISSING_OBJECT if isinstance(error, FileNotFoundError | NotADirectoryError) else Trouble.OTHER
+        return (
+            Trouble.MISSING_OBJECT
+            if isinstance(error, FileNotFoundError | NotADirectoryError)
+            else Trouble.OTHER
+        )

@@ -2,9 +2,10 @@
 
     read_object  open_object  download_object  write_object  upload_file  delete_object  list_objects  object_exists
 
-Passing troubles are retried with growing, jittered pauses until `Retry.deadline_s`; what will not pass (403, 404, a bad secret)
-fails at once and says what it is. The deadline holds for looking up a name and for connecting, too. Only uploads, and streams
-once they are open, may take longer: each of their requests has `Retry.timeout_s`.
+Passing troubles are retried with growing, jittered pauses until `Retry.deadline_s`; what will not
+pass (403, 404, a bad secret) fails at once and says what it is. The deadline holds for looking up a
+name and for connecting, too. Only uploads, and streams once they are open, may take longer: each of
+their requests has `Retry.timeout_s`.
 """
 
 from __future__ import annotations
@@ -31,34 +32,47 @@ T = TypeVar("T")
 _ADVICE = {
     Trouble.MISSING_OBJECT: "Check the location: there is no such object",
     Trouble.MISSING_BUCKET: "Check the location: there is no such bucket",
-    Trouble.DENIED: "Check the permissions that go with the credentials: the store does not let them do this",
-    Trouble.NO_CREDENTIALS: "Check the credentials: none were found, so that the request was anonymous",
+    Trouble.DENIED: "Check the permissions that go with the credentials: the store does not let "
+    "them do this",
+    Trouble.NO_CREDENTIALS: "Check the credentials: none were found, so that "
+    "the request was anonymous",
     Trouble.BAD_CREDENTIALS: "Check the credentials: they are not accepted",
-    Trouble.EXPIRED_CREDENTIALS: "Check the credentials: they have expired. Get new ones, and run again",
+    Trouble.EXPIRED_CREDENTIALS: "Check the credentials: they have expired. Get "
+    "new ones, and run again",
     Trouble.WRONG_CLOCK: "Check the clock of this machine: it differs too much from the store's",
-    Trouble.WRONG_REGION: "Check the region: the bucket is in another one. Set AWS_REGION to the bucket's",
-    Trouble.UNTRUSTED: "Check the certificate: this machine does not trust the store's. Set AWS_CA_BUNDLE or REQUESTS_CA_BUNDLE",
-    Trouble.BUSY: "The store failed or was busy all the time; run again, with fewer requests at a time if it goes on",
-    Trouble.UNREACHABLE: "The store did not answer in time; check that it can be reached, and run again",
+    Trouble.WRONG_REGION: "Check the region: the bucket is in another one. Set "
+    "AWS_REGION to the bucket's",
+    Trouble.UNTRUSTED: "Check the certificate: this machine does not trust the store's. Set "
+    "AWS_CA_BUNDLE or REQUESTS_CA_BUNDLE",
+    Trouble.BUSY: "The store failed or was busy all the time; run again, with fewer requests at a "
+    "time if it goes on",
+    Trouble.UNREACHABLE: "The store did not answer in time; check that it can "
+    "be reached, and run again",
     Trouble.OTHER: "Check the location",
 }
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
-    """The whole object, or of one that is larger than `most_bytes` the first bytes, one more than that."""
+    """The whole object, or of one that is larger than `most_bytes` the first bytes, one more than
+    that."""
     buffer = io.BytesIO()
     download_object(url, buffer, retry, most_bytes)
     return buffer.getvalue()
 
 
-def download_object(url: str, target: BinaryIO, retry: Retry | None = None, most_bytes: int | None = None) -> int:
-    """Write the object to the seekable `target` from its start; returns the bytes written. A retry starts over.
+def download_object(
+    url: str, target: BinaryIO, retry: Retry | None = None, most_bytes: int | None = None
+) -> int:
+    """Write the object to the seekable `target` from its start; returns the bytes written. A retry
+    starts over.
 
-    Of an object that is larger than `most_bytes`, one byte more than that is written: enough to tell.
+    Of an object that is larger than `most_bytes`, one byte more than that is written: enough to
+    tell.
     """
     retry = retry or Retry()
     start = target.tell()
-    # an attempt that is given up goes on in its thread, and must not write to what may be another's by then
+    # an attempt that is given up goes on in its thread, and must not write to what may be another's
+    # by then
     writing, is_over = threading.Lock(), False
 
     def attempt() -> int:
@@ -94,7 +108,9 @@ def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
     """Store the file's bytes as an object; a reader sees all of it or nothing."""
     retry = retry or Retry()
-    _retrying("write", url, retry, lambda: backend_of(url).upload(path, url, retry), may_be_long=True)
+    _retrying(
+        "write", url, retry, lambda: backend_of(url).upload(path, url, retry), may_be_long=True
+    )
 
 
 def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
@@ -122,7 +138,8 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 
 
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
-    """Every object below a folder or prefix (or the one object that it names), sorted by location."""
+    """Every object below a folder or prefix (or the one object that it names), sorted by
+    location."""
     retry = retry or Retry()
     found = _retrying("list", url, retry, lambda: list(backend_of(url).list(url, retry)))
     return sorted(found, key=lambda item: item.url)
@@ -139,7 +156,9 @@ def object_exists(url: str, retry: Retry | None = None) -> bool:
     return True
 
 
-def _retrying(verb: str, url: str, retry: Retry, attempt: Callable[[], T], *, may_be_long: bool = False) -> T:
+def _retrying(
+    verb: str, url: str, retry: Retry, attempt: Callable[[], T], *, may_be_long: bool = False
+) -> T:
     start, attempts, pause_s = time.monotonic(), 0, retry.pause_s
     while True:
         attempts += 1
@@ -155,7 +174,10 @@ def _retrying(verb: str, url: str, retry: Retry, attempt: Callable[[], T], *, ma
             if not trouble.is_passing or elapsed_s + pause_s > retry.deadline_s:
                 times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
                 what = f"cannot {verb} {hide_secrets(url)} ({times}, {elapsed_s:.1f} s)"
-                failure = StoreError(f"{what}: {_explain(error)}{_advise(trouble, error)}", is_missing=trouble.is_missing)
+                failure = StoreError(
+                    f"{what}: {_explain(error)}{_advise(trouble, error)}",
+                    is_missing=trouble.is_missing,
+                )
                 raise failure from (None if holds_secrets(error) else error)
         time.sleep(pause_s)
 

@@ -1,4 +1,5 @@
-"""Keep secrets out of messages: passwords, signed queries, tokens and keys in URLs and in the words of a client."""
+"""Keep secrets out of messages: passwords, signed queries, tokens and keys in URLs and in the words
+of a client."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ _SECRET_FIELD = re.compile(
 
 
 def hide_secrets(text: str) -> str:
-    """A location or a client's own words, fit for a message: without passwords, signed queries, tokens and keys."""
+    """A location or a client's own words, fit for a message: without passwords, signed queries,
+    tokens and keys."""
     for name in _SECRET_VARIABLES:
         value = os.environ.get(name, "")
         if len(value) >= _LEAST_SECRET:
@@ -54,7 +56,8 @@ def hide_secrets(text: str) -> str:
 
 
 def holds_secrets(error: BaseException | None) -> bool:
-    """Whether a traceback would show a secret: in the error's own words, or in those of what led to it."""
+    """Whether a traceback would show a secret: in the error's own words, or in those of what led to
+    it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -23,7 +23,8 @@ _backends: dict[tuple[int, str], Backend] = {}
 
 
 def backend_of(url: str) -> Backend:
-    """The backend of a location's scheme, made once per process: a forked worker never inherits a connection."""
+    """The backend of a location's scheme, made once per process: a forked worker never inherits a
+    connection."""
     scheme = scheme_of(url)
     key = (os.getpid(), scheme)
     # of threads that come here together, one's is kept

@@ -1,6 +1,8 @@
-"""S3 and what speaks its language: boto3, with its own chain of credentials, profiles and endpoints.
+"""S3 and what speaks its language: boto3, with its own chain of credentials, profiles and
+endpoints.
 
-Anonymous where there are no credentials. `GCSByHMAC` reads gs:// in the same language, with `GCS_KEY` and `GCS_SECRET`.
+Anonymous where there are no credentials. `GCSByHMAC` reads gs:// in the same language, with
+`GCS_KEY` and `GCS_SECRET`.
 """
 
 from __future__ import annotations
@@ -19,8 +21,18 @@ from cloudload.storage.urls import is_below, split_url
 _TROUBLES = {
     Trouble.MISSING_OBJECT: ("NoSuchKey", "NoSuchVersion", "NotFound", "404"),
     Trouble.MISSING_BUCKET: ("NoSuchBucket",),
-    Trouble.BAD_CREDENTIALS: ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity"),
-    Trouble.EXPIRED_CREDENTIALS: ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"),
+    Trouble.BAD_CREDENTIALS: (
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidToken",
+        "InvalidSecurity",
+    ),
+    Trouble.EXPIRED_CREDENTIALS: (
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "TokenRefreshRequired",
+        "RequestExpired",
+    ),
     Trouble.WRONG_CLOCK: ("RequestTimeTooSkewed", "RequestInTheFuture"),
     Trouble.WRONG_REGION: (
         "PermanentRedirect",
@@ -106,12 +118,25 @@ class S3Store:
 
         if isinstance(error, exceptions.ClientError):
             found = _trouble_of_answer(error)
-            return Trouble.NO_CREDENTIALS if found is Trouble.DENIED and self._is_anonymous else found
-        if isinstance(error, exceptions.BotoCoreError):  # most of them are about arguments, profiles and credentials
-            passing = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
-            if isinstance(error, (*passing, exceptions.FlexibleChecksumError, exceptions.CredentialRetrievalError)):
+            return (
+                Trouble.NO_CREDENTIALS if found is Trouble.DENIED and self._is_anonymous else found
+            )
+        if isinstance(
+            error, exceptions.BotoCoreError
+        ):  # most of them are about arguments, profiles and credentials
+            passing = (
+                exceptions.HTTPClientError,
+                exceptions.ConnectionError,
+                exceptions.IncompleteReadError,
+            )
+            if isinstance(
+                error,
+                (*passing, exceptions.FlexibleChecksumError, exceptions.CredentialRetrievalError),
+            ):
                 return trouble_of_connection(error)
-            named = any(word in type(error).__name__ for word in ("Credential", "Profile", "Token", "SSO"))
+            named = any(
+                word in type(error).__name__ for word in ("Credential", "Profile", "Token", "SSO")
+            )
             return Trouble.BAD_CREDENTIALS if named else Trouble.OTHER
         return trouble_of_connection(error)
 
@@ -124,9 +149,14 @@ class GCSByHMAC(S3Store):
     def _make_client(self, retry: Retry) -> Any:
         import boto3
 
-        endpoint = os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get("API_ENDPOINT_OVERRIDE")
+        endpoint = os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get(
+            "API_ENDPOINT_OVERRIDE"
+        )
         # GCS knows none of the checksums that boto3 adds by default
-        checksums = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
+        checksums = {
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+        }
         return boto3.Session().client(
             "s3",
             region_name="auto",
@@ -154,7 +184,8 @@ def _config(retry: Retry, **options: Any) -> Any:
 
 
 def _end_redirects(context: dict[str, Any], **_: Any) -> None:
-    """boto3 asks with HEAD where a bucket is; redirected without a region, that question would be followed by the same one."""
+    """boto3 asks with HEAD where a bucket is; redirected without a region, that question would be
+    followed by the same one."""
     context.setdefault("s3_redirect", {})["redirected"] = True
 
 

@@ -24,7 +24,8 @@ class StreamingStore:
             from streaming.base.storage.download import CloudDownloader
         except ImportError as error:
             raise StoreError(
-                f"no way to read {scheme_of(url)}:// ({error}). Install Streaming: pip install 'cloudload[streaming]'"
+                f"no way to read {scheme_of(url)}:// ({error}). Install Streaming: pip install "
+                "'cloudload[streaming]'"
             ) from None
         with tempfile.TemporaryDirectory(prefix="cloudload-download-") as folder:
             path = Path(folder, "object")
@@ -48,4 +49,7 @@ class StreamingStore:
 
 
 def _only_reads(url: str) -> StoreError:
-    return StoreError(f"{scheme_of(url)}:// can only be read. Write and list in s3://, gs://, or what fsspec reaches")
+    return StoreError(
+        f"{scheme_of(url)}:// can only be read. Write and list in s3://, "
+        "gs://, or what fsspec reaches"
+    )

@@ -28,7 +28,8 @@ def local_path(url: str) -> Path:
 
 
 def check_location(url: str) -> None:
-    """Raises `ValueError` for what is neither a path nor a whole URL, such as the rest of one with an unset variable."""
+    """Raises `ValueError` for what is neither a path nor a whole URL, such as the rest of one with
+    an unset variable."""
     scheme, separator, rest = url.partition("://")
     if not url.strip():
         raise ValueError("a location is empty; give a folder or a URL such as s3://bucket/folder")
@@ -36,7 +37,9 @@ def check_location(url: str) -> None:
         raise ValueError(f"{hide_secrets(url)!r} names no bucket; write {scheme}://bucket/folder")
     if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
         meant = hide_secrets(re.sub(":/*", "://", url, count=1))
-        raise ValueError(f"{meant.replace('://', ':', 1)!r} is neither a path nor a URL; did you mean {meant}?")
+        raise ValueError(
+            f"{meant.replace('://', ':', 1)!r} is neither a path nor a URL; did you mean {meant}?"
+        )
 
 
 def join_url(base: str, name: str) -> str:
@@ -52,4 +55,6 @@ def split_url(url: str) -> tuple[str, str]:
 
 def is_below(key: str, prefix: str) -> bool:
     """A folder's own contents, or the very object: `a/b` is not below `a/bc`."""
-    return not key.endswith("/") and (not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/"))
+    return not key.endswith("/") and (
+        not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/")
+    )

@@ -1,10 +1,12 @@
-"""A call in a process of its own that slows nobody, and may outlive the worker that started it, but not the training process.
+"""A call in a process of its own that slows nobody, and may outlive the worker that started it, but
+not the training process.
 
     this process ── lock held, argument in an unnamed file ──► interpreter, its own session, niced ── calls, unlocks ──► its end
 
-Nothing is forked that has threads or clients, and worker processes, which may have no children of multiprocessing's, may start
-one. The lock goes to the new process, and the kernel frees it if that dies; a thread here waits for its end, so that no zombie
-is left. That its call did not succeed, nobody hears: whoever needs the result looks for it, and makes it himself.
+Nothing is forked that has threads or clients, and worker processes, which may have no children of
+multiprocessing's, may start one. The lock goes to the new process, and the kernel frees it if that
+dies; a thread here waits for its end, so that no zombie is left. That its call did not succeed,
+nobody hears: whoever needs the result looks for it, and makes it himself.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ answer(*sys.argv[2:])
 
 
 def start(function: str, argument: bytes, lock: Path) -> bool:
-    """Call `function`, such as "package.module:name", with `argument`, elsewhere, holding `lock`; returns at once.
+    """Call `function`, such as "package.module:name", with `argument`, elsewhere, holding `lock`;
+    returns at once.
 
     False where the lock is held already, or no process can be started.
     """
@@ -50,7 +53,13 @@ def start(function: str, argument: bytes, lock: Path) -> bool:
             file.write(argument)
             file.seek(0)
             # -I: neither the working directory nor the environment may change what is imported
-            command = [sys.executable, "-I", "-c", _CODE, json.dumps([os.path.abspath(path) for path in sys.path])]
+            command = [
+                sys.executable,
+                "-I",
+                "-c",
+                _CODE,
+                json.dumps([os.path.abspath(path) for path in sys.path]),
+            ]
             process = subprocess.Popen(
                 [*command, function, str(lock.absolute()), *map(str, passed)],
                 stdin=file,

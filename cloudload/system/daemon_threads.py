@@ -14,7 +14,8 @@ _Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class Daemons:
-    """Like a `ThreadPoolExecutor`, whose threads an interpreter on its way out would wait for; they start with the first call."""
+    """Like a `ThreadPoolExecutor`, whose threads an interpreter on its way out would wait for; they
+    start with the first call."""
 
     def __init__(self, number: int, name: str) -> None:
         self._number, self._name = number, name

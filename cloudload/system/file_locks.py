@@ -1,4 +1,5 @@
-"""A lock that the kernel frees when its holder dies: `flock` on a file that is there only while it is held."""
+"""A lock that the kernel frees when its holder dies: `flock` on a file that is there only while it
+is held."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from cloudload.system.temp_files import forget, note
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock named by `path`, among the threads and processes of this node; waits for it, and yields True."""
+    """Hold the lock named by `path`, among the threads and processes of this node; waits for it,
+    and yields True."""
     descriptor = acquire(path, wait=True)
     assert descriptor is not None
     try:
@@ -35,7 +37,8 @@ def locked_if_free(path: Path) -> Iterator[bool]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """The descriptor of a lock, held as long as any process has it open; None where another has it and `wait` is false."""
+    """The descriptor of a lock, held as long as any process has it open; None where another has it
+    and `wait` is false."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

@@ -3,8 +3,8 @@
     trainer   ──────────► SIGKILL
     worker    ─────────────────── at most a second ──► removes its left-overs, and exits
 
-A worker that waits for the store, or for nothing at all, ends like one that works. Ctrl-C reaches the whole family, and is for
-its head to answer.
+A worker that waits for the store, or for nothing at all, ends like one that works. Ctrl-C reaches
+the whole family, and is for its head to answer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ TOLD_TO_END = 128 + signal.SIGTERM
 
 
 def tie_to_parent() -> None:
-    """From here on, this process ends on SIGTERM, and soon after its parent; called in its main thread."""
+    """From here on, this process ends on SIGTERM, and soon after its parent; called in its main
+    thread."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch, name="cloudload-lifeline", daemon=True).start()
 
 
 def open_trainer() -> int | None:
-    """A descriptor that tells when the training process has ended, whose worker this one may be; None where there is none."""
+    """A descriptor that tells when the training process has ended, whose worker this one may be;
+    None where there is none."""
     trainer = multiprocessing.parent_process()
     try:
         return os.pidfd_open(os.getpid() if trainer is None or trainer.pid is None else trainer.pid)
@@ -42,13 +44,16 @@ def open_trainer() -> int | None:
 
 def tie_to_trainer(descriptor: int) -> None:
     """From here on, this process ends soon after the one that `open_trainer` found."""
-    threading.Thread(target=_await, args=(descriptor,), name="cloudload-lifeline", daemon=True).start()
+    threading.Thread(
+        target=_await, args=(descriptor,), name="cloudload-lifeline", daemon=True
+    ).start()
 
 
 def _watch() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # a fork server's children have a pipe that ends with the trainer; of a forked child's, siblings may hold the other end
+    # a fork server's children have a pipe that ends with the trainer; of a forked child's, siblings
+    # may hold the other end
     is_child = os.getppid() == parent.pid
     while not wait([parent.sentinel], timeout=_LOOK_EVERY_S):
         if is_child and os.getppid() != parent.pid:

@@ -1,11 +1,12 @@
-"""Memory that worker processes write and the training process reads, in slots that each worker uses in turn.
+"""Memory that worker processes write and the training process reads, in slots that each worker uses
+in turn.
 
     slots      0         1         2         0         …       one for each block that may be under way, and one being read
     worker     write ──► write ──► write ──► write
     trainer              read ───► read ───► read
 
-The memory has no name that could be left behind, and no file system that could be full: the kernel frees it with the last process
-that maps it, and a container's small /dev/shm does not matter.
+The memory has no name that could be left behind, and no file system that could be full: the kernel
+frees it with the last process that maps it, and a container's small /dev/shm does not matter.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _ALIGNMENT = 64
 
 
 class Ring:
-    """Slots of equal size. Picklable for processes that are spawned; a forked process has it as it is."""
+    """Slots of equal size. Picklable for processes that are spawned; a forked process has it as it
+    is."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
@@ -40,7 +42,9 @@ class Ring:
         start = number * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
-    def array(self, number: int, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    def array(
+        self, number: int, dtype: type[np.generic], shape: tuple[int, ...]
+    ) -> np.ndarray[Any, np.dtype[Any]]:
         """An array at the start of a slot."""
         return np.ndarray(shape, dtype, self._map, number * self.slot_bytes)
 

@@ -1,10 +1,12 @@
-"""Files that are of no use without the process that made them: its locks, and what it has written in part.
+"""Files that are of no use without the process that made them: its locks, and what it has written
+in part.
 
     shard.00000.mds                         a file that many want
     shard.00000.mds.lock                    there while one of them is at it
     shard.00000.mds.3f2a….part              what that one has of it so far
 
-A process that ends in a hurry removes its own. What one leaves that is killed without a word, the next finds by its name.
+A process that ends in a hurry removes its own. What one leaves that is killed without a word, the
+next finds by its name.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from pathlib import Path
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 
 TAG = "CACHEDIR.TAG"
-"""In each folder that is cloudload's own: there, and nowhere else, left-overs are looked for (https://bford.info/cachedir)."""
+"""In each folder that is cloudload's own: there, and nowhere else, left-overs are looked for
+(https://bford.info/cachedir)."""
 
 _PART = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
 
@@ -41,7 +44,9 @@ def make_folder(folder: Path) -> None:
     """Make a folder that is cloudload's own."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / TAG).exists():
-        (folder / TAG).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# made by cloudload\n")
+        (folder / TAG).write_text(
+            "Signature: 8a477f597d28d172789f06886806bc55\n# made by cloudload\n"
+        )
 
 
 def lock_of(path: Path) -> Path:
@@ -51,7 +56,9 @@ def lock_of(path: Path) -> Path:
 
 def is_left_over(path: Path) -> bool:
     """Whether a file is a lock or a part by its name."""
-    return len(path.name) > len(LOCK_SUFFIX) and (path.name.endswith(LOCK_SUFFIX) or _PART.fullmatch(path.name) is not None)
+    return len(path.name) > len(LOCK_SUFFIX) and (
+        path.name.endswith(LOCK_SUFFIX) or _PART.fullmatch(path.name) is not None
+    )
 
 
 def file_of(left_over: Path) -> Path:
@@ -62,7 +69,8 @@ def file_of(left_over: Path) -> Path:
 
 @contextlib.contextmanager
 def part_of(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write it under; what is there at the end, if it was not renamed, is removed."""
+    """A name beside `path` to write it under; what is there at the end, if it was not renamed, is
+    removed."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{PART_SUFFIX}")
     note(part)
     try:
@@ -73,7 +81,8 @@ def part_of(path: Path) -> Iterator[Path]:
 
 
 def note(path: Path, descriptor: int | None = None) -> None:
-    """This process makes a file that nobody else has a use for; of a lock, with what it holds it by.
+    """This process makes a file that nobody else has a use for; of a lock, with what it holds it
+    by.
 
     In a process that is about to end, this does not return.
     """
@@ -98,7 +107,8 @@ def remove_left_overs() -> None:
 
 
 def leave() -> None:
-    """As `remove_left_overs`, in a process that ends right after: its threads begin nothing more."""
+    """As `remove_left_overs`, in a process that ends right after: its threads begin nothing
+    more."""
     _leaving.add(os.getpid())
     for _ in range(2):
         remove_left_overs()

@@ -1,9 +1,11 @@
-"""Which files of the cache are as they were when they were checked: their time of modification says so.
+"""Which files of the cache are as they were when they were checked: their time of modification says
+so.
 
     checked ──► sealed: modified at 2001-09-09 01:46:40        any write sets the clock's time, and so breaks the seal
 
-Nothing lies beside a file that could be lost or outlive it. A copy that does not keep times is checked again, and so is a file
-that anything wrote to. What changes without a write, on a disk that forgets bits, is for hashes to find.
+Nothing lies beside a file that could be lost or outlive it. A copy that does not keep times is
+checked again, and so is a file that anything wrote to. What changes without a write, on a disk that
+forgets bits, is for hashes to find.
 """
 
 from __future__ import annotations

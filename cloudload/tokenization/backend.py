@@ -6,8 +6,9 @@
 
     version ─► what its tokenizer.json holds ─► it loads ─► the same ids for probes ─► and for every assigned code point
 
-fastokens differs in silence for some tokenizers, all of which the second step knows by their tokenizer.json; the steps after it
-are there for what nobody knows yet. The choice is made once, in the training process, and workers are told.
+fastokens differs in silence for some tokenizers, all of which the second step knows by their
+tokenizer.json; the steps after it are there for what nobody knows yet. The choice is made once, in
+the training process, and workers are told.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from typing import Any
 from cloudload.config import FASTOKENS, HF
 from cloudload.errors import TokenizerError
 from cloudload.system.temp_files import part_of
-from cloudload.tokenization.encoders import encode_flat, is_failure, keep_hf, load_fastokens, load_hf, make_hf
+from cloudload.tokenization.encoders import (
+    encode_flat,
+    is_failure,
+    keep_hf,
+    load_fastokens,
+    load_hf,
+    make_hf,
+)
 from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
@@ -54,7 +62,8 @@ class Choice:
 
 
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
-    """The backend for a tokenizer.json, given as its text. The sweep of code points is made once for each `cache_root`.
+    """The backend for a tokenizer.json, given as its text. The sweep of code points is made once
+    for each `cache_root`.
 
     Raises `TokenizerError` where fastokens is asked for and does not pass.
     """
@@ -62,13 +71,19 @@ def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:
         raise TokenizerError(
-            f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf': tokenizers gives the ids that are right"
+            f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf': tokenizers "
+            "gives the ids that are right"
         )
     if asked == HF or refusal:
         choice = Choice(HF, tokenizers, refusal)
     else:
         choice = Choice(FASTOKENS, f"fastokens {version('fastokens')}, {tokenizers}")
-    logger.info("tokenizer backend: %s (%s)%s", choice.name, choice.versions, f": {refusal}" if refusal else "")
+    logger.info(
+        "tokenizer backend: %s (%s)%s",
+        choice.name,
+        choice.versions,
+        f": {refusal}" if refusal else "",
+    )
     return choice
 
 
@@ -86,7 +101,11 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     if digest not in _refusals:
         content = json.loads(text)
-        _refusals[digest] = check_structure(content) or check_probes(text, content) or _sweep_once(text, digest, cache_root)
+        _refusals[digest] = (
+            check_structure(content)
+            or check_probes(text, content)
+            or _sweep_once(text, digest, cache_root)
+        )
     return _refusals[digest]
 
 
@@ -94,22 +113,32 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
 
 def check_structure(content: Mapping[str, Any]) -> str | None:
-    """Why a tokenizer.json is one for which fastokens may give other ids, or fail; None where it is not."""
+    """Why a tokenizer.json is one for which fastokens may give other ids, or fail; None where it is
+    not."""
     model = content["model"]
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, not BPE"
     if model.get("dropout"):
         return "its model has dropout"
-    if affixes := [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]:
+    if affixes := [
+        name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)
+    ]:
         return f"its model has a {affixes[0]}"
-    return _check_added_tokens(content.get("added_tokens") or [], model["vocab"]) or _check_bytes(content)
+    return _check_added_tokens(content.get("added_tokens") or [], model["vocab"]) or _check_bytes(
+        content
+    )
 
 
-def _check_added_tokens(tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, int]) -> str | None:
+def _check_added_tokens(
+    tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, int]
+) -> str | None:
     for token in tokens:
         name, number = token["content"], token["id"]
         if vocabulary.get(name, number) != number:
-            return f"its added token {name!r} has the id {number}, but {vocabulary[name]} in the vocabulary"
+            return (
+                f"its added token {name!r} has the id {number}, but "
+                f"{vocabulary[name]} in the vocabulary"
+            )
         if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
             return f"its added token {name!r} has {flags[0]}"
     return None
@@ -126,7 +155,11 @@ def _check_bytes(content: Mapping[str, Any]) -> str | None:
     else:
         return "it is neither byte-level nor falls back to bytes"
     missing = [symbol for symbol in symbols if symbol not in model["vocab"]]
-    return f"its vocabulary lacks {len(missing)} of 256 bytes, such as {missing[0]!r}" if missing else None
+    return (
+        f"its vocabulary lacks {len(missing)} of 256 bytes, such as {missing[0]!r}"
+        if missing
+        else None
+    )
 
 
 def _has_byte_level(part: Any) -> bool:
@@ -140,7 +173,8 @@ def _has_byte_level(part: Any) -> bool:
 
 
 def check_probes(text: str, content: Mapping[str, Any]) -> str | None:
-    """Load both, and compare them on `probes`, with special tokens as what they are and as text; what is wrong, or None."""
+    """Load both, and compare them on `probes`, with special tokens as what they are and as text;
+    what is wrong, or None."""
     with ThreadPoolExecutor(1) as thread:  # beside hf: a large vocabulary takes seconds
         loading = thread.submit(load_fastokens, text)
         strings, hf = probes(content), make_hf(text)
@@ -164,7 +198,8 @@ def check_probes(text: str, content: Mapping[str, Any]) -> str | None:
 
 
 def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[str]:
-    """The strings that have other ids. One by one for `tokenizers`: after a batch it would warn of every fork."""
+    """The strings that have other ids. One by one for `tokenizers`: after a batch it would warn of
+    every fork."""
     ids, offsets = encode_flat(fast, strings, is_text)
     bounds = offsets.tolist()
     return [
@@ -175,13 +210,19 @@ def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[st
 
 
 def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
-    """The code points among `points` with which texts have other ids by fastokens: between letters, spaces, digits and ends."""
+    """The code points among `points` with which texts have other ids by fastokens: between letters,
+    spaces, digits and ends."""
     hf, fast = load_hf(text), load_fastokens(text)
-    chunks = [points[start : start + _CODE_POINTS_AT_ONCE] for start in range(0, len(points), _CODE_POINTS_AT_ONCE)]
+    chunks = [
+        points[start : start + _CODE_POINTS_AT_ONCE]
+        for start in range(0, len(points), _CODE_POINTS_AT_ONCE)
+    ]
     suspects = {"".join(map(_around, chunk)): chunk for chunk in chunks}
     found: list[int] = []
     for different in _different(hf, fast, list(suspects), True):
-        singly = [point for point in suspects[different] if _different(hf, fast, [_around(point)], True)]
+        singly = [
+            point for point in suspects[different] if _different(hf, fast, [_around(point)], True)
+        ]
         found += singly or suspects[different]
     return found
 
@@ -192,7 +233,11 @@ def _around(point: int) -> str:
 
 def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
     """What is wrong with the assigned code points, or None; looked up where it was found before."""
-    names = (f"sweep-{_SWEEP}", *(f"{name}-{version(name)}" for name in ("fastokens", "tokenizers")), unicodedata.unidata_version)
+    names = (
+        f"sweep-{_SWEEP}",
+        *(f"{name}-{version(name)}" for name in ("fastokens", "tokenizers")),
+        unicodedata.unidata_version,
+    )
     path = cache_root / _FOLDER / "-".join([digest, *names])
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found_before, _, mark = path.read_text("utf-8").partition("\n")
@@ -204,7 +249,11 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
         if not is_failure(error):
             raise
         return f"it fails on some code points ({error})"
-    refusal = f"it gives other ids than tokenizers for {len(found)} code points, such as U+{found[0]:04X}" if found else None
+    refusal = (
+        f"it gives other ids than tokenizers for {len(found)} code points, such as U+{found[0]:04X}"
+        if found
+        else None
+    )
     # a folder that cannot be written to costs another sweep, and no more
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

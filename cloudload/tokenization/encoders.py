@@ -5,8 +5,9 @@
 
     documents   "ab" "" "c"      ids   12 7 9      offsets   0 2 2 3      document i is ids[offsets[i]:offsets[i + 1]]
 
-What the gate could not foresee is watched for while encoding: a document on which fastokens fails is encoded by hf, and a sample
-of all documents is compared with hf's ids in a thread of its own. Tokenizers are loaded once a process, and forks share them.
+What the gate could not foresee is watched for while encoding: a document on which fastokens fails
+is encoded by hf, and a sample of all documents is compared with hf's ids in a thread of its own.
+Tokenizers are loaded once a process, and forks share them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from cloudload.config import FASTOKENS
 from cloudload.errors import TokenizerError
 
 logger = logging.getLogger(__name__)
-# of each process: its first documents, and one in so many of the rest; hf takes 10 to 130 times as long for one
+# of each process: its first documents, and one in so many of the rest; hf takes 10 to 130 times as
+# long for one
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
 # hf takes some 60 bytes of memory for each: a book of 100 MB would take as much as all else
 _MOST_COMPARED_CHARACTERS = 1 << 22
@@ -38,10 +40,11 @@ class Encoder(Protocol):
     """What turns texts into ids."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """int32 [tokens] and int64 [documents + 1]: document i has the ids from offsets[i] to offsets[i + 1].
+        """int32 [tokens] and int64 [documents + 1]: document i has the ids from offsets[i] to
+        offsets[i + 1].
 
-        No special tokens are added, and their names in a text stay text. The arrays may be read-only.
-        Raises `TokenizerError` for what is no text.
+        No special tokens are added, and their names in a text stay text. The arrays may be
+        read-only. Raises `TokenizerError` for what is no text.
         """
         ...
 
@@ -84,7 +87,8 @@ class FastokensEncoder:
         """Documents on which fastokens failed."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """See `Encoder`. Raises `TokenizerError`, too, where a document that was compared before had other ids than hf's."""
+        """See `Encoder`. Raises `TokenizerError`, too, where a document that was compared before
+        had other ids than hf's."""
         documents = documents if isinstance(documents, list) else list(documents)
         ids, offsets = self._encode(documents)
         self._comparison.watch(documents, ids, offsets)
@@ -101,13 +105,16 @@ class FastokensEncoder:
         half = len(documents) // 2
         ids, offsets = self._encode(documents[:half])
         more_ids, more_offsets = self._encode(documents[half:])
-        return np.concatenate([ids, more_ids]), np.concatenate([offsets, offsets[-1] + more_offsets[1:]])
+        return np.concatenate([ids, more_ids]), np.concatenate(
+            [offsets, offsets[-1] + more_offsets[1:]]
+        )
 
     def _encode_by_hf(self, documents: list[str], error: BaseException) -> tuple[Tokens, Ints]:
         encoded = HFEncoder(self._text).encode(documents)
         if not self.num_failed:
             logger.warning(
-                "fastokens failed on a document (%s), which tokenizers then encoded, as it will all others like it: %r",
+                "fastokens failed on a document (%s), which tokenizers then encoded, as it will "
+                "all others like it: %r",
                 *(error, documents[0][:_SHOWN_CHARACTERS]),
             )
         self.num_failed += 1
@@ -115,22 +122,32 @@ class FastokensEncoder:
 
 
 class _Comparison:
-    """Compares a sample of a process's documents with hf's ids, in a thread, so that nobody waits for hf."""
+    """Compares a sample of a process's documents with hf's ids, in a thread, so that nobody waits
+    for hf."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._lock, self._thread = text, threading.Lock(), ThreadPoolExecutor(1, "cloudload-compare")
+        self._text, self._lock, self._thread = (
+            text,
+            threading.Lock(),
+            ThreadPoolExecutor(1, "cloudload-compare"),
+        )
         self._num_seen = self._next = 0
         self._difference: TokenizerError | None = None
 
     def watch(self, documents: Sequence[str], ids: Tokens, offsets: Ints) -> None:
-        """Take what is to be compared of documents. Raises `TokenizerError` once one was found to differ."""
+        """Take what is to be compared of documents. Raises `TokenizerError` once one was found to
+        differ."""
         if self._difference is not None:
             raise TokenizerError(str(self._difference))
         with self._lock:
             while self._next < self._num_seen + len(documents):
                 place = self._next - self._num_seen
                 if len(documents[place]) <= _MOST_COMPARED_CHARACTERS:
-                    self._thread.submit(self._compare, documents[place], ids[offsets[place] : offsets[place + 1]].tolist())
+                    self._thread.submit(
+                        self._compare,
+                        documents[place],
+                        ids[offsets[place] : offsets[place + 1]].tolist(),
+                    )
                 self._next += 1 if self._next < COMPARED_FIRST - 1 else COMPARED_EVERY
             self._num_seen += len(documents)
 
@@ -141,8 +158,10 @@ class _Comparison:
             expected = error
         if expected != ids and self._difference is None:
             self._difference = TokenizerError(
-                f"fastokens gave a document other ids than tokenizers: {_first_difference(ids, expected)}. Its text begins "
-                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may hold wrong ids: start anew, or from a state "
+                "fastokens gave a document other ids than tokenizers: "
+                f"{_first_difference(ids, expected)}. Its text begins "
+                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may hold wrong ids: start "
+                "anew, or from a state "
                 "that you trust, with tokenizer_backend='hf', and report the text to cloudload"
             )
             logger.error("%s", self._difference)
@@ -163,7 +182,8 @@ _kept: dict[str, Any] = {}
 
 
 def load_hf(text: str) -> Any:
-    """The process's one `tokenizers.Tokenizer` of a tokenizer.json, which keeps the names of special tokens text."""
+    """The process's one `tokenizers.Tokenizer` of a tokenizer.json, which keeps the names of
+    special tokens text."""
     tokenizer = _kept.get(text)
     if tokenizer is None:
         tokenizer = make_hf(text)
@@ -175,7 +195,8 @@ def make_hf(text: str) -> Any:
     """A new one, to do with as one likes."""
     from tokenizers import Tokenizer
 
-    # in a thread, which has a heap of its own: parsing leaves a heap in pieces, from which encoding is up to a third slower
+    # in a thread, which has a heap of its own: parsing leaves a heap in pieces, from which encoding
+    # is up to a third slower
     with ThreadPoolExecutor(1) as thread:
         tokenizer = thread.submit(Tokenizer.from_str, text).result()
     tokenizer.no_truncation()
@@ -192,7 +213,8 @@ def keep_hf(text: str, tokenizer: Any) -> None:
 
 @functools.lru_cache(maxsize=1)
 def load_fastokens(text: str) -> Any:
-    """The `fastokens.Tokenizer` of a tokenizer.json. Raises what fastokens raises, and `ImportError` where there is none."""
+    """The `fastokens.Tokenizer` of a tokenizer.json. Raises what fastokens raises, and
+    `ImportError` where there is none."""
     # read when it first works: workers are how the work is spread
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     from fastokens import Tokenizer
@@ -203,14 +225,19 @@ def load_fastokens(text: str) -> Any:
     return tokenizer
 
 
-def encode_flat(fast: Any, documents: list[str], split_special_tokens: bool = True) -> tuple[Tokens, Ints]:
+def encode_flat(
+    fast: Any, documents: list[str], split_special_tokens: bool = True
+) -> tuple[Tokens, Ints]:
     """As `Encoder.encode`, by a `fastokens.Tokenizer` alone: read-only views of what it gives."""
-    ids, offsets = fast.encode_batch_flat(documents, add_special_tokens=False, split_special_tokens=split_special_tokens)
+    ids, offsets = fast.encode_batch_flat(
+        documents, add_special_tokens=False, split_special_tokens=split_special_tokens
+    )
     return np.frombuffer(ids, np.int32), np.frombuffer(offsets, np.int64)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an encoder failed, rather than somebody ended the process: a panic of Rust code is no `Exception`."""
+    """Whether an encoder failed, rather than somebody ended the process: a panic of Rust code is no
+    `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -220,22 +247,34 @@ def is_failure(error: BaseException) -> bool:
 def _no_text(documents: Sequence[str], error: BaseException) -> TokenizerError:
     for document in documents:
         if not isinstance(document, str):
-            return TokenizerError(f"a document is {type(document).__name__}, not text. Let `transform` give str, or None")
+            return TokenizerError(
+                f"a document is {type(document).__name__}, not text. Let "
+                "`transform` give str, or None"
+            )
         try:
             document.encode()
         except UnicodeEncodeError as found:
             return TokenizerError(
-                f"a document holds half a surrogate pair, U+{ord(document[found.start]):X}, at character {found.start:,}: "
-                f"that is no text. It begins {document[:_SHOWN_CHARACTERS]!r}. Mend it in `transform`, for instance with "
+                f"a document holds half a surrogate pair, U+{ord(document[found.start]):X}, at "
+                f"character {found.start:,}: "
+                f"that is no text. It begins {document[:_SHOWN_CHARACTERS]!r}. Mend it in "
+                "`transform`, for instance with "
                 "text.encode('utf-8', 'replace').decode()"
             )
-    return TokenizerError(f"tokenizers failed: {error}. Leave such documents out in `transform`, or use another tokenizer")
+    return TokenizerError(
+        f"tokenizers failed: {error}. Leave such documents out in "
+        "`transform`, or use another tokenizer"
+    )
 
 
 def _first_difference(ids: list[int], expected: list[int] | TokenizerError) -> str:
     if isinstance(expected, TokenizerError):
         return str(expected)
     place = next(
-        (i for i, (one, other) in enumerate(zip(ids, expected, strict=False)) if one != other), min(len(ids), len(expected))
+        (i for i, (one, other) in enumerate(zip(ids, expected, strict=False)) if one != other),
+        min(len(ids), len(expected)),
     )
-    return f"token {place} of {len(expected)} is {ids[place : place + 5]}, not {expected[place : place + 5]}"
+    return (
+        f"token {place} of {len(expected)} is {ids[place : place + 5]}, not "
+        f"{expected[place : place + 5]}"
+    )

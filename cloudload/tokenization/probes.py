@@ -1,4 +1,5 @@
-"""Texts on which two tokenizer backends are compared: known differences, strings made of them, and all of Unicode."""
+"""Texts on which two tokenizer backends are compared: known differences, strings made of them, and
+all of Unicode."""
 
 from __future__ import annotations
 
@@ -12,12 +13,17 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def probes(content: Mapping[str, Any]) -> list[str]:
-    """Strings on which tokenizers are known to differ, and others made of them and of the tokenizer's own; always the same."""
+    """Strings on which tokenizers are known to differ, and others made of them and of the
+    tokenizer's own; always the same."""
     added = [token["content"] for token in content.get("added_tokens") or []]
     added = added[:24] + added[-8:]
     vocabulary = list(content["model"]["vocab"])
     words = vocabulary[:: max(1, len(vocabulary) // _NUM_WORDS)]
-    special = [form.format(name) for name in added for form in ("{0}", " {0} ", "a{0}b", "{0}{0}", "\n{0}\n\n", "{0}.")]
+    special = [
+        form.format(name)
+        for name in added
+        for form in ("{0}", " {0} ", "a{0}b", "{0}{0}", "\n{0}\n\n", "{0}.")
+    ]
     special += [name[:-1] for name in added] + [name.upper() for name in added]
     pieces = [*_PIECES, *added, *words[::8]]
     chance = random.Random(0)
@@ -210,7 +216,9 @@ _LONG = [
 
 def assigned_code_points() -> list[int]:
     """All that Unicode, as this Python knows it, has given a character to."""
-    return [point for point in all_code_points() if unicodedata.category(chr(point)) not in ("Cn", "Co")]
+    return [
+        point for point in all_code_points() if unicodedata.category(chr(point)) not in ("Cn", "Co")
+    ]
 
 
 def all_code_points() -> list[int]:

@@ -1,7 +1,7 @@
 """Text to token ids, and an identity by which to know a tokenizer again.
 
-A document becomes `[bos] + ids of the text + [eos]`. Strings such as `<|endoftext|>` inside a document stay text: they never
-become the control token.
+A document becomes `[bos] + ids of the text + [eos]`. Strings such as `<|endoftext|>` inside a
+document stay text: they never become the control token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer as plain data, ready for another process, and what frames a document of each stream."""
+    """A tokenizer as plain data, ready for another process, and what frames a document of each
+    stream."""
 
     json: str
     """The text of its tokenizer.json, without truncation and padding."""
@@ -39,24 +40,31 @@ class TokenizerSpec:
     """Ids are below this."""
 
     def __repr__(self) -> str:
-        return f"TokenizerSpec({self.fingerprint[:12]}, frames={self.frames}, vocab_size={self.vocab_size})"
+        return (
+            f"TokenizerSpec({self.fingerprint[:12]}, frames={self.frames}, "
+            f"vocab_size={self.vocab_size})"
+        )
 
     @cached_property
     def fingerprint(self) -> str:
         """Equal for tokenizers that give the same texts the same ids."""
         # a document's ids come without the template, and transformers 5 adds one that does nothing
         content = json.loads(self.json) | {"post_processor": None, "decoder": None}
-        # sorted only here: a vocabulary read in another order than its ids' lies scattered in memory, and encodes a fifth slower
+        # sorted only here: a vocabulary read in another order than its ids' lies scattered in
+        # memory, and encodes a fifth slower
         text = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def load_tokenizer(source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)) -> TokenizerSpec:
-    """The tokenizer of a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`.
+def load_tokenizer(
+    source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)
+) -> TokenizerSpec:
+    """The tokenizer of a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
+    `tokenizers.Tokenizer`.
 
-    `frames` has bos and eos for each stream. `auto` puts bos where the tokenizer's own template puts it, and eos after each
-    document where the tokenizer names one.
-    Raises `TokenizerError` for a slow tokenizer, one that is not there, or one that does not say what ends a document.
+    `frames` has bos and eos for each stream. `auto` puts bos where the tokenizer's own template
+    puts it, and eos after each document where the tokenizer names one. Raises `TokenizerError` for
+    a slow tokenizer, one that is not there, or one that does not say what ends a document.
     """
     backend, names = _find(source)
     backend.no_truncation()
@@ -66,7 +74,10 @@ def load_tokenizer(source: Any, frames: Sequence[tuple[str | None, str | None]] 
     return TokenizerSpec(
         json=backend.to_str(),
         frames=tuple(
-            (_bos_id(backend, bos, names.get("bos_token")), _eos_id(backend, eos, names.get("eos_token"), source))
+            (
+                _bos_id(backend, bos, names.get("bos_token")),
+                _eos_id(backend, eos, names.get("eos_token"), source),
+            )
             for bos, eos in frames
         ),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
@@ -84,9 +95,14 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
     path = Path(source).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and not (path / "tokenizer_config.json").exists():
-        raise TokenizerError(f"no tokenizer.json in {path}. Give the folder, or the tokenizer.json, of a fast tokenizer")
+        raise TokenizerError(
+            f"no tokenizer.json in {path}. Give the folder, or the "
+            "tokenizer.json, of a fast tokenizer"
+        )
     if path.is_absolute() and not path.exists():
-        raise TokenizerError(f"no tokenizer at {path}. Give a name on the hub, a folder, or a tokenizer.json")
+        raise TokenizerError(
+            f"no tokenizer at {path}. Give a name on the hub, a folder, or a tokenizer.json"
+        )
     if file.is_file():
         try:
             return Tokenizer.from_file(str(file)), _special_names(file.parent)
@@ -97,7 +113,8 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
-            f"no tokenizer {str(source)!r}: {reason}. Give a name on the hub, a folder, or a tokenizer.json"
+            f"no tokenizer {str(source)!r}: {reason}. Give a name on the hub, a folder, or a "
+            "tokenizer.json"
         ) from error
 
 
@@ -106,7 +123,9 @@ def _from_name(name: str) -> tuple[Tokenizer, dict[str, str]]:
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
 
-    backend, names = _from_transformers(AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False))
+    backend, names = _from_transformers(
+        AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+    )
     with contextlib.suppress(OSError):  # there may be none
         # as published: transformers 5 makes another tokenizer of some, whose ids may differ
         backend = Tokenizer.from_file(cached_file(name, "tokenizer.json"))
@@ -118,16 +137,20 @@ def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
 
     if not hasattr(tokenizer, "is_fast"):
         raise TokenizerError(
-            f"{type(tokenizer).__name__} is no tokenizer. Give a name on the hub, a folder, a tokenizer.json, "
+            f"{type(tokenizer).__name__} is no tokenizer. Give a name on the hub, a folder, a "
+            "tokenizer.json, "
             "a PreTrainedTokenizerFast, or a tokenizers.Tokenizer"
         )
     if not tokenizer.is_fast:
         raise TokenizerError(
-            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast form (AutoTokenizer with use_fast=True), "
+            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast form (AutoTokenizer "
+            "with use_fast=True), "
             "or convert it with transformers.convert_slow_tokenizer and pass the tokenizer.json"
         )
     names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token")}
-    return Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), {k: str(v) for k, v in names.items() if v}
+    return Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), {
+        k: str(v) for k, v in names.items() if v
+    }
 
 
 def _special_names(folder: Path) -> dict[str, str]:
@@ -145,7 +168,9 @@ def _special_names(folder: Path) -> dict[str, str]:
 def _token_id(backend: Tokenizer, token: str, field: str) -> int:
     number = backend.token_to_id(token)
     if number is None:
-        raise TokenizerError(f"{field}={token!r} is not a token of this tokenizer. Give one of its tokens, or None")
+        raise TokenizerError(
+            f"{field}={token!r} is not a token of this tokenizer. Give one of its tokens, or None"
+        )
     return int(number)
 
 
@@ -176,23 +201,28 @@ def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -
         return int(with_template.ids[-1])
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     raise TokenizerError(
-        f"{where} does not say which token ends a document. Give eos='<token>', eos=None to join documents without one, "
+        f"{where} does not say which token ends a document. Give eos='<token>', eos=None to join "
+        "documents without one, "
         "or a folder that has a tokenizer_config.json with an eos_token"
     )
 
 
 class DocumentTokenizer:
-    """Turns documents into ids, many at a time, by the backend that was chosen for the tokenizer (`gate.choose_backend`)."""
+    """Turns documents into ids, many at a time, by the backend that was chosen for the tokenizer
+    (`gate.choose_backend`)."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
         self._json = spec.json
         self._encoder = open_encoder(spec.json, backend)
-        self._ends = [([] if bos is None else [bos], [] if eos is None else [eos]) for bos, eos in spec.frames]
+        self._ends = [
+            ([] if bos is None else [bos], [] if eos is None else [eos]) for bos, eos in spec.frames
+        ]
         self.frames = spec.frames
         """The ids put before and after each document, by stream."""
 
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """The ids of all documents, int32 [tokens], and their bounds, int64 [documents + 1]; without bos and eos."""
+        """The ids of all documents, int32 [tokens], and their bounds, int64 [documents + 1];
+        without bos and eos."""
         return self._encoder.encode(documents)
 
     def encode(self, documents: Sequence[str], streams: Sequence[int]) -> list[Tokens]:

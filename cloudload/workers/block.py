@@ -1,4 +1,5 @@
-"""A block: one worker's rows of some consecutive batches, with their spans and the cursors after them."""
+"""A block: one worker's rows of some consecutive batches, with their spans and the cursors after
+them."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ class Block:
     """What one worker adds to some consecutive batches of its rank."""
 
     bounds: Ints
-    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the block."""
+    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the
+    block."""
     tokens: Tokens
     """int32 [rows, seq_len], in the order of the rank's rows."""
     lengths: Ints
-    """int64 [rows]: the real tokens at the start of each row; the rest is padding. Where a plan is measured, document sizes."""
+    """int64 [rows]: the real tokens at the start of each row; the rest is padding. Where a plan is
+    measured, document sizes."""
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: list[bytes]
@@ -34,11 +37,13 @@ class Block:
     spans: Ints
     """int64 [spans, 6]: row of the block, stream, epoch, sample, start, stop."""
     counts: Ints
-    """int64 [batches, streams, counts]: what the rows of each batch add to the statistics, by `stats.COUNTS`."""
+    """int64 [batches, streams, counts]: what the rows of each batch add to the statistics, by
+    `stats.COUNTS`."""
     traffic: Traffic
     """What the worker's shard cache did since the worker's last block."""
     first_dry: int
-    """The first row of the run that its lane could not fill, from which on all is void; `NEVER` where there is none."""
+    """The first row of the run that its lane could not fill, from which on all is void; `NEVER`
+    where there is none."""
 
     def rows_of(self, batch: int) -> slice:
         """The rows of a batch."""
@@ -83,7 +88,11 @@ class Cut(NamedTuple):
         table, pieces = other.table.copy(), other.pieces.copy()
         table[:, SOURCE] += len(self.sources)
         pieces[:, DOCUMENT] += len(self.table)
-        joined = np.concatenate([self.table, table]), [*self.sources, *other.sources], np.concatenate([self.pieces, pieces])
+        joined = (
+            np.concatenate([self.table, table]),
+            [*self.sources, *other.sources],
+            np.concatenate([self.pieces, pieces]),
+        )
         return Cut(*joined)
 
 
@@ -101,7 +110,8 @@ class BlockRows:
         self.spans = np.empty((0, len(SPAN_FIELDS)), np.int64)
 
     def take(self, cut: CutRows, places: Ints) -> Ints:
-        """Rows of lanes that become the block's rows at `places`; returns their pieces, by row of the block."""
+        """Rows of lanes that become the block's rows at `places`; returns their pieces, by row of
+        the block."""
         self._cursors[places] = cut.cursors
         if cut.residues is not None:
             for place, residue in zip(places.tolist(), cut.residues, strict=True):
@@ -110,7 +120,11 @@ class BlockRows:
         self._count(places[rows], streams, counts, sizes)
         pieces = cut.pieces
         pieces[:, ROW] = places[pieces[:, ROW]]
-        in_order: Ints = pieces if (np.diff(places) > 0).all() else pieces[np.argsort(pieces[:, ROW], kind="stable")]
+        in_order: Ints = (
+            pieces
+            if (np.diff(places) > 0).all()
+            else pieces[np.argsort(pieces[:, ROW], kind="stable")]
+        )
         return in_order
 
     def count_units(self, place: int, units: Ints) -> None:
@@ -127,7 +141,11 @@ class BlockRows:
     def _tally(self, places: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int) -> None:
         """Add to the counts of the batches whose rows stand at `places`."""
         _, num_streams, num_counts = self._counts.shape
-        np.add.at(self._counts.reshape(-1), (self._batches[places] * num_streams + streams) * num_counts + counts, amounts)
+        np.add.at(
+            self._counts.reshape(-1),
+            (self._batches[places] * num_streams + streams) * num_counts + counts,
+            amounts,
+        )
 
     def count_tokens(self, cut: Cut, lengths: Ints, padding_streams: Ints, first_dry: int) -> None:
         """Count the tokens of pieces, and the padding of rows before `first_dry`."""

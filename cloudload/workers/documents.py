@@ -1,10 +1,11 @@
-"""The documents of lanes: found in the order of their epoch, fetched, read and tokenized, many at a time.
+"""The documents of lanes: found in the order of their epoch, fetched, read and tokenized, many at a
+time.
 
     lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► ids ─► a row of the document table
 
-A document is a row of integers and a range of token ids; nothing here is one object a document. The lanes of all components are
-numbered through: `component * num_lanes + lane`. One `LaneDocuments` per process; all that is lazy, shared or threaded below it
-belongs to its shard cache.
+A document is a row of integers and a range of token ids; nothing here is one object a document. The
+lanes of all components are numbered through: `component * num_lanes + lane`. One `LaneDocuments`
+per process; all that is lazy, shared or threaded below it belongs to its shard cache.
 """
 
 from __future__ import annotations
@@ -23,7 +24,18 @@ from cloudload.errors import DatasetError, TokenizerError
 from cloudload.mds.dataset import Corpus
 from cloudload.mds.shard import Shard
 from cloudload.order.epoch_orders import EpochOrders
-from cloudload.packing.tables import BASE, COUNT, EPOCH, FIELDS, ORDINAL, SAMPLE, SIZE, SLOT, STREAM, Documents
+from cloudload.packing.tables import (
+    BASE,
+    COUNT,
+    EPOCH,
+    FIELDS,
+    ORDINAL,
+    SAMPLE,
+    SIZE,
+    SLOT,
+    STREAM,
+    Documents,
+)
 from cloudload.run.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 from cloudload.tokenization.tokenizer import DocumentTokenizer
@@ -33,11 +45,19 @@ from cloudload.workers.plan import Plan
 class DocumentReader:
     """Reads the texts of a corpus' samples, fetching their shards."""
 
-    def __init__(self, corpus: Corpus, cache: ShardCache, text_key: str, transform: Transform | None = None) -> None:
-        self._corpus, self._cache, self._text_key, self._transform = corpus, cache, text_key, transform
+    def __init__(
+        self, corpus: Corpus, cache: ShardCache, text_key: str, transform: Transform | None = None
+    ) -> None:
+        self._corpus, self._cache, self._text_key, self._transform = (
+            corpus,
+            cache,
+            text_key,
+            transform,
+        )
 
     def read(self, samples: Ints) -> list[str | None]:
-        """The texts of samples, in their order, None where the transform leaves one out; each shard is opened once."""
+        """The texts of samples, in their order, None where the transform leaves one out; each shard
+        is opened once."""
         if not len(samples):
             return []
         numbers = self._corpus.shards_of(samples)
@@ -45,7 +65,9 @@ class DocumentReader:
         within = (samples - self._corpus.shard_starts[numbers])[order].tolist()
         opened, firsts = np.unique(numbers[order], return_index=True)
         texts: list[str | None] = []
-        for number, first, stop in zip(opened.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(samples)], strict=True):
+        for number, first, stop in zip(
+            opened.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(samples)], strict=True
+        ):
             shard = self._cache.shard(number)
             if self._transform is None:
                 texts += shard.read_texts(within[first:stop], shard.column_index(self._text_key))
@@ -62,7 +84,8 @@ class DocumentReader:
         return shard, shard.read_columns(within, columns)
 
     def where(self, sample: int) -> str:
-        """A sample's place for a message: its number in its shard, the shard, and its id where it has one."""
+        """A sample's place for a message: its number in its shard, the shard, and its id where it
+        has one."""
         shard, within = self._find(sample)
         return shard.where(within)
 
@@ -83,10 +106,13 @@ class DocumentReader:
             raise
         except BaseException as error:  # sys.exit() in a worker would look as if it had died
             [*_, what] = traceback.format_exception_only(error)
-            raise DatasetError(f"the transform failed on {shard.where(sample)}: {what}{traceback.format_exc()}") from error
+            raise DatasetError(
+                f"the transform failed on {shard.where(sample)}: {what}{traceback.format_exc()}"
+            ) from error
         if text is not None and not isinstance(text, str):
             raise DatasetError(
-                f"the transform gave {type(text).__name__} for {shard.where(sample)}; it must give text, or None to leave it out"
+                f"the transform gave {type(text).__name__} for {shard.where(sample)}; it must give "
+                "text, or None to leave it out"
             )
         return text
 
@@ -104,21 +130,33 @@ class Places:
         return len(self.slots)
 
     def __getitem__(self, chosen: slice | Ints) -> Places:
-        return Places(self.slots[chosen], self.ordinals[chosen], self.epochs[chosen], self.samples[chosen])
+        return Places(
+            self.slots[chosen], self.ordinals[chosen], self.epochs[chosen], self.samples[chosen]
+        )
 
 
 class LaneDocuments:
     """Finds and reads the documents of lanes."""
 
     def __init__(
-        self, recipe: Recipe, orders: Sequence[EpochOrders], reader: DocumentReader, tokenizer: DocumentTokenizer
+        self,
+        recipe: Recipe,
+        orders: Sequence[EpochOrders],
+        reader: DocumentReader,
+        tokenizer: DocumentTokenizer,
     ) -> None:
-        self._corpus, self._components, self._min_tokens = recipe.corpus, recipe.components, recipe.config.min_tokens
+        self._corpus, self._components, self._min_tokens = (
+            recipe.corpus,
+            recipe.components,
+            recipe.config.min_tokens,
+        )
         self._num_lanes = recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
         frames = tokenizer.frames
         self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
-        self._num_framing = self._num_bos + np.array([eos is not None for _, eos in frames], np.int64)
+        self._num_framing = self._num_bos + np.array(
+            [eos is not None for _, eos in frames], np.int64
+        )
 
     def find(self, slots: Ints, ordinals: Ints) -> Places:
         """The places of lanes' documents, less the holes at the ends of epochs."""
@@ -129,7 +167,9 @@ class LaneDocuments:
             components = slots // self._num_lanes
             for component in np.unique(components).tolist():
                 own = np.flatnonzero(components == component)
-                epochs[own], samples[own] = self._find(component, slots[own] % self._num_lanes, ordinals[own])
+                epochs[own], samples[own] = self._find(
+                    component, slots[own] % self._num_lanes, ordinals[own]
+                )
         places = Places(slots, ordinals, epochs, samples)
         return places if samples.min(initial=0) >= 0 else places[np.flatnonzero(samples >= 0)]
 
@@ -153,9 +193,16 @@ class LaneDocuments:
         One that `has_begun`, of which rows have tokens already, is not left out.
         """
         table = np.zeros((len(places), len(FIELDS)), np.int64)
-        table[:, SLOT], table[:, ORDINAL], table[:, EPOCH] = places.slots, places.ordinals, places.epochs
+        table[:, SLOT], table[:, ORDINAL], table[:, EPOCH] = (
+            places.slots,
+            places.ordinals,
+            places.epochs,
+        )
         streams = self._corpus.streams_of(places.samples)
-        table[:, STREAM], table[:, SAMPLE] = streams, places.samples - self._corpus.stream_starts[streams]
+        table[:, STREAM], table[:, SAMPLE] = (
+            streams,
+            places.samples - self._corpus.stream_starts[streams],
+        )
         texts = self._reader.read(places.samples)
         is_left_out = np.zeros(len(texts), np.bool_)
         if None in texts:
@@ -198,7 +245,9 @@ class LaneDocuments:
 
 def open_reader(plan: Plan, cache: ShardCache) -> DocumentReader:
     """The texts of a plan's corpus."""
-    return DocumentReader(plan.recipe.corpus, cache, plan.recipe.config.text_key, plan.recipe.config.transform)
+    return DocumentReader(
+        plan.recipe.corpus, cache, plan.recipe.config.text_key, plan.recipe.config.transform
+    )
 
 
 def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:

@@ -41,7 +41,8 @@ class Plan:
     position: Position
     """From where they go on."""
     is_measured: bool = False
-    """Whether the sizes of all documents that the lanes have left are asked for, in place of rows."""
+    """Whether the sizes of all documents that the lanes have left are asked for, in place of
+    rows."""
     tail_start: int = NEVER
     """The row at which the lanes ended."""
     tail: Tail | None = None
@@ -57,15 +58,20 @@ class Plan:
         """The batches whose blocks every worker makes at once."""
         rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
         most = _ROWS_AT_ONCE[self.backend.name]
-        return max(1, min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len) // rows_of_worker)
+        return max(
+            1, min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len) // rows_of_worker
+        )
 
     @property
     def window_start(self) -> int:
         """The row from which on rows have yet to be exchanged."""
-        return self.position.table_rows if self.position.rows < self.tail_start else self.position.rows
+        return (
+            self.position.table_rows if self.position.rows < self.tail_start else self.position.rows
+        )
 
     def replays(self) -> Iterator[tuple[int, int]]:
-        """The stretches [start, stop) of rows that are read again, each for one block of each worker."""
+        """The stretches [start, stop) of rows that are read again, each for one block of each
+        worker."""
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)

@@ -1,4 +1,5 @@
-"""What is fetched and built before it is needed: the shards of the documents that lanes read next, and the next epoch's order.
+"""What is fetched and built before it is needed: the shards of the documents that lanes read next,
+and the next epoch's order.
 
     lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►      two shards for each canonical node, by default
 
@@ -15,15 +16,20 @@ from cloudload.workers.plan import Plan
 
 
 class ReadAhead:
-    """Looks ahead for the lanes of one worker, by slot; `next_ordinals` are their next documents, `ends` their ends."""
+    """Looks ahead for the lanes of one worker, by slot; `next_ordinals` are their next documents,
+    `ends` their ends."""
 
-    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments, next_ordinals: Ints, ends: Ints) -> None:
+    def __init__(
+        self, plan: Plan, worker: int, documents: LaneDocuments, next_ordinals: Ints, ends: Ints
+    ) -> None:
         self._plan, self._worker, self._documents = plan, worker, documents
         self._components = plan.recipe.components
         self._next_ordinals, self._ends = next_ordinals, ends
         self._looked_ahead = next_ordinals.copy()
         """The ordinals up to which shards have been asked for."""
-        self._ahead = np.array([self._documents_ahead(component) for component in range(len(self._components))])
+        self._ahead = np.array(
+            [self._documents_ahead(component) for component in range(len(self._components))]
+        )
         """Documents of look-ahead for the lanes of each component."""
         self._ordered_epochs = [0] * len(self._components)
         """The last epoch of each component that an order was asked for."""
@@ -37,7 +43,8 @@ class ReadAhead:
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
     def fetch(self, needed: Places, *, is_awaited: bool) -> None:
-        """Begin to fetch the shards of what is needed, then of what its lanes will read next; seldom, for long stretches.
+        """Begin to fetch the shards of what is needed, then of what its lanes will read next;
+        seldom, for long stretches.
 
         While somebody waits for the first batch, only what it needs.
         """
@@ -45,12 +52,18 @@ class ReadAhead:
             self._documents.prefetch(needed.samples)
             return
         slots = needed.slots
-        is_short = self._looked_ahead[slots] - self._next_ordinals[slots] < self._ahead[slots // self._plan.num_lanes] // 2
+        is_short = (
+            self._looked_ahead[slots] - self._next_ordinals[slots]
+            < self._ahead[slots // self._plan.num_lanes] // 2
+        )
         if not is_short.any():
             return
         lanes = np.unique(slots[is_short])
         froms = np.maximum(self._looked_ahead[lanes], self._next_ordinals[lanes])
-        stops = np.minimum(self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes], self._ends[lanes])
+        stops = np.minimum(
+            self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes],
+            self._ends[lanes],
+        )
         numbers = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
         self._looked_ahead[lanes] = froms + numbers
         slots = np.repeat(lanes, numbers)
@@ -60,7 +73,8 @@ class ReadAhead:
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
 
     def _epoch_ends(self, slots: Ints) -> Ints:
-        """The ordinals that end the epochs whose order is there: what comes after would have to wait for one to be built."""
+        """The ordinals that end the epochs whose order is there: what comes after would have to
+        wait for one to be built."""
         ends = np.empty_like(slots)
         components = slots // self._plan.num_lanes
         for component in np.unique(components).tolist():
@@ -70,15 +84,23 @@ class ReadAhead:
             last = int(epochs.max())
             if self._documents.has_order(component, last + 1):
                 epochs = np.where(epochs == last, last + 1, epochs)
-            ends[own] = -(-((epochs + 1) * lanes.stride - lanes.residues[numbers]) // lanes.num_lanes)
+            ends[own] = -(
+                -((epochs + 1) * lanes.stride - lanes.residues[numbers]) // lanes.num_lanes
+            )
         return ends
 
     def build_orders(self, slots: Ints) -> None:
-        """Have the order of the next epoch built once one of these lanes is in the second half of this one."""
+        """Have the order of the next epoch built once one of these lanes is in the second half of
+        this one."""
         for component in np.unique(slots // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes
-            furthest = int(self._next_ordinals[slots[slots // self._plan.num_lanes == component]].max()) * lanes.num_lanes
+            furthest = (
+                int(self._next_ordinals[slots[slots // self._plan.num_lanes == component]].max())
+                * lanes.num_lanes
+            )
             epoch = (furthest + lanes.stride // 2) // lanes.stride
-            if epoch > self._ordered_epochs[component] and (lanes.epochs is None or epoch < lanes.epochs):
+            if epoch > self._ordered_epochs[component] and (
+                lanes.epochs is None or epoch < lanes.epochs
+            ):
                 self._ordered_epochs[component] = epoch
                 self._documents.build_order(component, epoch)

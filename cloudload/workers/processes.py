@@ -3,8 +3,8 @@
     trainer ◄── started, where each block lies, an error ── worker
             ──────────── a slot is free again ────────────►
 
-Each worker has a pair of connected sockets of its own and shares no lock with anybody: whatever moment one is killed at, the
-trainer reads the end of its stream, and nobody waits for it.
+Each worker has a pair of connected sockets of its own and shares no lock with anybody: whatever
+moment one is killed at, the trainer reads the end of its stream, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class WorkerProcess:
 
     def _begin(self) -> None:
         self._connection, theirs = self._context.Pipe()
-        self._process = self._context.Process(target=_work, args=(*self._arguments, theirs), daemon=True)
+        self._process = self._context.Process(
+            target=_work, args=(*self._arguments, theirs), daemon=True
+        )
         self._process.start()
         # the worker has the only other end: its death ends the stream
         theirs.close()
@@ -65,17 +67,25 @@ class WorkerProcess:
     def await_start(self) -> None:
         """Wait until the process runs.
 
-        A fork is a child of one thread with the locks of all: now and then CPython's, or a library's, is held at that moment,
-        and the child waits for it for ever (python/cpython#84559). Such a child has not said that it started, and is replaced.
+        A fork is a child of one thread with the locks of all: now and then CPython's, or a
+        library's, is held at that moment, and the child waits for it for ever
+        (python/cpython#84559). Such a child has not said that it started, and is replaced.
         """
         for _ in range(_STARTS):
             if self._context.get_start_method() != "fork" or self._connection.poll(_START_S):
                 self._receive()
                 return
-            logger.warning("worker process %s did not start within %d s; another is started", self._process.pid, _START_S)
+            logger.warning(
+                "worker process %s did not start within %d s; another is started",
+                self._process.pid,
+                _START_S,
+            )
             end_workers([self])
             self._begin()
-        raise WorkerError(f"a worker process did not start in {_STARTS} attempts. Use start_method='spawn', or fewer workers")
+        raise WorkerError(
+            f"a worker process did not start in {_STARTS} attempts. Use start_method='spawn', or "
+            "fewer workers"
+        )
 
     def receive(self) -> PackedBlock | None:
         """The next block, or None after the last; the one before it is no longer needed.
@@ -89,7 +99,9 @@ class WorkerProcess:
         if isinstance(item, CloudloadError):
             raise item
         if isinstance(item, _Failed):
-            raise WorkerError(f"a worker process failed. Resume from the last state\n\n{item.traceback}")
+            raise WorkerError(
+                f"a worker process failed. Resume from the last state\n\n{item.traceback}"
+            )
         self._has_block = True
         assert item is None or isinstance(item, PackedBlock)
         return item
@@ -110,15 +122,30 @@ class WorkerProcess:
         if code is not None and code < 0:
             named = {int(each): each.name for each in signal.Signals}
             what = f"was ended by {named.get(-code, f'signal {-code}')}"
-        if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE):
+        if code in (
+            -signal.SIGSEGV,
+            -signal.SIGBUS,
+            -signal.SIGABRT,
+            -signal.SIGILL,
+            -signal.SIGFPE,
+        ):
             what += (
-                " (native code failed, of a transform or the tokenizer: tokenizer_backend='hf' and num_workers=0 may tell which)"
+                " (native code failed, of a transform or the tokenizer: "
+                "tokenizer_backend='hf' "
+                "and num_workers=0 may tell which)"
             )
         if code == TOLD_TO_END:
             what = "was told to end by SIGTERM"
         if code == -signal.SIGKILL:
-            what += " (if nobody killed it, the machine ran out of memory: see its kernel log, and use fewer workers)"
-        raise WorkerError(f"a worker process failed: process {self._process.pid} {what}. Resume from the last state") from None
+            what += (
+                " (if nobody killed it, the machine ran out of memory: "
+                "see its kernel log, and "
+                "use fewer workers)"
+            )
+        raise WorkerError(
+            f"a worker process failed: process {self._process.pid} "
+            f"{what}. Resume from the last state"
+        ) from None
 
     def ask_to_end(self) -> None:
         """Have it end; returns at once."""
@@ -134,7 +161,8 @@ class WorkerProcess:
 
 
 def end_workers(workers: Sequence[WorkerProcess]) -> None:
-    """End workers, all at once, whatever they wait for; those of another process, which forked this one, are left alone."""
+    """End workers, all at once, whatever they wait for; those of another process, which forked this
+    one, are left alone."""
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
         worker.ask_to_end()

@@ -1,6 +1,7 @@
 """Provenance of rows: the documents behind their spans, read again.
 
-span  (row, stream, epoch, sample, start, stop)  ─►  sample's id, shard, and the text of tokens [start, stop)
+span  (row, stream, epoch, sample, start, stop)  ─►  sample's id, shard, and the text of tokens
+[start, stop)
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import numpy as np
 from cloudload.arrays import Ints, Tokens
 from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import SIZE
-from cloudload.workers.documents import DocumentReader, LaneDocuments, Places, open_cache, open_documents, open_reader
+from cloudload.workers.documents import (
+    DocumentReader,
+    LaneDocuments,
+    Places,
+    open_cache,
+    open_documents,
+    open_reader,
+)
 from cloudload.workers.plan import Plan
 
 ID_KEY = "id"
@@ -53,18 +61,29 @@ class Tracer:
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
-        """The documents of spans (int64 [spans, 6], `pack.SPAN_FIELDS`); `rows` has the row of the run for each of their rows."""
+        """The documents of spans (int64 [spans, 6], `pack.SPAN_FIELDS`); `rows` has the row of the
+        run for each of their rows."""
         keys = [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
         samples = {key: int(self._starts[key[0]]) + key[1] for key in keys}
         tokens = self._read_tokens(samples)
         traced = []
-        for key, (row, stream, epoch, sample, start, stop) in zip(keys, spans.tolist(), strict=True):
+        for key, (row, stream, epoch, sample, start, stop) in zip(
+            keys, spans.tolist(), strict=True
+        ):
             shard, values = self._reader.read_sample(samples[key], [ID_KEY])
             text = self._documents.decode(tokens[key][start:stop])
             identifier = values.get(ID_KEY)
             traced.append(
                 TracedSpan(
-                    int(rows[row]), self._labels[stream], epoch, sample, identifier, shard.info.raw.name, start, stop, text
+                    int(rows[row]),
+                    self._labels[stream],
+                    epoch,
+                    sample,
+                    identifier,
+                    shard.info.raw.name,
+                    start,
+                    stop,
+                    text,
                 )
             )
         return traced
@@ -73,9 +92,13 @@ class Tracer:
         """The tokens of each document, bos and eos included."""
         numbers = np.fromiter(samples.values(), np.int64, len(samples))
         nowhere = np.zeros_like(numbers)
-        documents = self._documents.read(Places(nowhere, nowhere, nowhere, numbers), np.ones(len(numbers), np.bool_))
+        documents = self._documents.read(
+            Places(nowhere, nowhere, nowhere, numbers), np.ones(len(numbers), np.bool_)
+        )
         sizes = documents.table[:, SIZE]
-        pieces = np.column_stack([np.zeros_like(numbers), np.arange(len(numbers)), np.zeros_like(numbers), sizes])
+        pieces = np.column_stack(
+            [np.zeros_like(numbers), np.arange(len(numbers)), np.zeros_like(numbers), sizes]
+        )
         joined = np.empty((1, int(sizes.sum())), np.int32)
         fill_rows(joined, documents.table, [documents.ids.data], pieces, self._framing)
         return dict(zip(samples, np.split(joined[0], np.cumsum(sizes))[:-1], strict=True))

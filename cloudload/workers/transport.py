@@ -1,4 +1,5 @@
-"""How a block crosses from a worker to the training process: in a slot of the ring; what is sent is where it lies.
+"""How a block crosses from a worker to the training process: in a slot of the ring; what is sent is
+where it lies.
 
 slot    tokens [rows, seq_len] | bounds, lengths, cursors, spans, counts | residues
 """
@@ -26,7 +27,8 @@ _EXTRA_BYTES_PER_ROW = 1024
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """Where a block lies: tokens at the start of a slot, and all else behind them. What did not fit comes along."""
+    """Where a block lies: tokens at the start of a slot, and all else behind them. What did not fit
+    comes along."""
 
     slot: int
     shape: tuple[int, int]
@@ -43,10 +45,17 @@ def slot_bytes(plan: Plan) -> int:
 
 
 class Slots:
-    """The slots of one worker, `first` and those after it; once all are used, `await_free` waits for the oldest."""
+    """The slots of one worker, `first` and those after it; once all are used, `await_free` waits
+    for the oldest."""
 
-    def __init__(self, ring: Ring, first: int, count: int, await_free: Callable[[], object]) -> None:
-        self._ring, self._slots, self._number = ring, itertools.cycle(range(first, first + count)), first
+    def __init__(
+        self, ring: Ring, first: int, count: int, await_free: Callable[[], object]
+    ) -> None:
+        self._ring, self._slots, self._number = (
+            ring,
+            itertools.cycle(range(first, first + count)),
+            first,
+        )
         self._num_free, self._await_free = count, await_free
 
     def new_tokens(self, num_rows: int, seq_len: int) -> Tokens:
@@ -63,12 +72,21 @@ class Slots:
     def pack(self, block: Block) -> PackedBlock:
         """Put all else of the block behind its tokens."""
         sizes = np.array([len(residue) for residue in block.residues], np.int64)
-        shape = [len(block.bounds), len(block.lengths), len(block.cursors), len(block.spans), block.counts.shape[1], len(sizes)]
+        shape = [
+            len(block.bounds),
+            len(block.lengths),
+            len(block.cursors),
+            len(block.spans),
+            block.counts.shape[1],
+            len(sizes),
+        ]
         head = np.array([*shape, block.first_dry, *block.traffic], np.int64)
         arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
         numbers = np.concatenate([head, *(array.ravel() for array in arrays)])
         rest = b"".join([numbers.tobytes(), *block.residues])
-        packed = PackedBlock(self._number, (block.tokens.shape[0], block.tokens.shape[1]), len(rest))
+        packed = PackedBlock(
+            self._number, (block.tokens.shape[0], block.tokens.shape[1]), len(rest)
+        )
         used = block.tokens.nbytes
         if used > self._ring.slot_bytes:
             return replace(packed, tokens=block.tokens.tobytes(), rest=rest)
@@ -82,7 +100,8 @@ _HEAD = 7 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
-    """The block; its tokens are the slot's, and good until the next block of the worker is asked for."""
+    """The block; its tokens are the slot's, and good until the next block of the worker is asked
+    for."""
     rows, seq_len = packed.shape
     rest = packed.rest
     if rest is None:
@@ -93,12 +112,23 @@ def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
     else:
         tokens = np.frombuffer(packed.tokens, np.int32).reshape(packed.shape)
     head = np.frombuffer(rest, np.int64, _HEAD).tolist()
-    num_bounds, num_lengths, num_cursors, num_spans, num_streams, num_sizes, first_dry, *traffic = head
+    num_bounds, num_lengths, num_cursors, num_spans, num_streams, num_sizes, first_dry, *traffic = (
+        head
+    )
     counts_shape = (num_bounds - 1, num_streams, len(COUNTS))
-    numbers = [num_bounds, num_lengths, 2 * num_cursors, num_spans * len(SPAN_FIELDS), math.prod(counts_shape), num_sizes]
+    numbers = [
+        num_bounds,
+        num_lengths,
+        2 * num_cursors,
+        num_spans * len(SPAN_FIELDS),
+        math.prod(counts_shape),
+        num_sizes,
+    ]
     stops = list(itertools.accumulate(numbers, initial=_HEAD))
     body = np.frombuffer(rest, np.int64, stops[-1])
-    bounds, lengths, cursors, spans, counts, sizes = (body[start:stop] for start, stop in itertools.pairwise(stops))
+    bounds, lengths, cursors, spans, counts, sizes = (
+        body[start:stop] for start, stop in itertools.pairwise(stops)
+    )
     return Block(
         bounds=bounds,
         tokens=tokens,

@@ -2,9 +2,10 @@
 
     documents ─► tokenizer ─► lane rows ─► pieces of this worker's rows ─► Block
 
-A worker owns the lanes of its rank that fall to it, and has a part in every batch, also where no row of it is its own. All that
-the coming rows of all its lanes are short of is read, tokenized and cut together, and sent as one block. The rows of a tail come
-from all lanes, and go round the workers as if from one lane each.
+A worker owns the lanes of its rank that fall to it, and has a part in every batch, also where no
+row of it is its own. All that the coming rows of all its lanes are short of is read, tokenized and
+cut together, and sent as one block. The rows of a tail come from all lanes, and go round the
+workers as if from one lane each.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ _DOCUMENTS_AT_ONCE = 256
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
-# how many times what lanes lack is read at once: each call costs as much as some documents, and what waits takes memory
+# how many times what lanes lack is read at once: each call costs as much as some documents, and
+# what waits takes memory
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 NewTokens = Callable[[int, int], Tokens]
 """Gives int32 [rows, seq_len] to write tokens into; what it holds is undefined."""
 
 
 def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) -> Iterator[Block]:
-    """The blocks of one worker, each of as many batches as any other worker's: without end, or one of sizes where those are
-    asked for.
+    """The blocks of one worker, each of as many batches as any other worker's: without end, or one
+    of sizes where those are asked for.
 
-    The first block is of one batch, and each of the next twice as many, so that training starts soon. Where rows are replayed,
-    blocks hold their cursors and no tokens.
+    The first block is of one batch, and each of the next twice as many, so that training starts
+    soon. Where rows are replayed, blocks hold their cursors and no tokens.
     """
     cache = open_cache(plan)
     try:
@@ -58,7 +60,9 @@ def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
     return np.empty((num_rows, seq_len), np.int32)
 
 
-def open_lane_rows(packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None) -> LaneRows:
+def open_lane_rows(
+    packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
+) -> LaneRows:
     """The lanes as they stand at `cursors` (int64 [slots, 2]) with `residues`."""
     if packing.name == "concat":
         return ConcatLanes(packing.seq_len, num_lanes, cursors)
@@ -86,12 +90,19 @@ class _WorkerLanes:
         self._tail_documents: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
         self._mean_tokens = np.array(
             [
-                max(1.0, component.raw_bytes / max(1, component.num_samples) / _GUESSED_BYTES_PER_TOKEN)
+                max(
+                    1.0,
+                    component.raw_bytes / max(1, component.num_samples) / _GUESSED_BYTES_PER_TOKEN,
+                )
                 for component in self._components
             ]
         )
-        waiting_bytes = 4 * self._mean_tokens.max() * len(plan.own_lanes(worker)) * len(self._components)
-        self._most_eagerness = float(np.clip(_WAITING_BYTES / max(1, waiting_bytes), 1, _MOST_EAGERNESS))
+        waiting_bytes = (
+            4 * self._mean_tokens.max() * len(plan.own_lanes(worker)) * len(self._components)
+        )
+        self._most_eagerness = float(
+            np.clip(_WAITING_BYTES / max(1, waiting_bytes), 1, _MOST_EAGERNESS)
+        )
         self._eagerness, self._is_awaited = 1.0, True
         self._ends = self._find_ends()
         self._read_ahead = ReadAhead(plan, worker, self._documents, self._next_ordinals, self._ends)
@@ -99,7 +110,11 @@ class _WorkerLanes:
     def _find_ends(self) -> Ints:
         """The ordinal at which each slot has read all epochs."""
         of_lanes = [component.lanes for component in self._components]
-        ends = [NEVER if (end := lanes.end(lane)) is None else end for lanes in of_lanes for lane in range(lanes.num_lanes)]
+        ends = [
+            NEVER if (end := lanes.end(lane)) is None else end
+            for lanes in of_lanes
+            for lane in range(lanes.num_lanes)
+        ]
         return np.array(ends, np.int64)
 
     def blocks(self) -> Iterator[Block]:
@@ -149,12 +164,17 @@ class _WorkerLanes:
 
     def _cut_rows(self, block: BlockRows, rows: Ints) -> Cut:
         """Fill the lanes, and cut these rows, the first of the block, from them."""
-        slots = self._plan.recipe.components_of(rows) * self._plan.num_lanes + rows % self._plan.num_lanes
+        slots = (
+            self._plan.recipe.components_of(rows) * self._plan.num_lanes
+            + rows % self._plan.num_lanes
+        )
         lanes, wanted = np.unique(slots, return_counts=True)
         try:
             self._fill(lanes, wanted)
         except ValueError as error:
-            raise StreamChangedError(f"{error}. The state is damaged, or of another corpus, tokenizer or transform") from None
+            raise StreamChangedError(
+                f"{error}. The state is damaged, or of another corpus, tokenizer or transform"
+            ) from None
         self._read_ahead.build_orders(lanes)
         cut = self._lanes.cut(lanes, wanted)
         # rows lane after lane, as they were cut, to the block's rows
@@ -164,7 +184,8 @@ class _WorkerLanes:
         return Cut(cut.table, cut.sources, block.take(cut, places[is_cut]))
 
     def _fill(self, lanes: Ints, wanted: Ints) -> None:
-        """Read on in each lane until it has the rows that are wanted of it, or its end is reached."""
+        """Read on in each lane until it has the rows that are wanted of it, or its end is
+        reached."""
         again = self._lanes.unread(lanes)
         if len(again[0]):
             self._add(self._documents.find(*again), again=True)
@@ -176,8 +197,12 @@ class _WorkerLanes:
             short = np.flatnonzero((missing > 0) & (room > 0))
             if not len(short):
                 return
-            lanes, wanted, means, missing, room = (values[short] for values in (lanes, wanted, means, missing, room))
-            numbers = np.clip(np.ceil(eagerness * missing / means), 1, _MOST_DOCUMENTS_OF_LANE).astype(np.int64)
+            lanes, wanted, means, missing, room = (
+                values[short] for values in (lanes, wanted, means, missing, room)
+            )
+            numbers = np.clip(
+                np.ceil(eagerness * missing / means), 1, _MOST_DOCUMENTS_OF_LANE
+            ).astype(np.int64)
             numbers = np.minimum(numbers, room)
             slots = np.repeat(lanes, numbers)
             ordinals = self._next_ordinals[slots] + count_within(numbers)
@@ -201,7 +226,9 @@ class _WorkerLanes:
         for component in np.unique(slots // self._plan.num_lanes).tolist():
             own = sizes[slots // self._plan.num_lanes == component]
             weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
-            self._mean_tokens[component] += weight * (max(1.0, own.mean()) - self._mean_tokens[component])
+            self._mean_tokens[component] += weight * (
+                max(1.0, own.mean()) - self._mean_tokens[component]
+            )
         if sizes.all():
             self._barren[slots] = 0
             return
@@ -218,14 +245,17 @@ class _WorkerLanes:
         if self._barren[slot] > component.lanes.num_positions and component.lanes.epochs is None:
             urls = ", ".join(self._plan.recipe.labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"a whole epoch of lane {slot % self._plan.num_lanes} of {urls} gave no token: all its documents are empty or "
-                "left out. Use more documents, fewer lanes (num_lanes), an eos, or another transform or min_tokens"
+                f"a whole epoch of lane {slot % self._plan.num_lanes} of {urls} gave no token: all "
+                "its documents are empty or "
+                "left out. Use more documents, fewer lanes (num_lanes), an eos, or another "
+                "transform or min_tokens"
             )
 
     # ------------------------------------------------------------ the tail
 
     def _measure(self) -> Block:
-        """The sizes of all documents that the lanes have left, lane after lane: in place of one for a hole, `NO_DOCUMENT`."""
+        """The sizes of all documents that the lanes have left, lane after lane: in place of one for
+        a hole, `NO_DOCUMENT`."""
         plan = self._plan
         own = np.array(plan.own_lanes(self._worker), np.int64)
         heads = self._next_ordinals[own]
@@ -242,13 +272,16 @@ class _WorkerLanes:
             table = self._documents.read(chunk, self._begun[chunk.slots] == chunk.ordinals).table
             found = np.searchsorted(own, chunk.slots)
             is_left_out = table[:, COUNT] == FILTERED
-            sizes[firsts[found] + chunk.ordinals - heads[found]] = np.where(is_left_out, FILTERED_SIZE, table[:, SIZE])
+            sizes[firsts[found] + chunk.ordinals - heads[found]] = np.where(
+                is_left_out, FILTERED_SIZE, table[:, SIZE]
+            )
         block = BlockRows(own[:0], np.zeros(1, np.int64), self._packing, 0)
         block.lengths = sizes
         return block.block(self._new_tokens(0, 0), NEVER, self._traffic.take())
 
     def _cut_tail(self, block: BlockRows, tail: Tail, first_place: int) -> Cut:
-        """The pieces of the block's rows from `first_place` on, which are of the tail; reads what they need."""
+        """The pieces of the block's rows from `first_place` on, which are of the tail; reads what
+        they need."""
         units: list[Ints] = []
         pieces: list[Ints] = []
         for place in range(first_place, len(block.rows)):
@@ -282,7 +315,11 @@ class _WorkerLanes:
         pairs = np.array(missing, np.int64).reshape(-1, 2)
         places = self._documents.find(pairs[:, 0], pairs[:, 1])
         # whether one is left out was settled when it was measured
-        read = own_documents(self._documents.read(places, np.ones(len(places), np.bool_))) if missing else []
+        read = (
+            own_documents(self._documents.read(places, np.ones(len(places), np.bool_)))
+            if missing
+            else []
+        )
         held = {key: self._tail_documents[key] for key in keys if key in self._tail_documents}
         self._tail_documents = held | dict(zip(missing, read, strict=True))
 

@@ -1,10 +1,12 @@
-"""Run an example, write down what it pulls from the loader and what its model is trained on, and kill it in mid-training.
+"""Run an example, write down what it pulls from the loader and what its model is trained on, and
+kill it in mid-training.
 
     record.py '{"log": folder, "kill_at": 15}' examples/train_torch.py s3://… --steps 20
 
-Each process writes `log/<rank>-<pid>.jsonl`: a line "pulled" for each batch that the loader hands out, and for each forward pass
-a line "trained" with a hash of every row and the loss, if it is known. With `kill_at` the process is killed when that forward
-pass begins. `model` names the class whose forward it is, where that is not the examples' own: "package.module:Class".
+Each process writes `log/<rank>-<pid>.jsonl`: a line "pulled" for each batch that the loader hands
+out, and for each forward pass a line "trained" with a hash of every row and the loss, if it is
+known. With `kill_at` the process is killed when that forward pass begins. `model` names the class
+whose forward it is, where that is not the examples' own: "package.module:Class".
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def main(options: dict[str, Any], script: str) -> None:
 
     from cloudload import CloudLoader
 
-    log = Path(options["log"], f"{os.environ.get('RANK', '0')}-{os.getpid()}.jsonl").open("w", buffering=1)
+    log = Path(options["log"], f"{os.environ.get('RANK', '0')}-{os.getpid()}.jsonl").open(
+        "w", buffering=1
+    )
     forward, record = model.forward, CloudLoader._record
     passes = 0
 
@@ -52,7 +56,10 @@ def main(options: dict[str, Any], script: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         outputs = forward(self, input_ids, *args, **kwargs)
         hashes = [hashlib.sha256(row.cpu().numpy().tobytes()).hexdigest()[:16] for row in input_ids]
-        note(trained=hashes, **({"loss": outputs["loss"].item()} if isinstance(outputs, dict) else {}))
+        note(
+            trained=hashes,
+            **({"loss": outputs["loss"].item()} if isinstance(outputs, dict) else {}),
+        )
         return outputs
 
     model.forward = forward_and_note

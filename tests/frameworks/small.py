@@ -24,7 +24,14 @@ def write_documents(folder: Any) -> str:
 
 def make_loader(folder: str, **options: Any) -> CloudLoader:
     """In this process, with batches of 4 rows."""
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": SEQ_LEN, "batch_size": 4, "num_workers": 0, "num_lanes": 12}
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": SEQ_LEN,
+        "batch_size": 4,
+        "num_workers": 0,
+        "num_lanes": 12,
+    }
     return CloudLoader(folder, **{**defaults, **options})
 
 

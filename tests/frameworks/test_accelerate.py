@@ -1,4 +1,5 @@
-"""accelerate, in one process: a registered loader is saved and restored, and a wrapped one is refused."""
+"""accelerate, in one process: a registered loader is saved and restored, and a wrapped one is
+refused."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 4])
-def test_a_registered_loader_goes_on_with_the_next_batch(folder: str, tmp_path: Path, saved_after: int) -> None:
+def test_a_registered_loader_goes_on_with_the_next_batch(
+    folder: str, tmp_path: Path, saved_after: int
+) -> None:
     """Also where it was saved before the first batch, and in mid accumulation."""
     trained = []
     for is_resumed in (False, True):
@@ -47,6 +50,8 @@ def test_prepare_hands_back_the_loader_itself(folder: str) -> None:
 
 
 def test_a_loader_wrapped_in_a_dataloader_is_refused(folder: str) -> None:
-    wrapped = Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(make_loader(folder), batch_size=None))  # type: ignore[arg-type]
+    wrapped = Accelerator(cpu=True).prepare(
+        torch.utils.data.DataLoader(make_loader(folder), batch_size=None)
+    )  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="do not wrap it in a DataLoader"):
         next(iter(wrapped))

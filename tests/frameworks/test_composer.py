@@ -1,4 +1,5 @@
-"""Composer, in one process: what it counts, splits, saves and restores. Runs where Composer is installed."""
+"""Composer, in one process: what it counts, splits, saves and restores. Runs where Composer is
+installed."""
 
 from __future__ import annotations
 
@@ -49,7 +50,12 @@ class ComposerModel(composer.ComposerModel):  # type: ignore[misc]
 def make_trainer(loader: CloudLoader, **options: Any) -> Trainer:
     model = ComposerModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    defaults = {"train_dataloader": data_spec(loader), "max_duration": "6ba", "device": "cpu", "progress_bar": False}
+    defaults = {
+        "train_dataloader": data_spec(loader),
+        "max_duration": "6ba",
+        "device": "cpu",
+        "progress_bar": False,
+    }
     return Trainer(model=model, optimizers=optimizer, **{**defaults, **options})
 
 
@@ -90,7 +96,9 @@ def test_microbatches_have_the_segments_of_their_own_rows(folder: str) -> None:
     for batch in make_loader(folder, packing="best_fit", fields=fields, batch_size=5, epochs=1):
         for size in (1, 2, 5, 8):
             microbatches = split_batch(batch, size)
-            assert [len(each["input_ids"]) for each in microbatches] == [min(size, 5 - start) for start in range(0, 5, size)]
+            assert [len(each["input_ids"]) for each in microbatches] == [
+                min(size, 5 - start) for start in range(0, 5, size)
+            ]
             for name in ("input_ids", "labels", "position_ids", "segment_ids"):
                 assert torch.equal(torch.cat([each[name] for each in microbatches]), batch[name])
             for each in microbatches:
@@ -106,7 +114,9 @@ def test_microbatches_have_the_segments_of_their_own_rows(folder: str) -> None:
 
 def test_packed_microbatches_train_and_are_accumulated(folder: str) -> None:
     loader = make_loader(folder, packing="best_fit", fields=["cu_seqlens"])
-    trainer = make_trainer(loader, device_train_microbatch_size=2, accumulate_train_batch_on_tokens=True)
+    trainer = make_trainer(
+        loader, device_train_microbatch_size=2, accumulate_train_batch_on_tokens=True
+    )
     trainer.fit()
     assert trainer.state.model.trained == rows_of(make_loader(folder, packing="best_fit"), 6)
 
@@ -118,13 +128,20 @@ def test_packed_microbatches_train_and_are_accumulated(folder: str) -> None:
 def test_epochs_are_counted_right_wherever_a_checkpoint_was_saved(
     folder: str, tmp_path: Path, saved_at: str, epochs: int
 ) -> None:
-    """At the last batch of an epoch, Composer has not yet seen its end; at the end of the epoch, it has."""
+    """At the last batch of an epoch, Composer has not yet seen its end; at the end of the epoch, it
+    has."""
     loader = make_loader(folder, stop_every=4)
-    trainer = make_trainer(loader, max_duration="3ep", save_folder=str(tmp_path), save_interval=saved_at)
+    trainer = make_trainer(
+        loader, max_duration="3ep", save_folder=str(tmp_path), save_interval=saved_at
+    )
     trainer.fit()
     assert (trainer.state.timestamp.batch, trainer.state.timestamp.epoch) == (12, 3)
     number = Time.from_timestring(saved_at).value
-    first = f"ep{epochs}-ba4-rank0.pt" if saved_at == "1ep" else f"ep{(number - 1) // 4}-ba{number}-rank0.pt"
+    first = (
+        f"ep{epochs}-ba4-rank0.pt"
+        if saved_at == "1ep"
+        else f"ep{(number - 1) // 4}-ba{number}-rank0.pt"
+    )
     resumed = make_loader(folder, stop_every=4)
     again = make_trainer(resumed, max_duration="3ep", load_path=str(tmp_path / first))
     again.fit()
@@ -134,7 +151,9 @@ def test_epochs_are_counted_right_wherever_a_checkpoint_was_saved(
     assert again.state.timestamp.token == trainer.state.timestamp.token
 
 
-def test_a_state_saved_before_the_first_batch_starts_at_the_first(folder: str, tmp_path: Path) -> None:
+def test_a_state_saved_before_the_first_batch_starts_at_the_first(
+    folder: str, tmp_path: Path
+) -> None:
     trainer = make_trainer(make_loader(folder))
     trainer.save_checkpoint(str(tmp_path / "first.pt"))
     resumed = make_trainer(make_loader(folder), load_path=str(tmp_path / "first.pt"))
@@ -148,7 +167,9 @@ def test_autoresume_and_a_dataloader_given_to_fit(folder: str, tmp_path: Path) -
     trainer = make_trainer(make_loader(folder), max_duration="6ba", autoresume=True, **settings)
     trainer.fit()
     assert trainer.state.model.trained == rows_of(make_loader(folder), 6)[16:]
-    other = make_trainer(make_loader(folder), train_dataloader=None, load_path=str(tmp_path / "ep0-ba4-rank0.pt"))
+    other = make_trainer(
+        make_loader(folder), train_dataloader=None, load_path=str(tmp_path / "ep0-ba4-rank0.pt")
+    )
     other.fit(train_dataloader=data_spec(make_loader(folder)))
     assert other.state.model.trained == rows_of(make_loader(folder), 6)[16:]
 
@@ -166,24 +187,33 @@ def test_a_state_is_loaded_without_unpickling_code(folder: str) -> None:
 
 
 def test_a_sharded_checkpoint_takes_the_state_as_one_leaf(folder: str, tmp_path: Path) -> None:
-    """Composer's sharded checkpoints are DCP's, loaded into the fresh run's own state; FSDP itself would need a GPU."""
+    """Composer's sharded checkpoints are DCP's, loaded into the fresh run's own state; FSDP itself
+    would need a GPU."""
     import torch.distributed.checkpoint as dcp
 
     trainer = make_trainer(make_loader(folder))
     trainer.fit()
-    dcp.save({"state": {"dataset_state": trainer.state.state_dict()["dataset_state"]}}, checkpoint_id=tmp_path / "sharded")
+    dcp.save(
+        {"state": {"dataset_state": trainer.state.state_dict()["dataset_state"]}},
+        checkpoint_id=tmp_path / "sharded",
+    )
     loader = make_loader(folder, num_lanes=12)
     fresh = make_trainer(loader)
     template = {"state": {"dataset_state": fresh.state.state_dict()["dataset_state"]}}
     dcp.load(template, checkpoint_id=tmp_path / "sharded")
     fresh.state._load_dataset_state(template["state"]["dataset_state"])
-    assert loader.state_dict() == {**trainer_loader_state(trainer), "tokenizer_backend": loader.state_dict()["tokenizer_backend"]}
+    assert loader.state_dict() == {
+        **trainer_loader_state(trainer),
+        "tokenizer_backend": loader.state_dict()["tokenizer_backend"],
+    }
 
 
 def trainer_loader_state(trainer: Trainer) -> dict[str, Any]:
     import json
 
-    state: dict[str, Any] = json.loads(trainer.state.state_dict()["dataset_state"]["train"]["cloudload"])["loader"]
+    state: dict[str, Any] = json.loads(
+        trainer.state.state_dict()["dataset_state"]["train"]["cloudload"]
+    )["loader"]
     return state
 
 
@@ -205,7 +235,9 @@ def test_training_ends_with_the_data_and_saves_its_end(folder: str, tmp_path: Pa
     assert trainer.state.timestamp.epoch == 1
     saved = sorted(tmp_path.glob("ep*.pt"), key=lambda path: int(path.stem.split("-")[1][2:]))
     for checkpoint in saved:
-        resumed = make_trainer(make_loader(folder, epochs=1), max_duration="1000ba", load_path=str(checkpoint))
+        resumed = make_trainer(
+            make_loader(folder, epochs=1), max_duration="1000ba", load_path=str(checkpoint)
+        )
         resumed.fit()
         assert resumed.state.timestamp.batch == trainer.state.timestamp.batch
         assert whole[len(whole) - len(resumed.state.model.trained) :] == resumed.state.model.trained
@@ -215,14 +247,20 @@ def test_training_ends_with_the_data_and_saves_its_end(folder: str, tmp_path: Pa
 def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path) -> None:
     trainer = make_trainer(make_loader(folder), train_dataloader=None)
     trainer.save_checkpoint(str(tmp_path / "other.pt"))
-    with pytest.raises(StreamChangedError, match=r"train dataset is None, and none of data_spec\(loader\)"):
+    with pytest.raises(
+        StreamChangedError, match=r"train dataset is None, and none of data_spec\(loader\)"
+    ):
         make_trainer(make_loader(folder), load_path=str(tmp_path / "other.pt"))
 
 
 def test_a_loader_without_a_data_spec_is_refused(folder: str) -> None:
-    with pytest.raises(ValueError, match=r"lose or repeat batches. Give Composer data_spec\(loader\), or eval_spec"):
+    with pytest.raises(
+        ValueError, match=r"lose or repeat batches. Give Composer data_spec\(loader\), or eval_spec"
+    ):
         make_trainer(make_loader(folder), train_dataloader=make_loader(folder)).fit()
-    trainer = make_trainer(make_loader(folder), eval_dataloader=make_loader(folder, stop_every=2), eval_interval="1ba")
+    trainer = make_trainer(
+        make_loader(folder), eval_dataloader=make_loader(folder, stop_every=2), eval_interval="1ba"
+    )
     with pytest.raises(ValueError, match="eval_spec"):
         trainer.fit()
 
@@ -234,7 +272,11 @@ def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(folde
     evaluation = eval_spec(make_loader(folder, epochs=1, batch_size=8))
     trainer = make_trainer(make_loader(folder), eval_dataloader=evaluation, eval_interval="2ba")
     trainer.fit()
-    once = [row for batch in make_loader(folder, epochs=1, batch_size=8) for row in batch["input_ids"].tolist()]
+    once = [
+        row
+        for batch in make_loader(folder, epochs=1, batch_size=8)
+        for row in batch["input_ids"].tolist()
+    ]
     assert trainer.state.model.evaluated == once * 3
     assert trainer.state.model.trained == rows_of(make_loader(folder), 6)
 
@@ -247,11 +289,17 @@ def test_what_was_read_is_logged(folder: str) -> None:
     assert "cloudload/padding" in memory.data
 
 
-def test_the_readmes_lines_run(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readmes_lines_run(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
     [lines, _] = re.findall(r"^```py\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
-    given = {"loader": make_loader(folder), "eval_loader": make_loader(folder, epochs=1), "composer_model": ComposerModel()}
+    given = {
+        "loader": make_loader(folder),
+        "eval_loader": make_loader(folder, epochs=1),
+        "composer_model": ComposerModel(),
+    }
     # less would do
     exec(lines.replace("100_000_000tok", "2_00tok"), given)
     assert given["trainer"].state.timestamp.token == 4 * 4 * SEQ_LEN

@@ -1,4 +1,5 @@
-"""torch.distributed.checkpoint, in one process: one leaf of text, at once or in the background, wherever the run stands."""
+"""torch.distributed.checkpoint, in one process: one leaf of text, at once or in the background,
+wherever the run stands."""
 
 from __future__ import annotations
 
@@ -16,14 +17,20 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.parametrize("saved_after", [0, 1, 5])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_resume_goes_on_with_the_next_batch(folder: str, tmp_path: Path, saved_after: int, is_async: bool) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+def test_a_resume_goes_on_with_the_next_batch(
+    folder: str, tmp_path: Path, saved_after: int, is_async: bool
+) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
     try:
         loader = make_loader(folder, packing="best_fit")
         batches = iter(loader)
         rows = [row for _ in range(saved_after) for row in next(batches)["input_ids"].tolist()]
         if is_async:
-            saved = dcp.async_save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
+            saved = dcp.async_save(
+                {"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved"
+            )
             # what is read meanwhile is not in the state
             next(batches)
             saved.result()  # type: ignore[union-attr]
@@ -34,4 +41,6 @@ def test_a_resume_goes_on_with_the_next_batch(folder: str, tmp_path: Path, saved
         dcp.load({"loader": LoaderState(resumed)}, checkpoint_id=tmp_path / "saved")
     finally:
         dist.destroy_process_group()
-    assert rows + rows_of(resumed, 8 - saved_after) == rows_of(make_loader(folder, packing="best_fit"), 8)
+    assert rows + rows_of(resumed, 8 - saved_after) == rows_of(
+        make_loader(folder, packing="best_fit"), 8
+    )

@@ -1,4 +1,5 @@
-"""Lightning, in one process: what it holds ahead is not in the state, and its epochs are the loader's passes."""
+"""Lightning, in one process: what it holds ahead is not in the state, and its epochs are the
+loader's passes."""
 
 from __future__ import annotations
 
@@ -43,10 +44,20 @@ class Module(LightningModule):
 
 
 def fit(
-    loader: CloudLoader, folder: Path, *, ckpt_path: Any = None, eval_loader: Any = None, **options: Any
+    loader: CloudLoader,
+    folder: Path,
+    *,
+    ckpt_path: Any = None,
+    eval_loader: Any = None,
+    **options: Any,
 ) -> tuple[Any, Trainer]:
     """The rows that were trained on, and the trainer."""
-    defaults = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    defaults = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = Trainer(**{**defaults, "default_root_dir": str(folder), **options})
     module = Module()
     trainer.fit(module, datamodule=CloudloadDataModule(loader, eval_loader), ckpt_path=ckpt_path)
@@ -58,16 +69,22 @@ def save_every(steps: int, folder: Path) -> ModelCheckpoint:
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 3}, {"stop_every": "epoch"}])
-@pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 2}, {"limit_train_batches": 4}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"accumulate_grad_batches": 2}, {"limit_train_batches": 4}]
+)
 @pytest.mark.parametrize("saved_after", [1, 2, 3, 6])
 def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
     folder: str, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], saved_after: int
 ) -> None:
     each = settings.get("accumulate_grad_batches", 1)
     callbacks = [save_every(saved_after, tmp_path)]
-    whole, _ = fit(make_loader(folder, **options), tmp_path, max_steps=8, callbacks=callbacks, **settings)
+    whole, _ = fit(
+        make_loader(folder, **options), tmp_path, max_steps=8, callbacks=callbacks, **settings
+    )
     checkpoint = tmp_path / f"step={saved_after}.ckpt"
-    resumed, trainer = fit(make_loader(folder, **options), tmp_path, max_steps=8, ckpt_path=checkpoint, **settings)
+    resumed, trainer = fit(
+        make_loader(folder, **options), tmp_path, max_steps=8, ckpt_path=checkpoint, **settings
+    )
     assert trainer.global_step == 8
     if settings != {"accumulate_grad_batches": 2} or not options:
         # where a pass ends in mid accumulation, Lightning takes a step
@@ -83,24 +100,47 @@ def checkpoint_rows(checkpoint: Path) -> int:
     return int(saved["rows"])
 
 
-def test_epochs_end_where_passes_end_and_a_resume_at_their_end_begins_the_next(folder: str, tmp_path: Path) -> None:
-    callbacks = [ModelCheckpoint(tmp_path, filename="{epoch}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=True)]
-    whole, trainer = fit(make_loader(folder, stop_every=3), tmp_path, max_epochs=3, callbacks=callbacks)
+def test_epochs_end_where_passes_end_and_a_resume_at_their_end_begins_the_next(
+    folder: str, tmp_path: Path
+) -> None:
+    callbacks = [
+        ModelCheckpoint(
+            tmp_path,
+            filename="{epoch}",
+            every_n_epochs=1,
+            save_top_k=-1,
+            save_on_train_epoch_end=True,
+        )
+    ]
+    whole, trainer = fit(
+        make_loader(folder, stop_every=3), tmp_path, max_epochs=3, callbacks=callbacks
+    )
     assert (trainer.global_step, trainer.current_epoch) == (9, 3)
     assert whole.trained == rows_of(make_loader(folder), 9)
-    resumed, trainer = fit(make_loader(folder, stop_every=3), tmp_path, max_epochs=3, ckpt_path=tmp_path / "epoch=1.ckpt")
+    resumed, trainer = fit(
+        make_loader(folder, stop_every=3),
+        tmp_path,
+        max_epochs=3,
+        ckpt_path=tmp_path / "epoch=1.ckpt",
+    )
     assert (trainer.global_step, trainer.current_epoch) == (9, 3)
     assert resumed.trained == whole.trained[-12:]
 
 
-def test_epochs_of_the_data_reach_lightning_though_no_length_is_known(folder: str, tmp_path: Path) -> None:
+def test_epochs_of_the_data_reach_lightning_though_no_length_is_known(
+    folder: str, tmp_path: Path
+) -> None:
     loader = make_loader(folder, stop_every="epoch", epochs=2)
     whole, trainer = fit(loader, tmp_path, max_epochs=2)
     assert trainer.current_epoch == 2
-    assert whole.trained == [row for batch in make_loader(folder, epochs=2) for row in batch["input_ids"].tolist()]
+    assert whole.trained == [
+        row for batch in make_loader(folder, epochs=2) for row in batch["input_ids"].tolist()
+    ]
 
 
-def test_a_state_saved_before_the_first_batch_starts_at_the_first(folder: str, tmp_path: Path) -> None:
+def test_a_state_saved_before_the_first_batch_starts_at_the_first(
+    folder: str, tmp_path: Path
+) -> None:
     class Early(ModelCheckpoint):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             trainer.save_checkpoint(tmp_path / "first.ckpt")
@@ -111,7 +151,9 @@ def test_a_state_saved_before_the_first_batch_starts_at_the_first(folder: str, t
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 5}, {"stop_every": "epoch"}])
-def test_a_second_fit_goes_on_with_the_next_batch(folder: str, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_second_fit_goes_on_with_the_next_batch(
+    folder: str, tmp_path: Path, options: dict[str, Any]
+) -> None:
     module, loaders = Module(), CloudloadDataModule(make_loader(folder, **options))
     for max_steps in (3, 6, 9, 12, 15):
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -132,7 +174,13 @@ def test_a_batch_that_failed_is_trained_on_after_a_resume(folder: str, tmp_path:
         def on_exception(self, trainer: Any, *_: Any) -> None:
             trainer.save_checkpoint(tmp_path / "failed.ckpt")
 
-    trainer = Trainer(accelerator="cpu", default_root_dir=str(tmp_path), max_steps=8, logger=False, callbacks=[SaveOnException()])
+    trainer = Trainer(
+        accelerator="cpu",
+        default_root_dir=str(tmp_path),
+        max_steps=8,
+        logger=False,
+        callbacks=[SaveOnException()],
+    )
     with pytest.raises(RuntimeError, match="a failure"):
         trainer.fit(Failing(), datamodule=CloudloadDataModule(make_loader(folder)))
     resumed, _ = fit(make_loader(folder), tmp_path, max_steps=8, ckpt_path=tmp_path / "failed.ckpt")
@@ -151,25 +199,55 @@ def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path)
     class Other(CloudloadDataModule):
         pass
 
-    trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=str(tmp_path), max_steps=2, enable_progress_bar=False)
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        default_root_dir=str(tmp_path),
+        max_steps=2,
+        enable_progress_bar=False,
+    )
     trainer.fit(Module(), datamodule=Other(make_loader(folder)))
     trainer.save_checkpoint(tmp_path / "other.ckpt")
-    with pytest.raises(StreamChangedError, match=r"other.ckpt has no state of a CloudloadDataModule"):
+    with pytest.raises(
+        StreamChangedError, match=r"other.ckpt has no state of a CloudloadDataModule"
+    ):
         fit(make_loader(folder), tmp_path, max_steps=4, ckpt_path=tmp_path / "other.ckpt")
 
 
 def test_a_loader_without_the_data_module_is_refused(folder: str, tmp_path: Path) -> None:
-    trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=str(tmp_path), max_steps=2, enable_progress_bar=False)
-    with pytest.raises(ValueError, match=r"lose or repeat batches. Give Lightning datamodule=CloudloadDataModule\(loader\)"):
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        default_root_dir=str(tmp_path),
+        max_steps=2,
+        enable_progress_bar=False,
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"lose or repeat batches. Give Lightning datamodule=CloudloadDataModule\(loader\)",
+    ):
         trainer.fit(Module(), train_dataloaders=make_loader(folder))
 
 
-def test_every_validation_reads_the_same_batches_and_leaves_training_alone(folder: str, tmp_path: Path) -> None:
+def test_every_validation_reads_the_same_batches_and_leaves_training_alone(
+    folder: str, tmp_path: Path
+) -> None:
     callbacks = [save_every(3, tmp_path)]
     eval_loader = make_loader(folder, epochs=1, batch_size=8)
     settings = {"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 1}
-    model, _ = fit(make_loader(folder), tmp_path, max_steps=4, eval_loader=eval_loader, callbacks=callbacks, **settings)
-    once = [row for batch in make_loader(folder, epochs=1, batch_size=8) for row in batch["input_ids"].tolist()]
+    model, _ = fit(
+        make_loader(folder),
+        tmp_path,
+        max_steps=4,
+        eval_loader=eval_loader,
+        callbacks=callbacks,
+        **settings,
+    )
+    once = [
+        row
+        for batch in make_loader(folder, epochs=1, batch_size=8)
+        for row in batch["input_ids"].tolist()
+    ]
     assert model.evaluated == once[:8] + 2 * once
     assert model.trained == rows_of(make_loader(folder), 4)
     resumed, _ = fit(make_loader(folder), tmp_path, max_steps=4, ckpt_path=tmp_path / "step=3.ckpt")
@@ -179,8 +257,17 @@ def test_every_validation_reads_the_same_batches_and_leaves_training_alone(folde
 def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
     loader = make_loader(folder)
     logger = CSVLogger(tmp_path)
-    fit(loader, tmp_path, max_steps=4, callbacks=[CloudloadMonitor(loader)], logger=logger, log_every_n_steps=2)
+    fit(
+        loader,
+        tmp_path,
+        max_steps=4,
+        callbacks=[CloudloadMonitor(loader)],
+        logger=logger,
+        log_every_n_steps=2,
+    )
     head, first, *_ = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
     assert "cloudload/tokens" in head
     # Lightning reads one batch ahead
-    assert dict(zip(head.split(","), first.split(","), strict=True))["cloudload/tokens"] == str(3 * 4 * 16)
+    assert dict(zip(head.split(","), first.split(","), strict=True))["cloudload/tokens"] == str(
+        3 * 4 * 16
+    )

@@ -27,7 +27,9 @@ def as_node(loader: CloudLoader) -> Any:
 
 
 def as_prefetched_node(loader: CloudLoader) -> Any:
-    return torchdata.nodes.Loader(torchdata.nodes.Prefetcher(CloudloadNode(loader), prefetch_factor=2))
+    return torchdata.nodes.Loader(
+        torchdata.nodes.Prefetcher(CloudloadNode(loader), prefetch_factor=2)
+    )
 
 
 def as_dataset(loader: CloudLoader) -> Any:
@@ -65,6 +67,10 @@ def test_a_resume_goes_on_with_the_next_batch(
 
 
 def test_workers_of_torchdata_are_refused(folder: str) -> None:
-    batches = StatefulDataLoader(CloudloadDataset(make_loader(folder)), batch_size=None, num_workers=1)
-    with pytest.raises(ValueError, match=r"cannot be read in a DataLoader's workers.*num_workers=0"):
+    batches = StatefulDataLoader(
+        CloudloadDataset(make_loader(folder)), batch_size=None, num_workers=1
+    )
+    with pytest.raises(
+        ValueError, match=r"cannot be read in a DataLoader's workers.*num_workers=0"
+    ):
         next(iter(batches))

@@ -25,8 +25,17 @@ class SmallTrainer(CloudloadTrainer, Trainer):
     """A Trainer whose batches come from a loader."""
 
 
-def make_trainer(loader: CloudLoader, folder: Path, *, eval_dataset: Any = None, **options: Any) -> SmallTrainer:
-    defaults = {"max_steps": 6, "save_steps": 2, "logging_steps": 1, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+def make_trainer(
+    loader: CloudLoader, folder: Path, *, eval_dataset: Any = None, **options: Any
+) -> SmallTrainer:
+    defaults = {
+        "max_steps": 6,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
     args = TrainingArguments(output_dir=str(folder), **{**defaults, **options})
     return SmallTrainer(Model(), args, loader=loader, eval_dataset=eval_dataset)
 
@@ -53,7 +62,9 @@ def test_a_resume_goes_on_with_the_next_batch(
         assert len(resumed.model.trained) == 4 * accumulate * (6 - saved_after)
 
 
-def test_epochs_of_a_number_of_batches_may_say_how_long_to_train(folder: str, tmp_path: Path) -> None:
+def test_epochs_of_a_number_of_batches_may_say_how_long_to_train(
+    folder: str, tmp_path: Path
+) -> None:
     settings = {"max_steps": -1, "num_train_epochs": 3, "gradient_accumulation_steps": 2}
     whole = make_trainer(make_loader(folder, stop_every=4), tmp_path, **settings)
     whole.train()
@@ -63,7 +74,9 @@ def test_epochs_of_a_number_of_batches_may_say_how_long_to_train(folder: str, tm
     other = make_trainer(make_loader(folder, stop_every=4), tmp_path, **settings)
     other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert other.model.trained == whole.model.trained[-16:]
-    with pytest.raises(ValueError, match=r"has 3 batches, .* gradient_accumulation_steps 2.*multiple"):
+    with pytest.raises(
+        ValueError, match=r"has 3 batches, .* gradient_accumulation_steps 2.*multiple"
+    ):
         make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings).train()
 
 
@@ -74,16 +87,22 @@ def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path)
     del state["stateful_callbacks"]["CloudloadCallback"]
     file.write_text(json.dumps(state))
     with pytest.raises(StreamChangedError, match="checkpoint of step 4 has no state of the loader"):
-        make_trainer(make_loader(folder), tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        make_trainer(make_loader(folder), tmp_path).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-4")
+        )
 
 
-def test_a_checkpoint_saved_within_a_step_has_the_batches_before_it(folder: str, tmp_path: Path) -> None:
+def test_a_checkpoint_saved_within_a_step_has_the_batches_before_it(
+    folder: str, tmp_path: Path
+) -> None:
     class SaveWithin(TrainerCallback):
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 3:
                 trainer._save_checkpoint(trainer.model, trial=None)
 
-    trainer = make_trainer(make_loader(folder), tmp_path, save_strategy="no", gradient_accumulation_steps=2)
+    trainer = make_trainer(
+        make_loader(folder), tmp_path, save_strategy="no", gradient_accumulation_steps=2
+    )
     trainer.add_callback(SaveWithin())
     trainer.train()
     resumed = make_trainer(make_loader(folder), tmp_path, gradient_accumulation_steps=2)
@@ -91,8 +110,13 @@ def test_a_checkpoint_saved_within_a_step_has_the_batches_before_it(folder: str,
     assert resumed.model.trained == rows_of(make_loader(folder), 12)[4 * 6 :]
 
 
-@pytest.mark.skipif(not hasattr(TrainingArguments, "include_tokens_per_second"), reason="only transformers 4 counts them")
-def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(folder: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not hasattr(TrainingArguments, "include_tokens_per_second"),
+    reason="only transformers 4 counts them",
+)
+def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(
+    folder: str, tmp_path: Path
+) -> None:
     settings = {"max_steps": -1, "num_train_epochs": 2, "include_tokens_per_second": True}
     trainer = make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings)
     trainer.train()
@@ -121,12 +145,24 @@ def test_the_state_at_the_start_is_that_before_the_first_batch(folder: str, tmp_
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(folder: str, tmp_path: Path, is_named: bool) -> None:
+def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(
+    folder: str, tmp_path: Path, is_named: bool
+) -> None:
     batches = FromStart(make_loader(folder, epochs=1, batch_size=8))
     eval_dataset = {"first": batches, "again": batches} if is_named else batches
-    trainer = make_trainer(make_loader(folder), tmp_path, eval_dataset=eval_dataset, eval_strategy="steps", eval_steps=3)
+    trainer = make_trainer(
+        make_loader(folder),
+        tmp_path,
+        eval_dataset=eval_dataset,
+        eval_strategy="steps",
+        eval_steps=3,
+    )
     trainer.train()
-    once = [row for batch in make_loader(folder, epochs=1, batch_size=8) for row in batch["input_ids"].tolist()]
+    once = [
+        row
+        for batch in make_loader(folder, epochs=1, batch_size=8)
+        for row in batch["input_ids"].tolist()
+    ]
     assert trainer.model.evaluated == (4 if is_named else 2) * once
     assert trainer.model.trained == rows_of(make_loader(folder), 6)
 
@@ -134,4 +170,11 @@ def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(folde
 def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
     trainer = make_trainer(make_loader(folder), tmp_path)
     trainer.train()
-    assert [line["cloudload/rows"] for line in trainer.state.log_history if "loss" in line] == [4, 8, 12, 16, 20, 24]
+    assert [line["cloudload/rows"] for line in trainer.state.log_history if "loss" in line] == [
+        4,
+        8,
+        12,
+        16,
+        20,
+        24,
+    ]

@@ -1,4 +1,5 @@
-"""What the trainers of torchtitan 0.3 and of its successors get from `CloudloadDataLoader`, run in torchtitan's environment.
+"""What the trainers of torchtitan 0.3 and of its successors get from `CloudloadDataLoader`, run in
+torchtitan's environment.
 
 torchtitan_adapter.py folder-of-an-MDS tokenizer-folder cache-folder
 """
@@ -28,7 +29,10 @@ BY_TOKENS = {"max_context_length": SEQ_LEN, "num_tokens_per_batch": ROWS * SEQ_L
 def build(sizes: dict[str, Any], *, infinite: bool = True, **options: Any) -> CloudloadDataLoader:
     """As the trainers do."""
     config = CloudloadDataLoader.Config(
-        data=DATA, options={"num_workers": 0, "local": CACHE, **options}, infinite=infinite, repeat=infinite
+        data=DATA,
+        options={"num_workers": 0, "local": CACHE, **options},
+        infinite=infinite,
+        repeat=infinite,
     )
     tokenizer = HuggingFaceTokenizer(tokenizer_path=TOKENIZER)
     return config.build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, **sizes)
@@ -36,7 +40,15 @@ def build(sizes: dict[str, Any], *, infinite: bool = True, **options: Any) -> Cl
 
 def own_rows(**options: Any) -> CloudLoader:
     """The loader that the adapter is to have inside."""
-    return CloudLoader(DATA, tokenizer=TOKENIZER, seq_len=SEQ_LEN + 1, batch_size=ROWS, num_workers=0, local=CACHE, **options)
+    return CloudLoader(
+        DATA,
+        tokenizer=TOKENIZER,
+        seq_len=SEQ_LEN + 1,
+        batch_size=ROWS,
+        num_workers=0,
+        local=CACHE,
+        **options,
+    )
 
 
 def take(loader: CloudloadDataLoader, number: int) -> list[dict[str, torch.Tensor]]:
@@ -62,8 +74,15 @@ def refusal(kind: type[Exception], call: Callable[[], Any]) -> str:
 def check_rows_are_the_loaders_and_documents_are_apart() -> None:
     for batch, own in zip(take(build(BY_ROWS), 20), own_rows(fields=["segment_ids"]), strict=False):
         segments = own["segment_ids"]
-        assert batch["input"].shape == batch["positions"].shape == batch["labels"].shape == (ROWS, SEQ_LEN)
-        assert all(tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in batch.values())
+        assert (
+            batch["input"].shape
+            == batch["positions"].shape
+            == batch["labels"].shape
+            == (ROWS, SEQ_LEN)
+        )
+        assert all(
+            tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in batch.values()
+        )
         assert torch.equal(batch["input"], own["input_ids"][:, :-1])
         is_new = segments[:, 1:] != segments[:, :-1]
         assert torch.equal(batch["labels"], own["input_ids"][:, 1:].masked_fill(is_new, -100))
@@ -73,17 +92,25 @@ def check_rows_are_the_loaders_and_documents_are_apart() -> None:
 
 def check_newer_trainers_get_the_same_in_one_sequence() -> None:
     by_rows, by_tokens = take(build(BY_ROWS), 20), take(build(BY_TOKENS), 20)
-    assert are_equal([{name: tensor.flatten() for name, tensor in batch.items()} for batch in by_rows], by_tokens)
+    assert are_equal(
+        [{name: tensor.flatten() for name, tensor in batch.items()} for batch in by_rows], by_tokens
+    )
 
 
 def check_sizes_that_do_not_fit_are_refused() -> None:
-    assert "5 are left over" in refusal(ValueError, lambda: build({**BY_TOKENS, "num_tokens_per_batch": ROWS * SEQ_LEN + 5}))
+    assert "5 are left over" in refusal(
+        ValueError, lambda: build({**BY_TOKENS, "num_tokens_per_batch": ROWS * SEQ_LEN + 5})
+    )
 
 
 def check_options_may_let_documents_see_and_predict_one_another() -> None:
     for sizes in (BY_ROWS, BY_TOKENS):
-        for batch, own in zip(take(build(sizes, fields=(), mask_edges=False), 5), own_rows(), strict=False):
-            assert torch.equal(batch["positions"].reshape(ROWS, -1), torch.arange(SEQ_LEN).expand(ROWS, -1))
+        for batch, own in zip(
+            take(build(sizes, fields=(), mask_edges=False), 5), own_rows(), strict=False
+        ):
+            assert torch.equal(
+                batch["positions"].reshape(ROWS, -1), torch.arange(SEQ_LEN).expand(ROWS, -1)
+            )
             assert torch.equal(batch["labels"].reshape(ROWS, -1), own["labels"][:, 1:])
 
 
@@ -94,8 +121,12 @@ def check_only_the_end_of_the_data_ends_training() -> None:
     assert 20 < len(epochs) < 10_000
     assert are_equal(take(build(BY_ROWS, infinite=False), 10_000), epochs)
     own = [batch["labels"][:, 1:] for batch in own_rows(epochs=1, mask_edges=True)]
-    assert all(torch.equal(batch["labels"], labels) for batch, labels in zip(epochs, own, strict=True))
-    assert (epochs[-1]["labels"][:, -1] == -100).any(), "the last rows are not padded; take other data"
+    assert all(
+        torch.equal(batch["labels"], labels) for batch, labels in zip(epochs, own, strict=True)
+    )
+    assert (epochs[-1]["labels"][:, -1] == -100).any(), (
+        "the last rows are not padded; take other data"
+    )
 
 
 def check_a_state_is_text_and_goes_on_behind_the_batch_handed_out() -> None:
@@ -119,13 +150,18 @@ def check_no_state_is_none_and_anothers_is_refused() -> None:
     loader.load_state_dict({})
     assert are_equal(take(loader, 3), take(build(BY_ROWS), 3))
     others = {"dp_rank_0": b"", "world_size": 1}
-    assert "exclude_from_loading" in refusal(StreamChangedError, lambda: loader.load_state_dict(others))
+    assert "exclude_from_loading" in refusal(
+        StreamChangedError, lambda: loader.load_state_dict(others)
+    )
 
 
 def check_the_users_tokenizer_goes_before_torchtitans() -> None:
     loader = build(BY_ROWS, tokenizer=TOKENIZER, eos=None)
     others = own_rows(eos=None)
-    assert all(torch.equal(batch["input"], own["input_ids"][:, :-1]) for batch, own in zip(take(loader, 3), others, strict=False))
+    assert all(
+        torch.equal(batch["input"], own["input_ids"][:, :-1])
+        for batch, own in zip(take(loader, 3), others, strict=False)
+    )
 
 
 def check_metrics_have_the_loaders_numbers() -> None:

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.convert.input_files import DamagedError, SourceFile, StoredBytes, read_uncompressed, shown
+from cloudload.convert.input_files import (
+    DamagedError,
+    SourceFile,
+    StoredBytes,
+    read_uncompressed,
+    shown,
+)
 from cloudload.convert.records import BYTE_ORDER_MARK, FileUnit, InputBlock, Record, Start, not_utf8
 
 
@@ -19,7 +25,12 @@ class LinesUnit(FileUnit):
         counter = StoredBytes(start.stored)
         chunks = read_uncompressed(self.file, start.offset, counter)
         for data, damage in _whole_lines(chunks, block_bytes):
-            end = Start(start.block + 1, start.offset + len(data), start.line + data.count(b"\n"), counter.bytes)
+            end = Start(
+                start.block + 1,
+                start.offset + len(data),
+                start.line + data.count(b"\n"),
+                counter.bytes,
+            )
             yield LinesBlock(self.file, start, end.stored - start.stored, data, damage)
             start = end
 
@@ -55,7 +66,11 @@ def _split_lines(data: bytes) -> Iterator[bytes]:
     while position < len(data):
         end = data.find(b"\n", position)
         end = len(data) if end < 0 else end
-        yield data[position : end - 1] if data[end - 1 : end] == b"\r" and end > position else data[position:end]
+        yield (
+            data[position : end - 1]
+            if data[end - 1 : end] == b"\r" and end > position
+            else data[position:end]
+        )
         position = end + 1
 
 
@@ -72,7 +87,11 @@ def _parse_json(line: bytes, _: str) -> tuple[Mapping[str, Any] | None, str | No
     except UnicodeDecodeError as error:
         return None, not_utf8(error)
     except json.JSONDecodeError as error:
-        hint = "; write one object a line, not a list of them" if line.lstrip().startswith(b"[") else ""
+        hint = (
+            "; write one object a line, not a list of them"
+            if line.lstrip().startswith(b"[")
+            else ""
+        )
         return None, f"broken JSON ({error.msg} at column {error.colno}){hint}"
     except (ValueError, RecursionError) as error:
         return None, f"broken JSON ({error})"
@@ -82,7 +101,8 @@ def _parse_json(line: bytes, _: str) -> tuple[Mapping[str, Any] | None, str | No
 
 
 def _whole_lines(chunks: Iterator[bytes], block_bytes: int) -> Iterator[tuple[bytes, str | None]]:
-    """Cut at the first line end at or after `block_bytes`, however the chunks fall; what damage leaves of a line is dropped."""
+    """Cut at the first line end at or after `block_bytes`, however the chunks fall; what damage
+    leaves of a line is dropped."""
     pending, searched, damage = bytearray(), block_bytes - 1, None
     try:
         for chunk in chunks:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.convert.input_files import SourceFile, read_uncompressed, shown
-from cloudload.convert.records import MAX_ROWS_A_BLOCK, FileUnit, InputBlock, Record, Start, not_utf8
+from cloudload.convert.records import (
+    MAX_ROWS_A_BLOCK,
+    FileUnit,
+    InputBlock,
+    Record,
+    Start,
+    not_utf8,
+)
 from cloudload.errors import ConvertError
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import download_object
@@ -29,7 +36,9 @@ class ParquetUnit(FileUnit):
             import pyarrow
             import pyarrow.parquet
         except ImportError:
-            raise ConvertError(f"reading {self.name} needs pyarrow; pip install 'cloudload[parquet]'") from None
+            raise ConvertError(
+                f"reading {self.name} needs pyarrow; pip install 'cloudload[parquet]'"
+            ) from None
         with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
             path = _local_copy(self.file, Path(folder))
             try:
@@ -37,9 +46,13 @@ class ParquetUnit(FileUnit):
                     yield from self._batches(parquet, start, block_bytes, fields)
             except (pyarrow.ArrowException, OSError) as error:
                 where = shown(self.file)
-                raise ConvertError(f"{where} cannot be read as Parquet: {error}. Mend the file or leave it out") from error
+                raise ConvertError(
+                    f"{where} cannot be read as Parquet: {error}. Mend the file or leave it out"
+                ) from error
 
-    def _batches(self, parquet: Any, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]:
+    def _batches(
+        self, parquet: Any, start: Start, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
         """Batches of rows that follow from the file's metadata alone."""
         rows, size = parquet.metadata.num_rows, self.file.bytes or 0
         columns = [name for name in parquet.schema_arrow.names if name in fields]
@@ -54,7 +67,13 @@ class ParquetUnit(FileUnit):
             for batch in parquet.iter_batches(batch_rows, row_groups=[number], columns=columns):
                 stored, end = size * (row - 1) // rows, size * (row - 1 + batch.num_rows) // rows
                 if row >= start.line:
-                    yield ParquetBlock(self.file, Start(ordinal, 0, row, stored), end - stored, batch.num_rows, _pack(batch))
+                    yield ParquetBlock(
+                        self.file,
+                        Start(ordinal, 0, row, stored),
+                        end - stored,
+                        batch.num_rows,
+                        _pack(batch),
+                    )
                 ordinal, row = ordinal + 1, row + batch.num_rows
 
 
@@ -100,7 +119,10 @@ class ParquetBlock:
         for position in range(self.num_rows):
             row = self.start.line + position
             try:
-                fields = {name: column[position].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+                fields = {
+                    name: column[position].as_py()
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                }
                 yield Record(f"{where}:{row}", f"{self.file.name}:{row}", fields)
             except UnicodeDecodeError as error:
                 yield Record(f"{where}:{row}", f"{self.file.name}:{row}", None, not_utf8(error))

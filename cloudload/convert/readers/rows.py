@@ -36,7 +36,11 @@ class RowsUnit:
         rows = _select(self.rows, fields)
         skipped = start.line - 1
         if skipped:
-            rows = rows.skip(skipped) if hasattr(rows, "skip") else itertools.islice(rows, skipped, None)
+            rows = (
+                rows.skip(skipped)
+                if hasattr(rows, "skip")
+                else itertools.islice(rows, skipped, None)
+            )
         for batch in _batched(self._iterate(rows), block_bytes, fields):
             yield RowsBlock(self.name, start, 0, batch)
             start = Start(start.block + 1, 0, start.line + len(batch))
@@ -47,24 +51,35 @@ class RowsUnit:
         except (GeneratorExit, ConvertError):
             raise
         except Exception as error:
-            message = f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Run again to go on"
+            message = (
+                f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Run "
+                "again to go on"
+            )
             raise ConvertError(message) from error
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:
     """Columns that nobody asks for, such as images, are never decoded."""
     names = getattr(rows, "column_names", None)
-    if names and hasattr(rows, "select_columns") and (wanted := [name for name in names if name in fields]):
+    if (
+        names
+        and hasattr(rows, "select_columns")
+        and (wanted := [name for name in names if name in fields])
+    ):
         return rows.select_columns(wanted)
     return rows
 
 
-def _batched(rows: Iterator[Any], block_bytes: int, fields: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _batched(
+    rows: Iterator[Any], block_bytes: int, fields: Sequence[str]
+) -> Iterator[tuple[Any, ...]]:
     """Rows together until their text would fill a block."""
     batch: list[Any] = []
     size = 0
     for row in rows:
-        kept = {name: row[name] for name in fields if name in row} if isinstance(row, Mapping) else row
+        kept = (
+            {name: row[name] for name in fields if name in row} if isinstance(row, Mapping) else row
+        )
         batch.append(kept)
         values = kept.values() if isinstance(kept, dict) else [kept]
         size += sum(len(value) for value in values if isinstance(value, str | bytes))
@@ -92,4 +107,6 @@ class RowsBlock:
             elif isinstance(row, str):
                 yield Record(name, name, {text_key: row})
             else:
-                yield Record(name, name, None, f"a row is {type(row).__name__}, not a mapping or a string")
+                yield Record(
+                    name, name, None, f"a row is {type(row).__name__}, not a mapping or a string"
+                )

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cloudload.convert.input_files import DamagedError, SourceFile, read_uncompressed, shown
-from cloudload.convert.records import BYTE_ORDER_MARK, InputBlock, Record, Start, not_utf8, sum_bytes
+from cloudload.convert.records import (
+    BYTE_ORDER_MARK,
+    InputBlock,
+    Record,
+    Start,
+    not_utf8,
+    sum_bytes,
+)
 
 # ---------------------------------------------------------------- whole files
 
