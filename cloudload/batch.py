@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from cloudload.arrays import Ints
+from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 
 UNKNOWN = -1
 
@@ -23,7 +24,7 @@ class Batch(dict[str, torch.Tensor]):
     1], and `max_seqlen`, int32 [].
 
     `first_row` is the row of the run that the rank's first row is, `row_step` the distance to the
-    next; `spans` says what the rows are made of: int64 [spans, 6] with the columns of `SPAN_FIELDS`
+    next; `spans` says what the rows are made of: int64 [spans, 6] with the columns of `SPAN_COLUMNS`
     (row of the batch, stream, epoch, sample, start, stop). A copy that a framework makes of the
     tensors alone knows none of these.
     """
@@ -60,7 +61,7 @@ class Batch(dict[str, torch.Tensor]):
     @property
     def num_tokens(self) -> int:
         """Tokens of documents in its rows, without padding."""
-        return int((self.spans[:, 5] - self.spans[:, 4]).sum())
+        return int((self.spans[:, SPAN_STOP] - self.spans[:, SPAN_START]).sum())
 
 
 SpanParts = list[tuple[Ints, int, slice | Ints]]
@@ -71,11 +72,11 @@ def _join_spans(parts: SpanParts) -> Ints:
     joined = []
     for spans, first_row, places in parts:
         own = spans.copy()
-        own[:, 0] -= first_row
+        own[:, SPAN_ROW] -= first_row
         if not isinstance(places, slice):
-            own[:, 0] = places[own[:, 0]]
+            own[:, SPAN_ROW] = places[own[:, SPAN_ROW]]
         joined.append(own)
     if len(joined) == 1:
         return joined[0]
     together = np.concatenate(joined)
-    return together[np.argsort(together[:, 0], kind="stable")]
+    return together[np.argsort(together[:, SPAN_ROW], kind="stable")]

@@ -32,6 +32,7 @@ from cloudload.delivery.passes import Pass, reason_to_refuse_caller
 from cloudload.delivery.working_set import check_cache_limit
 from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
+from cloudload.packing.tables import CURSOR_ORDINAL, SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
 from cloudload.run.recipe import open_recipe
@@ -344,7 +345,7 @@ class CloudLoader:
             orders, lanes = component.orders(self._cache_root), component.lanes
             last = (lanes.epochs or 1 << 62) - 1
             epochs = {
-                min(last, lanes.place(lane, int(cursors[lane, 0]))[0])
+                min(last, lanes.place(lane, int(cursors[lane, CURSOR_ORDINAL]))[0])
                 for lane in world.lanes(self.num_lanes)
             }
             for epoch in sorted(epochs)[-2:]:
@@ -591,7 +592,7 @@ class CloudLoader:
             raise ValueError(
                 f"row is {row}, but the batch has rows 0 to {len(batch['input_ids']) - 1}"
             )
-        spans = batch.spans if row is None else batch.spans[batch.spans[:, 0] == row]
+        spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
         if self._tracer is None:
             self._tracer = Tracer(self.plan())
         return self._tracer.trace(

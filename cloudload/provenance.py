@@ -24,6 +24,7 @@ from cloudload.config import Stream, Transform
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.order.canonical import positions_of
+from cloudload.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_ROW, SPAN_STREAM
 from cloudload.run.state import Saved, read_state
 from cloudload.workers.plan import Plan
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -292,7 +293,7 @@ def _occurrences(
 ) -> Iterator[Occurrence]:
     """Where a loader reads a document, in one epoch or in all, up to a row of the run."""
     for batch in loader:
-        rows = batch.first_row + batch.spans[:, 0] * batch.row_step
+        rows = batch.first_row + batch.spans[:, SPAN_ROW] * batch.row_step
         for (_, stream, of_epoch, sample, start, stop), row in zip(
             batch.spans.tolist(), rows.tolist(), strict=True
         ):
@@ -332,7 +333,7 @@ def _first_epoch(plan: Plan, stream: int) -> int:
     lanes = plan.recipe.components[place].lanes
     return min(
         lanes.place(lane, ordinal)[0]
-        for lane, ordinal in enumerate(plan.position.cursors[place, :, 0].tolist())
+        for lane, ordinal in enumerate(plan.position.cursors[place, :, CURSOR_ORDINAL].tolist())
     )
 
 
@@ -348,5 +349,5 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
 
 def _is_past(batch: Batch, stream: int, epoch: int) -> bool:
     """Whether all that a lane's batch has of a stream is of later epochs."""
-    of_stream = batch.spans[batch.spans[:, 1] == stream]
-    return len(of_stream) > 0 and bool((of_stream[:, 2] > epoch).all())
+    of_stream = batch.spans[batch.spans[:, SPAN_STREAM] == stream]
+    return len(of_stream) > 0 and bool((of_stream[:, SPAN_EPOCH] > epoch).all())

@@ -22,13 +22,13 @@ from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import (
     BASE,
     COUNT,
-    DOCUMENT,
     EPOCH,
-    FIELDS,
+    FLAT_LANE,
+    NUM_DOCUMENT_COLUMNS,
     ORDINAL,
+    PIECE_DOCUMENT,
     SAMPLE,
     SIZE,
-    SLOT,
     STREAM,
     Documents,
 )
@@ -73,8 +73,8 @@ class Corpus:
     sizes: Sequence[int]
 
     def read(self, slots: Ints, ordinals: Ints) -> Documents:
-        table = np.zeros((len(slots), len(FIELDS)), np.int64)
-        table[:, SLOT], table[:, ORDINAL] = slots, ordinals
+        table = np.zeros((len(slots), NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, FLAT_LANE], table[:, ORDINAL] = slots, ordinals
         table[:, STREAM] = streams = (slots + ordinals) % len(FRAMES)
         table[:, EPOCH], table[:, SAMPLE] = ordinals // 10, 100 * slots + ordinals
         bodies = np.array(self.sizes, np.int64)[(7 * slots + ordinals) % len(self.sizes)]
@@ -135,15 +135,15 @@ class Lanes:
             assert getattr(found, name).dtype == np.int64
         assert expected.residues is not None
         assert list(expected.residues) == list(found.residues or ())
-        columns = [SLOT, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT]
+        columns = [FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT]
         np.testing.assert_array_equal(
-            *(cut.table[cut.pieces[:, DOCUMENT]][:, columns] for cut in (expected, found))
+            *(cut.table[cut.pieces[:, PIECE_DOCUMENT]][:, columns] for cut in (expected, found))
         )
         np.testing.assert_array_equal(self.tokens(expected), self.tokens(found))
 
     def tokens(self, cut: CutRows) -> Ints:
         out = np.full((len(cut.cursors), self.packing.seq_len), -1, np.int32)
-        fill_rows(out, cut.table, cut.sources, cut.pieces, FRAMING)
+        fill_rows(out, cut.table, cut.buffers, cut.pieces, FRAMING)
         return out.astype(np.int64)
 
     def advance(self, slots: Ints, cut: CutRows) -> None:

@@ -21,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
 
-from cloudload import CloudLoader, gate
+from cloudload import CloudLoader
 from cloudload.config import HF
 from cloudload.errors import TokenizerError
-from cloudload.tokenization import encoders
+from cloudload.tokenization import backend as gate
+from cloudload.tokenization import encoders, probes
 from cloudload.tokenization.backend import choose_backend
 from cloudload.tokenization.encoders import FastokensEncoder, HFEncoder, open_encoder
 from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
@@ -36,7 +37,7 @@ needs_fastokens = pytest.mark.skipif(
 )
 BACKENDS = ["hf", pytest.param("fastokens", marks=needs_fastokens)]
 
-AWKWARD = st.text(max_size=60) | st.lists(st.sampled_from(gate._PIECES), max_size=12).map("".join)
+AWKWARD = st.text(max_size=60) | st.lists(st.sampled_from(probes._PIECES), max_size=12).map("".join)
 
 
 @pytest.fixture(autouse=True)

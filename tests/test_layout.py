@@ -14,105 +14,93 @@ import cloudload
 
 PACKAGE = Path(cloudload.__file__).parent
 
-# each module imports only from those before it
-ORDER = [
-    "errors",
-    "locations",
-    "store_types",
-    "network",
-    "s3_store",
-    "gcs_store",
-    "other_stores",
-    "backends",
-    "store",
-    "config",
-    "left_overs",
-    "locks",
-    "seals",
-    "lifeline",
-    "background",
-    "daemons",
-    "index",
-    "mds",
-    "pool",
-    "source_files",
-    "sources",
-    "journal",
-    "convert",
-    "lanes",
-    "seekable",
-    "shuffles",
-    "order",
-    "dataset",
-    "components",
-    "mixture",
-    "shard_files",
-    "traffic",
-    "cache",
-    "documents",
-    "encoders",
-    "gate",
-    "tokenizer",
-    "pack",
-    "tail",
-    "stats",
-    "recipe",
-    "position",
-    "plan",
-    "lane_documents",
-    "rows",
-    "lane_rows",
-    "best_fit_lanes",
-    "block_rows",
-    "read_ahead",
-    "worker",
-    "working_set",
-    "trace",
-    "segments",
-    "batch",
-    "state",
-    "resume",
-    "exchange",
-    "ring",
-    "slots",
-    "worker_processes",
-    "blocks",
-    "batches",
-    "passes",
-    "callers",
-    "loader",
-    "from_start",
-    "provenance",
-    "testing",
-    "cli",
-]
+# each box imports only from the lines above its own; those of one line do not know each other
+STOREYS = """
+_version arrays errors stats system
+storage
+config segments
+mds order tokenization
+cache packing convert
+run batch
+workers
+delivery
+loader
+integrations provenance testing
+cli
+"""
+DISKS = {"order": "epoch_orders", "packing": None}
+"""The one module of a package that may touch a disk, in packages of arithmetic."""
+TOUCHES_DISK = re.compile(r"^(pathlib|os|io|tempfile|shutil|mmap|cloudload\.(system|storage))\b")
+
+BOXES = {box: storey for storey, line in enumerate(STOREYS.split("\n")) for box in line.split()}
 
 
-def test_every_module_is_in_the_order() -> None:
-    assert sorted(ORDER) == sorted(
-        path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")
-    )
+def list_modules() -> dict[str, Path]:
+    """Every module of the package but its root, by its name below it."""
+    found = {path.relative_to(PACKAGE).with_suffix(""): path for path in PACKAGE.rglob("*.py")}
+    return {".".join(name.parts): path for name, path in found.items() if str(name) != "__init__"}
 
 
-@pytest.mark.parametrize("module", ORDER)
+def imports_of(path: Path) -> list[str]:
+    """What a module imports anywhere in it, types included, by full names."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [f"{node.module}.{name.name}" for name in node.names]
+        elif isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+    return found
+
+
+MODULES = list_modules()
+
+
+def test_every_module_is_in_a_box() -> None:
+    assert {name.partition(".")[0] for name in MODULES} == BOXES.keys()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
 def test_nothing_imports_upwards(module: str) -> None:
-    above = {"__version__", *ORDER[: ORDER.index(module)]}
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.startswith("cloudload.")
-        ):
-            assert node.module.split(".")[1] in above, f"{module} imports {node.module}"
+    box = module.partition(".")[0]
+    for name in imports_of(MODULES[module]):
+        if name.startswith("cloudload."):
+            other = name.split(".")[1]
+            is_below = other in BOXES and BOXES[other] < BOXES[box]
+            assert other == box or is_below, f"{module} imports {name}"
+
+
+def test_no_modules_of_a_package_import_each_other_in_a_circle() -> None:
+    waiting = {
+        name: {
+            other
+            for other in MODULES
+            for imported in imports_of(path)
+            if other != name and f"{imported}.".startswith(f"cloudload.{other}.")
+        }
+        for name, path in MODULES.items()
+        if not name.endswith("__init__")
+    }
+    while free := [name for name, others in waiting.items() if not others & waiting.keys()]:
+        for name in free:
+            del waiting[name]
+    assert not waiting
+
+
+@pytest.mark.parametrize("package", DISKS)
+def test_arithmetic_does_not_touch_a_disk(package: str) -> None:
+    for path in (PACKAGE / package).glob("*.py"):
+        if path.stem != DISKS[package]:
+            touching = [name for name in imports_of(path) if TOUCHES_DISK.match(name)]
+            assert not touching, f"{path.stem} imports {touching}"
 
 
 def test_streaming_serves_its_own_stores_and_nothing_else() -> None:
     users = [
-        path.stem
-        for path in PACKAGE.glob("*.py")
-        if re.search(r"^\s*(import|from) streaming\b", path.read_text(), re.MULTILINE)
+        name
+        for name, path in MODULES.items()
+        if any(imported.partition(".")[0] == "streaming" for imported in imports_of(path))
     ]
-    assert users == ["other_stores"]
+    assert users == ["storage.streaming"]
 
 
 @pytest.mark.parametrize(

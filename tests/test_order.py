@@ -21,9 +21,9 @@ from corpora import write_mds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cloudload.order
 from cloudload.cache.folder import sweep
 from cloudload.errors import CacheError
+from cloudload.order import epoch_orders
 from cloudload.order.canonical import canonical_order, interleave
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.sampling import reads_per_shard
@@ -216,7 +216,7 @@ AHEAD = OrderConfig(True, "py1br", 20, 4, 1)
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Orders of any size are built ahead."""
-    monkeypatch.setattr(cloudload.order, "_BACKGROUND_FROM_POSITIONS", 0)
+    monkeypatch.setattr("cloudload.order.epoch_orders._BACKGROUND_FROM_POSITIONS", 0)
 
 
 def wait_until(condition: Any) -> bool:
@@ -280,7 +280,7 @@ def test_a_daemonic_worker_may_build_ahead(tmp_path: Path) -> None:
 
 
 def build_ahead(folder: Path) -> None:
-    cloudload.order.epoch_orders._BACKGROUND_FROM_POSITIONS = 0
+    epoch_orders._BACKGROUND_FROM_POSITIONS = 0
     assert EpochOrders(folder, np.array(SHARDS), AHEAD).build_in_background(1)
     assert wait_until(lambda: orders_in(folder) == ["epoch-1.npy"])
 
@@ -293,6 +293,7 @@ def test_a_builder_ends_with_the_training_process_and_leaves_nothing(
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
 import numpy as np
+from cloudload.order import epoch_orders
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig
 folder = Path({str(tmp_path)!r})

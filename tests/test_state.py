@@ -74,7 +74,7 @@ def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
         batches = iter(loader)
         seen = [next(batches)["input_ids"] for _ in range(3)]
         with monkeypatch.context() as patched:
-            patched.setattr(f"cloudload.batches.{place}", interrupt)
+            patched.setattr(f"cloudload.delivery.iteration.{place}", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
         with pytest.raises(WorkerError, match="interrupted"):

@@ -11,6 +11,7 @@ import torch
 from cloudload.arrays import Ints
 from cloudload.batch import Batch, SpanParts
 from cloudload.config import DeliveryConfig
+from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 from cloudload.segments import (
     IGNORED_LABEL,
     cu_seqlens,
@@ -47,7 +48,10 @@ def join_blocks(
     if not is_full:
         _mask_padding(targets, blocks, number, places)
     if delivery.mask_edges or delivery.fields:
-        span_rows, span_lengths = batch.spans[:, 0], batch.spans[:, 5] - batch.spans[:, 4]
+        span_rows, span_lengths = (
+            batch.spans[:, SPAN_ROW],
+            batch.spans[:, SPAN_STOP] - batch.spans[:, SPAN_START],
+        )
         if delivery.mask_edges:
             mask_document_edges(targets, span_rows, span_lengths)
         fields = _fields(delivery.fields, span_rows, span_lengths, shape)

@@ -25,7 +25,14 @@ from cloudload.delivery.collate import join_blocks
 from cloudload.delivery.exchange import DistributedExchange, Exchange
 from cloudload.delivery.progress import Progress, Report, Update, Window, join_progress, move_lanes
 from cloudload.errors import DatasetError, StreamChangedError, WorkerError
-from cloudload.packing.tables import NO_DOCUMENT
+from cloudload.packing.tables import (
+    CURSOR_ORDINAL,
+    SIZE_ABSENT,
+    SPAN_ROW,
+    SPAN_START,
+    SPAN_STOP,
+    UNIT_SIZE,
+)
 from cloudload.packing.tail import next_stages, pack_tail
 from cloudload.run.position import LaneTable, Position
 from cloudload.stats import EMPTY, FILTERED, DeliveryMeter
@@ -270,8 +277,8 @@ class Batches(Iterator[Batch]):
     def _measure(self, ended: LaneTable, first_dry: int, batch: Batch) -> None:
         """Go back to before `batch`, in which the lanes ended at row `first_dry`, and ask what they
         had left."""
-        spans = batch.spans[batch.first_row + batch.spans[:, 0] * batch.row_step < first_dry]
-        self._tokens_before_end = int((spans[:, 5] - spans[:, 4]).sum())
+        spans = batch.spans[batch.first_row + batch.spans[:, SPAN_ROW] * batch.row_step < first_dry]
+        self._tokens_before_end = int((spans[:, SPAN_STOP] - spans[:, SPAN_START]).sum())
         for arrived in self._arrived:
             if arrived.finish is not None:
                 arrived.finish()
@@ -315,7 +322,7 @@ class Batches(Iterator[Batch]):
     def _num_left(self, lane: int) -> int:
         """The ordinals that a lane had left where the lanes ended."""
         return (self._plan.recipe.components[0].lanes.end(lane) or 0) - int(
-            self._ended.cursors[0, lane, 0]
+            self._ended.cursors[0, lane, CURSOR_ORDINAL]
         )
 
     def _join_sizes(self, blocks: list[Block]) -> Ints:
@@ -365,7 +372,7 @@ class Batches(Iterator[Batch]):
             component.orders(self._plan.cache_root),
             np.zeros_like(self._position.counts),
         )
-        for lane, ordinal, _, _, size in units[units[:, 4] != NO_DOCUMENT].tolist():
+        for lane, ordinal, _, _, size in units[units[:, UNIT_SIZE] != SIZE_ABSENT].tolist():
             epoch, place = component.lanes.place(lane, ordinal)
             stream = recipe.corpus.streams_of(orders(epoch)[place])
             counts[stream, FILTERED if size < 0 else EMPTY] += 1

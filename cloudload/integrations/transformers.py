@@ -112,11 +112,9 @@ class CloudloadTrainer:
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Likewise."""
-        return (
-            test_dataset
-            if isinstance(test_dataset, FromStart)
-            else super().get_test_dataloader(test_dataset)
-        )  # type: ignore[misc]
+        if isinstance(test_dataset, FromStart):
+            return test_dataset
+        return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """With the numbers of `loader.stats()` as `cloudload/…` wherever a training loss is

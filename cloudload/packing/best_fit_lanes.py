@@ -33,10 +33,12 @@ from cloudload.packing.residue import (
 from cloudload.packing.tables import (
     BASE,
     COUNT,
-    FIELDS,
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    FLAT_LANE,
+    NUM_DOCUMENT_COLUMNS,
     ORDINAL,
     SIZE,
-    SLOT,
     START,
     STREAM,
     Documents,
@@ -118,41 +120,47 @@ class BestFitLanes:
             cursors,
             residues,
         )
-        self._offsets = cursors[:, 1].copy()
+        self._offsets = cursors[:, CURSOR_OFFSET].copy()
         """How far the first document of each lane is in rows already; 0 from then on."""
         self._lanes: list[_Lane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
-        """By slot and ordinal, the pieces of documents that are packed, but have yet to be read
+        """By flat_lane and ordinal, the pieces of documents that are packed, but have yet to be read
         again."""
-        self._table = np.empty((0, len(FIELDS)), np.int64)
+        self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
         """The document of each piece, whose `start` is the piece's."""
         self._tokens = np.empty(0, np.object_)
         """The tokens of each piece, int32 in bytes, apart from those of all others."""
         self._unused = np.empty(0, np.int64)
         """Rows of the table that have no piece."""
 
-    def unread(self, slots: Ints) -> tuple[Ints, Ints]:
-        for slot in slots.tolist():
-            self._lane(slot)
+    def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
+        for flat_lane in flat_lanes.tolist():
+            self._lane(flat_lane)
         keys = (
-            [(slot, ordinal) for slot in slots.tolist() for ordinal in self._unread.get(slot, ())]
+            [
+                (flat_lane, ordinal)
+                for flat_lane in flat_lanes.tolist()
+                for ordinal in self._unread.get(flat_lane, ())
+            ]
             if self._unread
             else []
         )
         pairs = np.array(keys, np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
-    def missing(self, slots: Ints, wanted: Ints) -> Ints:
-        ready = np.array([len(self._lane(slot).rows) for slot in slots.tolist()], np.int64)
+    def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
+        ready = np.array(
+            [len(self._lane(flat_lane).rows) for flat_lane in flat_lanes.tolist()], np.int64
+        )
         return np.maximum(0, wanted - ready) * self._packing.seq_len
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
         table = documents.table.copy()
-        source = documents.ids.data
+        buffer = documents.ids.data
         if self._unread:
-            table = self._take_again(table, source)
+            table = self._take_again(table, buffer)
         self._start(table)
-        self._pack(self._split(table), source)
+        self._pack(self._split(table), buffer)
 
     def _split(self, table: Ints) -> Ints:
         """The documents, each once for every piece of it, by which `start` is the piece's."""
@@ -167,36 +175,38 @@ class BestFitLanes:
     def _stops(self, table: Ints) -> Ints:
         return np.minimum(table[:, SIZE], table[:, START] + self._packing.seq_len)
 
-    def _pack(self, table: Ints, source: memoryview) -> None:
+    def _pack(self, table: Ints, buffer: memoryview) -> None:
         """Pack pieces of documents of many lanes."""
         pieces = self._new_pieces(len(table))
-        self._hold(pieces, table, source)
+        self._hold(pieces, table, buffer)
         stops = self._stops(table)
         is_last = stops == table[:, SIZE]
         columns = (
-            table[:, SLOT],
+            table[:, FLAT_LANE],
             stops - table[:, START],
             table[:, ORDINAL] + is_last,
             np.where(is_last, 0, stops),
         )
         spans = encode_spans(np.stack([table[:, ORDINAL], table[:, START], stops], axis=1))
         lanes, lists = self._lanes, (column.tolist() for column in columns)
-        for piece, span, slot, size, ordinal, offset in zip(
+        for piece, span, flat_lane, size, ordinal, offset in zip(
             _encode_pieces(pieces), spans, *lists, strict=True
         ):
-            (lanes[slot] or self._open(slot)).pack(piece, size, span, ordinal, offset)
+            (lanes[flat_lane] or self._open(flat_lane)).pack(piece, size, span, ordinal, offset)
 
     def _new_pieces(self, number: int) -> Ints:
         if len(self._unused) < number:
             held, more = len(self._table), max(number, len(self._table))
-            self._table = np.concatenate([self._table, np.empty((more, len(FIELDS)), np.int64)])
+            self._table = np.concatenate(
+                [self._table, np.empty((more, NUM_DOCUMENT_COLUMNS), np.int64)]
+            )
             self._tokens = np.concatenate([self._tokens, np.full(more, b"", np.object_)])
             self._unused = np.concatenate([self._unused, np.arange(held, held + more)])
         first = len(self._unused) - number
         pieces, self._unused = self._unused[first:], self._unused[:first]
         return pieces
 
-    def _hold(self, pieces: Ints, table: Ints, source: memoryview) -> None:
+    def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
         """Hold pieces and a copy of their tokens; a view would keep those of all others, too."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
         stops = np.maximum(froms, table[:, BASE] + self._stops(table))
@@ -204,16 +214,16 @@ class BestFitLanes:
         self._table[pieces, BASE] -= froms
         # bytes, and not a view of them each: the garbage collector would go through those
         parts = [
-            source[start:stop].tobytes()
+            buffer[start:stop].tobytes()
             for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
         ]
         self._tokens[pieces] = np.array(parts, np.object_)
 
-    def cut(self, slots: Ints, wanted: Ints) -> CutRows:
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
         rows: list[_Row] = []
         num_rows: list[int] = []
-        for slot, most in zip(slots.tolist(), wanted.tolist(), strict=True):
-            ready = self._lane(slot).rows
+        for flat_lane, most in zip(flat_lanes.tolist(), wanted.tolist(), strict=True):
+            ready = self._lane(flat_lane).rows
             num_rows.append(min(most, len(ready)))
             rows += [ready.popleft() for _ in range(num_rows[-1])]
         ordinals, offsets, residues, of_rows, passed = (
@@ -231,7 +241,7 @@ class BestFitLanes:
         return CutRows(
             num_rows=np.array(num_rows, np.int64),
             table=table,
-            sources=[memoryview(b"".join(parts)).cast("i")],
+            buffers=[memoryview(b"".join(parts)).cast("i")],
             pieces=np.stack(
                 [piece_rows, np.arange(len(table)), table[:, START], self._stops(table)], axis=1
             ),
@@ -250,21 +260,23 @@ class BestFitLanes:
 
     # ------------------------------------------------------------ lanes of a state
 
-    def _lane(self, slot: int) -> _Lane:
-        return self._lanes[slot] or self._open(slot)
+    def _lane(self, flat_lane: int) -> _Lane:
+        return self._lanes[flat_lane] or self._open(flat_lane)
 
-    def _open(self, slot: int) -> _Lane:
-        lane = self._lanes[slot] = _Lane(self._packing)
-        if self._residues is not None and self._residues[slot]:
+    def _open(self, flat_lane: int) -> _Lane:
+        lane = self._lanes[flat_lane] = _Lane(self._packing)
+        if self._residues is not None and self._residues[flat_lane]:
             try:
-                self._restore(slot, lane, self._residues[slot])
+                self._restore(flat_lane, lane, self._residues[flat_lane])
             except ValueError as error:
-                raise ValueError(f"residues: lane {slot % self._num_lanes} has {error}") from None
+                raise ValueError(
+                    f"residues: lane {flat_lane % self._num_lanes} has {error}"
+                ) from None
         return lane
 
-    def _restore(self, slot: int, lane: _Lane, residue: bytes) -> None:
+    def _restore(self, flat_lane: int, lane: _Lane, residue: bytes) -> None:
         """Let a packer take the residue up, and go on from the rows that it has open."""
-        ordinal, offset = self._cursors[slot].tolist()
+        ordinal, offset = self._cursors[flat_lane].tolist()
         packer = BestFitPacker(
             self._packing.seq_len, self._packing.open_rows, (ordinal, offset), residue
         )
@@ -288,44 +300,46 @@ class BestFitLanes:
                 b"".join(hold(document, start) for document, start, _ in spans),
                 encode_group(spans),
             )
-        self._unread[slot] = unread
+        self._unread[flat_lane] = unread
 
-    def _take_again(self, table: Ints, source: memoryview) -> Ints:
+    def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
         """Take those documents that were packed before they are read; returns the others."""
         others: list[int] = []
-        for place, (slot, ordinal, size) in enumerate(table[:, [SLOT, ORDINAL, SIZE]].tolist()):
-            pieces = self._unread.get(slot, {}).pop(ordinal, None)
+        for place, (flat_lane, ordinal, size) in enumerate(
+            table[:, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+        ):
+            pieces = self._unread.get(flat_lane, {}).pop(ordinal, None)
             if pieces is None:
                 others.append(place)
                 continue
-            if not self._unread[slot]:
-                del self._unread[slot]
+            if not self._unread[flat_lane]:
+                del self._unread[flat_lane]
             packed_size = int(self._table[pieces[0], SIZE])
             if size != packed_size:
                 raise ValueError(
-                    f"lane {slot % self._num_lanes}: document {ordinal} had {packed_size} tokens, "
+                    f"lane {flat_lane % self._num_lanes}: document {ordinal} had {packed_size} tokens, "
                     f"and now has {size}"
                 )
             again = np.repeat(table[place : place + 1], len(pieces), axis=0)
             again[:, START] = self._table[pieces, START]
-            self._hold(np.array(pieces, np.int64), again, source)
+            self._hold(np.array(pieces, np.int64), again, buffer)
         return table[others]
 
     def _start(self, table: Ints) -> None:
         """Let the first documents of lanes begin where their cursors stand."""
-        for place in np.flatnonzero(self._offsets[table[:, SLOT]]).tolist():
-            slot, ordinal, size = table[place, [SLOT, ORDINAL, SIZE]].tolist()
-            offset = int(self._offsets[slot])
+        for place in np.flatnonzero(self._offsets[table[:, FLAT_LANE]]).tolist():
+            flat_lane, ordinal, size = table[place, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+            offset = int(self._offsets[flat_lane])
             if not offset:
                 continue
-            expected = int(self._cursors[slot, 0])
+            expected = int(self._cursors[flat_lane, CURSOR_ORDINAL])
             if ordinal != expected or offset > size:
                 raise ValueError(
-                    f"lane {slot % self._num_lanes}: the cursor stands at token {offset} of "
+                    f"lane {flat_lane % self._num_lanes}: the cursor stands at token {offset} of "
                     f"document {expected}, "
                     f"but {ordinal} has {size} tokens"
                 )
-            table[place, START], self._offsets[slot] = offset, 0
+            table[place, START], self._offsets[flat_lane] = offset, 0
 
 
 def _encode_pieces(pieces: Ints) -> list[bytes]:

@@ -21,7 +21,15 @@ import numpy as np
 from cloudload.arrays import Flags, Ints
 from cloudload.packing.packers import Cursor, Packer, Packing
 from cloudload.packing.residue import residue_spans
-from cloudload.packing.tables import BASE, FIELDS, SIZE, SOURCE, Documents
+from cloudload.packing.tables import (
+    BASE,
+    BUFFER,
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    NUM_DOCUMENT_COLUMNS,
+    SIZE,
+    Documents,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class CutRows:
     num_rows: Ints
     """int64 [lanes]: the rows that each lane gave; fewer than wanted where its end is reached."""
     table: Ints
-    sources: Sequence[memoryview]
+    buffers: Sequence[memoryview]
     pieces: Ints
     """int64 [pieces, 4], as `rows` has them."""
     cursors: Ints
@@ -43,14 +51,14 @@ class CutRows:
 
 
 class LaneRows(Protocol):
-    """Lanes by slot. Slots are given ascending, each once."""
+    """Lanes by flat_lane. Slots are given ascending, each once."""
 
-    def unread(self, slots: Ints) -> tuple[Ints, Ints]:
-        """(slots, ordinals) of documents that lanes hold, but whose tokens have to be read
+    def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
+        """(flat_lanes, ordinals) of documents that lanes hold, but whose tokens have to be read
         again."""
         ...
 
-    def missing(self, slots: Ints, wanted: Ints) -> Ints:
+    def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
         """The tokens that each lane is about to need for so many rows; 0 where it has the rows."""
         ...
 
@@ -62,13 +70,13 @@ class LaneRows(Protocol):
         """
         ...
 
-    def cut(self, slots: Ints, wanted: Ints) -> CutRows:
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
         """The next rows of lanes, of those documents alone that were added for them."""
         ...
 
 
-def copy_tokens(source: memoryview, start: int, stop: int) -> memoryview:
-    return memoryview(source[start:stop].tobytes()).cast("i")
+def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
+    return memoryview(buffer[start:stop].tobytes()).cast("i")
 
 
 # ---------------------------------------------------------------- any packing
@@ -99,28 +107,39 @@ class PackerLanes:
         )
         self._lanes: list[_PackerLane | None] = [None] * len(cursors)
 
-    def _lane(self, slot: int) -> _PackerLane:
-        lane = self._lanes[slot]
+    def _lane(self, flat_lane: int) -> _PackerLane:
+        lane = self._lanes[flat_lane]
         if lane is None:
-            cursor: Cursor = (int(self._cursors[slot, 0]), int(self._cursors[slot, 1]))
-            residue = b"" if self._residues is None else self._residues[slot]
+            cursor: Cursor = (
+                int(self._cursors[flat_lane, CURSOR_ORDINAL]),
+                int(self._cursors[flat_lane, CURSOR_OFFSET]),
+            )
+            residue = b"" if self._residues is None else self._residues[flat_lane]
             try:
                 packer = self._packing.packer(cursor, residue)
                 unread = {ordinal: size for ordinal, _, size in residue_spans(residue, cursor[0])}
             except ValueError as error:
-                raise ValueError(f"residues: lane {slot % self._num_lanes} has {error}") from None
-            lane = self._lanes[slot] = _PackerLane(packer, unread)
+                raise ValueError(
+                    f"residues: lane {flat_lane % self._num_lanes} has {error}"
+                ) from None
+            lane = self._lanes[flat_lane] = _PackerLane(packer, unread)
         return lane
 
-    def unread(self, slots: Ints) -> tuple[Ints, Ints]:
-        keys = [(slot, ordinal) for slot in slots.tolist() for ordinal in self._lane(slot).unread]
+    def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
+        keys = [
+            (flat_lane, ordinal)
+            for flat_lane in flat_lanes.tolist()
+            for ordinal in self._lane(flat_lane).unread
+        ]
         pairs = np.array(keys, np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
-    def missing(self, slots: Ints, wanted: Ints) -> Ints:
-        short = np.zeros(len(slots), np.int64)
-        for place, (slot, rows) in enumerate(zip(slots.tolist(), wanted.tolist(), strict=True)):
-            packer = self._lane(slot).packer
+    def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
+        short = np.zeros(len(flat_lanes), np.int64)
+        for place, (flat_lane, rows) in enumerate(
+            zip(flat_lanes.tolist(), wanted.tolist(), strict=True)
+        ):
+            packer = self._lane(flat_lane).packer
             if len(packer.rows) < rows:
                 short[place] = max(
                     1, (rows - len(packer.rows)) * self._packing.seq_len - packer.num_pending
@@ -129,10 +148,10 @@ class PackerLanes:
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
         table = documents.table
-        for (slot, ordinal, stream, _, _, size, count, *_), document in zip(
+        for (flat_lane, ordinal, stream, _, _, size, count, *_), document in zip(
             table.tolist(), own_documents(documents), strict=True
         ):
-            lane = self._lane(slot)
+            lane = self._lane(flat_lane)
             packed_size = lane.unread.pop(ordinal, None)
             try:
                 if packed_size is None:
@@ -143,21 +162,23 @@ class PackerLanes:
                         f"document {ordinal} had {packed_size} tokens, and now has {size}"
                     )
             except ValueError as error:
-                raise ValueError(f"lane {slot % self._num_lanes}: {error}") from None
+                raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
             if size:
                 lane.documents[ordinal] = document
 
-    def cut(self, slots: Ints, wanted: Ints) -> CutRows:
-        num_rows = np.zeros(len(slots), np.int64)
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+        num_rows = np.zeros(len(flat_lanes), np.int64)
         tables: list[Ints] = []
-        sources: list[memoryview] = []
+        buffers: list[memoryview] = []
         pieces: list[int] = []
         cursors: list[int] = []
         residues: list[bytes] = []
         counted: list[int] = []
         row = 0
-        for place, (slot, rows) in enumerate(zip(slots.tolist(), wanted.tolist(), strict=True)):
-            lane = self._lane(slot)
+        for place, (flat_lane, rows) in enumerate(
+            zip(flat_lanes.tolist(), wanted.tolist(), strict=True)
+        ):
+            lane = self._lane(flat_lane)
             num_rows[place] = number = min(rows, len(lane.packer.rows))
             for _ in range(number):
                 packed = lane.packer.rows.popleft()
@@ -167,22 +188,22 @@ class PackerLanes:
                     )
                     pieces += row, len(tables), start, stop
                     tables.append(document)
-                    sources.append(tokens)
+                    buffers.append(tokens)
                 cursors += packed.cursor
                 residues.append(packed.residue)
                 while lane.uncounted and lane.uncounted[0][0] < packed.cursor[0]:
                     counted += (row, *lane.uncounted.popleft()[1:])
                 row += 1
         table = (
-            np.concatenate(tables).reshape(-1, len(FIELDS))
+            np.concatenate(tables).reshape(-1, NUM_DOCUMENT_COLUMNS)
             if tables
-            else np.empty((0, len(FIELDS)), np.int64)
+            else np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
         )
-        table[:, SOURCE] = np.arange(len(table))
+        table[:, BUFFER] = np.arange(len(table))
         return CutRows(
             num_rows=num_rows,
             table=table,
-            sources=sources,
+            buffers=buffers,
             pieces=np.array(pieces, np.int64).reshape(-1, 4),
             cursors=np.array(cursors, np.int64).reshape(-1, 2),
             residues=residues if self._packing.has_residue else None,
@@ -192,12 +213,12 @@ class PackerLanes:
 
 def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
     """The row of the table, and the tokens, of each document: apart from those of all others."""
-    table, source = documents.table.copy(), documents.ids.data
+    table, buffer = documents.table.copy(), documents.ids.data
     froms = np.maximum(0, table[:, BASE])
     stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])
     table[:, BASE] -= froms
     parts = [
-        copy_tokens(source, start, stop)
+        copy_tokens(buffer, start, stop)
         for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
     ]
     return list(zip(table, parts, strict=True))

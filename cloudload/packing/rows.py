@@ -17,15 +17,19 @@ import numpy as np
 from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.packing.tables import (
     BASE,
-    DOCUMENT,
+    BUFFER,
     EPOCH,
+    PIECE_DOCUMENT,
+    PIECE_ROW,
     PIECE_START,
     PIECE_STOP,
-    ROW,
     SAMPLE,
     SIZE,
-    SOURCE,
-    SPAN_FIELDS,
+    SPAN_COLUMNS,
+    SPAN_ROW,
+    SPAN_SAMPLE,
+    SPAN_START,
+    SPAN_STREAM,
     STREAM,
 )
 
@@ -47,12 +51,12 @@ class Framing:
 
 
 def fill_rows(
-    out: Tokens, table: Ints, sources: Sequence[memoryview], pieces: Ints, framing: Framing
+    out: Tokens, table: Ints, buffers: Sequence[memoryview], pieces: Ints, framing: Framing
 ) -> Ints:
     """Write the pieces into the rows of `out`, int32 [rows, seq_len], contiguous; returns each
     row's tokens.
 
-    `sources` are int32 buffers of ids; a document's token `i` stands at `base + i` of its source,
+    `buffers` are int32 buffers of ids; a document's token `i` stands at `base + i` of its buffer,
     unless it is its bos or eos.
     """
     num_rows, seq_len = out.shape
@@ -77,10 +81,10 @@ def fill_rows(
         body_places + body_sizes,
         froms,
         froms + body_sizes,
-        table[documents, SOURCE],
+        table[documents, BUFFER],
     )
     for at, stop, start, end, number in zip(*(column.tolist() for column in columns), strict=True):
-        target[at:stop] = sources[number][start:end]
+        target[at:stop] = buffers[number][start:end]
     flat[places[has_bos]] = bos[has_bos]
     flat[(places + sizes - 1)[has_eos]] = eos[has_eos]
     for row in np.flatnonzero(lengths < seq_len).tolist():
@@ -91,17 +95,17 @@ def fill_rows(
 def row_lengths(pieces: Ints, num_rows: int) -> Ints:
     """The tokens of each row."""
     lengths: Ints = np.bincount(
-        pieces[:, ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START], num_rows
+        pieces[:, PIECE_ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START], num_rows
     ).astype(np.int64)
     return lengths
 
 
 def list_spans(table: Ints, pieces: Ints) -> Ints:
-    """The spans of pieces: int64 [pieces, 6], by `pack.SPAN_FIELDS`."""
-    spans = np.empty((len(pieces), len(SPAN_FIELDS)), np.int64)
-    spans[:, 0] = pieces[:, ROW]
-    spans[:, 1:4] = table[pieces[:, DOCUMENT], STREAM : SAMPLE + 1]
-    spans[:, 4:] = pieces[:, PIECE_START:]
+    """The spans of pieces: int64 [pieces, 6], by `tables.SPAN_COLUMNS`."""
+    spans = np.empty((len(pieces), len(SPAN_COLUMNS)), np.int64)
+    spans[:, SPAN_ROW] = pieces[:, PIECE_ROW]
+    spans[:, SPAN_STREAM : SPAN_SAMPLE + 1] = table[pieces[:, PIECE_DOCUMENT], STREAM : SAMPLE + 1]
+    spans[:, SPAN_START:] = pieces[:, PIECE_START:]
     return spans
 
 

@@ -1,5 +1,7 @@
-"""The tables that documents, pieces and spans travel in: int64 arrays, and the names of their
-columns."""
+"""The tables that documents become rows in: int64 arrays, and the names of their columns.
+
+documents ─► pieces of rows ─► spans of rows         units of the tail ─► pieces of its rows
+"""
 
 from __future__ import annotations
 
@@ -7,38 +9,51 @@ from dataclasses import dataclass
 
 from cloudload.arrays import Ints, Tokens
 
-FIELDS = (
-    "slot",
-    "ordinal",
-    "stream",
-    "epoch",
-    "sample",
-    "size",
-    "count",
-    "base",
-    "source",
-    "start",
+NUM_DOCUMENT_COLUMNS = 10
+FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = range(
+    NUM_DOCUMENT_COLUMNS
 )
-SLOT, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, SOURCE, START = range(len(FIELDS))
-"""Columns of a document table, int64 [documents, 10]. `sample` counts within its stream; `size` is
-the tokens to be packed, none of a document that is left out; `count` what it counts as in
-`stats.COUNTS`; `base` where its first token would stand in its source, bos included; `source` which
-buffer that is; `start` the tokens of it that are in rows already."""
+"""Columns of a document table, int64 [documents, 10].
+
+`FLAT_LANE` is `component * num_lanes + lane`. `SAMPLE` counts within its stream. `SIZE` is the tokens
+to pack, 0 for a document that is left out, and `COUNT` what it counts as, by `stats.COUNTS`. Token `i`
+is at `BASE + i` of the buffer numbered `BUFFER`, bos included. `START` tokens are in rows already.
+"""
+
+CURSOR_ORDINAL, CURSOR_OFFSET = range(2)
+"""Columns of cursors, int64 [.., 2]: a lane's next unread token, as an ordinal and a token offset."""
+
+PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(4)
+"""Columns of pieces, int64 [pieces, 4], by ascending row: tokens [start, stop) of a document, bos and
+eos included; `PIECE_DOCUMENT` is its row in the document table."""
+
+COUNTED_ROW, COUNTED_STREAM, COUNTED_AS, COUNTED_SIZE = range(4)
+"""Columns of counted documents, int64 [documents, 4]: those with nothing left to read, and the row
+that they are counted with."""
+
+SPAN_COLUMNS = ("row", "stream", "epoch", "sample", "start", "stop")
+SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(len(SPAN_COLUMNS))
+"""Columns of spans, int64 [spans, 6]: tokens [start, stop) of a sample of a stream."""
+
+SIZE_ABSENT, SIZE_FILTERED = -2, -1
+"""Where a document's size belongs: there is no document, or it is filtered out."""
+
+NUM_UNIT_COLUMNS = 5
+UNIT_LANE, UNIT_ORDINAL, UNIT_START, UNIT_STOP, UNIT_SIZE = range(NUM_UNIT_COLUMNS)
+"""Columns of the tail's units, int64 [units, 5]: tokens [start, stop) of a document. `UNIT_SIZE` is the
+document's size or `SIZE_FILTERED` while it has yet to be counted, and `SIZE_ABSENT` once it has been."""
+
+TAIL_UNIT, TAIL_START, TAIL_STOP = range(3)
+"""Columns of the pieces of the tail's rows, int64 [pieces, 3]: a unit, and [start, stop) in its document."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents and their tokens: `ids` has those of their texts, one after the other; bos and eos
-    are not among them."""
+    """Documents and their tokens.
+
+    `table` is int64 [documents, 10]; `ids` int32 [tokens], the ids of their texts, one text after the
+    other, without bos and eos.
+    """
 
     table: Ints
     ids: Tokens
-
-
-ROW, DOCUMENT, PIECE_START, PIECE_STOP = range(4)
-"""Columns of pieces, int64 [pieces, 4], by ascending row: tokens [start, stop) of a document, bos
-and eos included."""
-SPAN_FIELDS = ("row", "stream", "epoch", "sample", "start", "stop")
-# what stands in place of a document's size
-NO_DOCUMENT, FILTERED = -2, -1
-UNIT_FIELDS = ("lane", "ordinal", "start", "stop", "size")

@@ -22,7 +22,18 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.packing.packers import Packer, Packing
 from cloudload.packing.residue import residue_spans
-from cloudload.packing.tables import NO_DOCUMENT, UNIT_FIELDS
+from cloudload.packing.tables import (
+    NUM_UNIT_COLUMNS,
+    SIZE_ABSENT,
+    TAIL_START,
+    TAIL_STOP,
+    TAIL_UNIT,
+    UNIT_LANE,
+    UNIT_ORDINAL,
+    UNIT_SIZE,
+    UNIT_START,
+    UNIT_STOP,
+)
 
 Stages = tuple[tuple[int, int], ...]
 """(seq_len, rows) for each row length that the tail was packed to so far, and the rows of it that
@@ -36,9 +47,9 @@ class Tail:
 
     first_row: int
     units: Ints
-    """int64 [units, 5], by `UNIT_FIELDS`: tokens [start, stop) of a document. `size` is the
+    """int64 [units, 5], by `tables.UNIT_LANE` and so on: tokens [start, stop) of a document. `size` is the
     document's, or one of the constants above, where the document is still to be counted, and
-    `NO_DOCUMENT` where it was."""
+    `SIZE_ABSENT` where it was."""
     pieces: Ints
     """int64 [pieces, 3]: unit, and start and stop in its document."""
     piece_starts: Ints
@@ -71,7 +82,7 @@ class Tail:
     def num_tokens(self, row: int) -> int:
         """Tokens of the rows from `row` of the run on."""
         pieces = self.pieces[self.piece_starts[min(max(0, row - self.first_row), self.num_rows)] :]
-        return int((pieces[:, 2] - pieces[:, 1]).sum())
+        return int((pieces[:, TAIL_STOP] - pieces[:, TAIL_START]).sum())
 
 
 def pack_tail(
@@ -111,33 +122,35 @@ def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stag
 def _units_left(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints]) -> Ints:
     units: list[Ints] = []
     for lane, (ordinal, offset) in enumerate(cursors.tolist()):
-        spans = [(lane, *span, NO_DOCUMENT) for span in residue_spans(residues[lane], ordinal)]
-        units.append(np.array(spans, np.int64).reshape(-1, len(UNIT_FIELDS)))
+        spans = [(lane, *span, SIZE_ABSENT) for span in residue_spans(residues[lane], ordinal)]
+        units.append(np.array(spans, np.int64).reshape(-1, NUM_UNIT_COLUMNS))
         lane_sizes = sizes[lane]
-        rest = np.zeros((len(lane_sizes), len(UNIT_FIELDS)), np.int64)
-        rest[:, 0] = lane
-        rest[:, 1] = np.arange(ordinal, ordinal + len(lane_sizes))
-        rest[:1, 2] = offset
-        rest[:, 3] = np.maximum(lane_sizes, 0)
-        rest[:, 4] = lane_sizes
-        if len(rest) and rest[0, 3] < offset:
+        rest = np.zeros((len(lane_sizes), NUM_UNIT_COLUMNS), np.int64)
+        rest[:, UNIT_LANE] = lane
+        rest[:, UNIT_ORDINAL] = np.arange(ordinal, ordinal + len(lane_sizes))
+        rest[:1, UNIT_START] = offset
+        rest[:, UNIT_STOP] = np.maximum(lane_sizes, 0)
+        rest[:, UNIT_SIZE] = lane_sizes
+        if len(rest) and rest[0, UNIT_STOP] < offset:
             raise ValueError(
                 f"lane {lane} stands at token {offset} of document {ordinal}, which has "
-                f"{rest[0, 3]}"
+                f"{rest[0, UNIT_STOP]}"
             )
-        units.append(rest[lane_sizes != NO_DOCUMENT])
+        units.append(rest[lane_sizes != SIZE_ABSENT])
     joined: Ints = np.concatenate(units)
     # canonical order: lane after lane within each ordinal
-    in_order: Ints = joined[np.lexsort((joined[:, 2], joined[:, 0], joined[:, 1]))]
+    in_order: Ints = joined[
+        np.lexsort((joined[:, UNIT_START], joined[:, UNIT_LANE], joined[:, UNIT_ORDINAL]))
+    ]
     return in_order
 
 
 def _has_tokens(units: Ints) -> bool:
-    return bool((units[:, 3] > units[:, 2]).any())
+    return bool((units[:, UNIT_STOP] > units[:, UNIT_START]).any())
 
 
 def _add(packer: Packer, unit: int, units: Ints) -> None:
-    packer.add(unit, int(units[unit, 3] - units[unit, 2]))
+    packer.add(unit, int(units[unit, UNIT_STOP] - units[unit, UNIT_START]))
 
 
 def _skip_rows(packer: Packer, units: Ints, rows: int) -> Ints:
@@ -154,12 +167,12 @@ def _skip_rows(packer: Packer, units: Ints, rows: int) -> Ints:
         return units[:0]
     (ordinal, offset), residue = packer.rows[rows - 1][1:]
     spans = residue_spans(residue, ordinal)
-    again = units[[document for document, _, _ in spans]].reshape(-1, len(UNIT_FIELDS))
+    again = units[[document for document, _, _ in spans]].reshape(-1, NUM_UNIT_COLUMNS)
     starts = np.array([start for _, start, _ in spans], np.int64)
-    again[:, 2] += starts
-    again[:, 4] = NO_DOCUMENT
+    again[:, UNIT_START] += starts
+    again[:, UNIT_SIZE] = SIZE_ABSENT
     rest = units[ordinal:].copy()
-    rest[:1, 2] += offset
+    rest[:1, UNIT_START] += offset
     return np.concatenate([again, rest])
 
 
@@ -169,7 +182,7 @@ def _pack(packer: Packer, units: Ints, start_row: int) -> Tail:
     packer.finish()
     pieces = [(unit, start, stop) for row in packer.rows for unit, start, stop, _ in row.pieces]
     flat = np.array(pieces, np.int64).reshape(-1, 3)
-    flat[:, 1:] += units[flat[:, 0], 2][:, None]
+    flat[:, TAIL_START:] += units[flat[:, TAIL_UNIT], UNIT_START][:, None]
     starts = np.cumsum([0, *(len(row.pieces) for row in packer.rows)], dtype=np.int64)
     passed = np.array([0, *(row.cursor[0] for row in packer.rows)], np.int64)
     passed[-1] = len(units) if len(passed) > 1 else 0

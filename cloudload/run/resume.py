@@ -19,6 +19,7 @@ from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Lanes
 from cloudload.packing.residue import residue_spans, unpack_residue
+from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.components import Component
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
@@ -153,8 +154,8 @@ def _leave_documents(position: Position, changed: Mapping[str, Any]) -> Position
         "%s changed: what was left of the documents in hand of the lanes is left out",
         ", ".join(changed),
     )
-    cursors[..., 0] += cursors[..., 1] > 0
-    cursors[..., 1] = 0
+    cursors[..., CURSOR_ORDINAL] += cursors[..., CURSOR_OFFSET] > 0
+    cursors[..., CURSOR_OFFSET] = 0
     residues = None if position.residues is None else np.full(position.residues.shape, b"", object)
     return position.with_lanes(cursors=cursors, residues=residues)
 
@@ -174,7 +175,7 @@ def _with_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
     residues = position.residues.copy()
     for component, lane in np.ndindex(residues.shape):
         residues[component, lane] = unpack_residue(
-            residues[component, lane], int(position.cursors[component, lane, 0])
+            residues[component, lane], int(position.cursors[component, lane, CURSOR_ORDINAL])
         )
     return position.with_lanes(residues=residues)
 
@@ -215,7 +216,10 @@ def _check_cursors(position: Position, components: Sequence[Component]) -> None:
     if position.residues is not None:
         for place, lane in np.ndindex(position.residues.shape):
             try:
-                residue_spans(position.residues[place, lane], int(position.cursors[place, lane, 0]))
+                residue_spans(
+                    position.residues[place, lane],
+                    int(position.cursors[place, lane, CURSOR_ORDINAL]),
+                )
             except ValueError as error:
                 raise StreamChangedError(
                     f"residues: lane {lane} has {error}. The state is damaged"

@@ -33,6 +33,7 @@ from cloudload._version import __version__
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Layout
 from cloudload.order.mixture import Mixture
+from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.position import LaneArrays, LaneTable, Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.state_codec import (
@@ -209,7 +210,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
         None if positions[0].residues is None else np.full(positions[0].residues.shape, b"", object)
     )
     for state, position in zip(states, positions, strict=True):
-        known = position.cursors[..., 0] != _MISSING
+        known = position.cursors[..., CURSOR_ORDINAL] != _MISSING
         if (cursors[known] != _MISSING).any():
             raise StreamChangedError(
                 f"part: {show(state['part'])} has lanes that another has, too. "

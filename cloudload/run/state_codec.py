@@ -16,6 +16,7 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.packing.residue import split_residues
+from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS
 
@@ -127,7 +128,8 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
     shape = cursors.shape[:2]
     try:
         planes = _unpack(
-            _decode("residues", state["residues"]), _most_residue_bytes(cursors[..., 0])
+            _decode("residues", state["residues"]),
+            _most_residue_bytes(cursors[..., CURSOR_ORDINAL]),
         )
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
         sizes = np.frombuffer(data, "<i4", shape[0] * shape[1])
@@ -143,8 +145,8 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 def _most_residue_bytes(ordinals: Ints) -> int:
     """What all residues take at most: each document before a lane's cursor has one span in it, in
     an open row of its own."""
-    slots, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
-    return min(_MOST_RESIDUE_BYTES, 8 * slots + spans * (4 + _BYTES_PER_SPAN))
+    num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
+    return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))
 
 
 def _unpack(data: bytes, most: int) -> bytes:

@@ -13,8 +13,16 @@ import numpy as np
 from cloudload.arrays import NEVER, Ints, Tokens
 from cloudload.packing.lane_packer import CutRows
 from cloudload.packing.packers import Packing
-from cloudload.packing.tables import DOCUMENT, FIELDS, ROW, SOURCE, SPAN_FIELDS, STREAM
-from cloudload.packing.tables import FILTERED as FILTERED_SIZE
+from cloudload.packing.tables import (
+    BUFFER,
+    NUM_DOCUMENT_COLUMNS,
+    PIECE_DOCUMENT,
+    PIECE_ROW,
+    SIZE_FILTERED,
+    SPAN_COLUMNS,
+    SPAN_ROW,
+    STREAM,
+)
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED, Traffic
 
 
@@ -61,7 +69,7 @@ class Block:
 
     @cached_property
     def _span_bounds(self) -> list[int]:
-        bounds: list[int] = np.searchsorted(self.spans[:, 0], self.bounds).tolist()
+        bounds: list[int] = np.searchsorted(self.spans[:, SPAN_ROW], self.bounds).tolist()
         return bounds
 
     @cached_property
@@ -74,23 +82,23 @@ class Cut(NamedTuple):
     """Documents, their tokens, and pieces of them by row of the block."""
 
     table: Ints
-    sources: Sequence[memoryview]
+    buffers: Sequence[memoryview]
     pieces: Ints
 
     @staticmethod
     def empty() -> Cut:
-        return Cut(np.empty((0, len(FIELDS)), np.int64), [], np.empty((0, 4), np.int64))
+        return Cut(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
 
     def __add__(self, other: Cut) -> Cut:  # type: ignore[override]
         """With the rows of `other` after these."""
         if not len(other.pieces):
             return self
         table, pieces = other.table.copy(), other.pieces.copy()
-        table[:, SOURCE] += len(self.sources)
-        pieces[:, DOCUMENT] += len(self.table)
+        table[:, BUFFER] += len(self.buffers)
+        pieces[:, PIECE_DOCUMENT] += len(self.table)
         joined = (
             np.concatenate([self.table, table]),
-            [*self.sources, *other.sources],
+            [*self.buffers, *other.buffers],
             np.concatenate([self.pieces, pieces]),
         )
         return Cut(*joined)
@@ -107,7 +115,7 @@ class BlockRows:
         self._residues = [b""] * len(rows) if packing.has_residue else []
         self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
         self.lengths = np.zeros(len(rows), np.int64)
-        self.spans = np.empty((0, len(SPAN_FIELDS)), np.int64)
+        self.spans = np.empty((0, len(SPAN_COLUMNS)), np.int64)
 
     def take(self, cut: CutRows, places: Ints) -> Ints:
         """Rows of lanes that become the block's rows at `places`; returns their pieces, by row of
@@ -119,18 +127,18 @@ class BlockRows:
         rows, streams, counts, sizes = cut.counted.T
         self._count(places[rows], streams, counts, sizes)
         pieces = cut.pieces
-        pieces[:, ROW] = places[pieces[:, ROW]]
+        pieces[:, PIECE_ROW] = places[pieces[:, PIECE_ROW]]
         in_order: Ints = (
             pieces
             if (np.diff(places) > 0).all()
-            else pieces[np.argsort(pieces[:, ROW], kind="stable")]
+            else pieces[np.argsort(pieces[:, PIECE_ROW], kind="stable")]
         )
         return in_order
 
     def count_units(self, place: int, units: Ints) -> None:
         """Count documents of a tail, (stream, size) each, with the row at `place`."""
         streams, sizes = units.T
-        counts = np.where(sizes == FILTERED_SIZE, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
+        counts = np.where(sizes == SIZE_FILTERED, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
         self._count(np.full(len(units), place), streams, counts, sizes)
 
     def _count(self, places: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:

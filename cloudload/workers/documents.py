@@ -28,11 +28,11 @@ from cloudload.packing.tables import (
     BASE,
     COUNT,
     EPOCH,
-    FIELDS,
+    FLAT_LANE,
+    NUM_DOCUMENT_COLUMNS,
     ORDINAL,
     SAMPLE,
     SIZE,
-    SLOT,
     STREAM,
     Documents,
 )
@@ -121,17 +121,20 @@ class DocumentReader:
 class Places:
     """Where documents stand: int64 [documents] each; `samples` count through the corpus."""
 
-    slots: Ints
+    flat_lanes: Ints
     ordinals: Ints
     epochs: Ints
     samples: Ints
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.flat_lanes)
 
     def __getitem__(self, chosen: slice | Ints) -> Places:
         return Places(
-            self.slots[chosen], self.ordinals[chosen], self.epochs[chosen], self.samples[chosen]
+            self.flat_lanes[chosen],
+            self.ordinals[chosen],
+            self.epochs[chosen],
+            self.samples[chosen],
         )
 
 
@@ -158,19 +161,19 @@ class LaneDocuments:
             [eos is not None for _, eos in frames], np.int64
         )
 
-    def find(self, slots: Ints, ordinals: Ints) -> Places:
+    def find(self, flat_lanes: Ints, ordinals: Ints) -> Places:
         """The places of lanes' documents, less the holes at the ends of epochs."""
         if len(self._components) == 1:
-            epochs, samples = self._find(0, slots, ordinals)
+            epochs, samples = self._find(0, flat_lanes, ordinals)
         else:
-            epochs, samples = np.empty_like(slots), np.empty_like(slots)
-            components = slots // self._num_lanes
+            epochs, samples = np.empty_like(flat_lanes), np.empty_like(flat_lanes)
+            components = flat_lanes // self._num_lanes
             for component in np.unique(components).tolist():
                 own = np.flatnonzero(components == component)
                 epochs[own], samples[own] = self._find(
-                    component, slots[own] % self._num_lanes, ordinals[own]
+                    component, flat_lanes[own] % self._num_lanes, ordinals[own]
                 )
-        places = Places(slots, ordinals, epochs, samples)
+        places = Places(flat_lanes, ordinals, epochs, samples)
         return places if samples.min(initial=0) >= 0 else places[np.flatnonzero(samples >= 0)]
 
     def _find(self, number: int, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
@@ -188,13 +191,13 @@ class LaneDocuments:
         return epochs, samples
 
     def read(self, places: Places, has_begun: Flags | None = None) -> Documents:
-        """The documents at places, in their order, with `source` and `start` 0.
+        """The documents at places, in their order, with `buffer` and `start` 0.
 
         One that `has_begun`, of which rows have tokens already, is not left out.
         """
-        table = np.zeros((len(places), len(FIELDS)), np.int64)
-        table[:, SLOT], table[:, ORDINAL], table[:, EPOCH] = (
-            places.slots,
+        table = np.zeros((len(places), NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, FLAT_LANE], table[:, ORDINAL], table[:, EPOCH] = (
+            places.flat_lanes,
             places.ordinals,
             places.epochs,
         )

@@ -16,7 +16,7 @@ from cloudload.workers.plan import Plan
 
 
 class ReadAhead:
-    """Looks ahead for the lanes of one worker, by slot; `next_ordinals` are their next documents,
+    """Looks ahead for the lanes of one worker, by flat_lane; `next_ordinals` are their next documents,
     `ends` their ends."""
 
     def __init__(
@@ -51,14 +51,14 @@ class ReadAhead:
         if is_awaited:
             self._documents.prefetch(needed.samples)
             return
-        slots = needed.slots
+        flat_lanes = needed.flat_lanes
         is_short = (
-            self._looked_ahead[slots] - self._next_ordinals[slots]
-            < self._ahead[slots // self._plan.num_lanes] // 2
+            self._looked_ahead[flat_lanes] - self._next_ordinals[flat_lanes]
+            < self._ahead[flat_lanes // self._plan.num_lanes] // 2
         )
         if not is_short.any():
             return
-        lanes = np.unique(slots[is_short])
+        lanes = np.unique(flat_lanes[is_short])
         froms = np.maximum(self._looked_ahead[lanes], self._next_ordinals[lanes])
         stops = np.minimum(
             self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes],
@@ -66,21 +66,23 @@ class ReadAhead:
         )
         numbers = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
         self._looked_ahead[lanes] = froms + numbers
-        slots = np.repeat(lanes, numbers)
+        flat_lanes = np.repeat(lanes, numbers)
         ordinals = np.repeat(froms, numbers) + count_within(numbers)
-        nearest = np.argsort(ordinals - self._next_ordinals[slots], kind="stable")
-        later = self._documents.find(slots[nearest], ordinals[nearest])
+        nearest = np.argsort(ordinals - self._next_ordinals[flat_lanes], kind="stable")
+        later = self._documents.find(flat_lanes[nearest], ordinals[nearest])
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
 
-    def _epoch_ends(self, slots: Ints) -> Ints:
+    def _epoch_ends(self, flat_lanes: Ints) -> Ints:
         """The ordinals that end the epochs whose order is there: what comes after would have to
         wait for one to be built."""
-        ends = np.empty_like(slots)
-        components = slots // self._plan.num_lanes
+        ends = np.empty_like(flat_lanes)
+        components = flat_lanes // self._plan.num_lanes
         for component in np.unique(components).tolist():
             own, lanes = components == component, self._components[component].lanes
-            numbers = slots[own] % lanes.num_lanes
-            epochs, _ = lanes.places(numbers, np.maximum(0, self._next_ordinals[slots[own]] - 1))
+            numbers = flat_lanes[own] % lanes.num_lanes
+            epochs, _ = lanes.places(
+                numbers, np.maximum(0, self._next_ordinals[flat_lanes[own]] - 1)
+            )
             last = int(epochs.max())
             if self._documents.has_order(component, last + 1):
                 epochs = np.where(epochs == last, last + 1, epochs)
@@ -89,13 +91,17 @@ class ReadAhead:
             )
         return ends
 
-    def build_orders(self, slots: Ints) -> None:
+    def build_orders(self, flat_lanes: Ints) -> None:
         """Have the order of the next epoch built once one of these lanes is in the second half of
         this one."""
-        for component in np.unique(slots // self._plan.num_lanes).tolist():
+        for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes
             furthest = (
-                int(self._next_ordinals[slots[slots // self._plan.num_lanes == component]].max())
+                int(
+                    self._next_ordinals[
+                        flat_lanes[flat_lanes // self._plan.num_lanes == component]
+                    ].max()
+                )
                 * lanes.num_lanes
             )
             epoch = (furthest + lanes.stride // 2) // lanes.stride

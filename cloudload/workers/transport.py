@@ -15,7 +15,7 @@ import numpy as np
 
 from cloudload.arrays import Tokens
 from cloudload.packing.residue import split_residues
-from cloudload.packing.tables import SPAN_FIELDS
+from cloudload.packing.tables import SPAN_COLUMNS
 from cloudload.stats import COUNTS, Traffic
 from cloudload.system.shared_memory import Ring
 from cloudload.workers.block import Block
@@ -120,7 +120,7 @@ def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
         num_bounds,
         num_lengths,
         2 * num_cursors,
-        num_spans * len(SPAN_FIELDS),
+        num_spans * len(SPAN_COLUMNS),
         math.prod(counts_shape),
         num_sizes,
     ]
@@ -135,7 +135,7 @@ def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
         lengths=lengths,
         cursors=cursors.reshape(-1, 2),
         residues=split_residues(rest[8 * stops[-1] :], sizes.tolist()),
-        spans=spans.reshape(-1, len(SPAN_FIELDS)),
+        spans=spans.reshape(-1, len(SPAN_COLUMNS)),
         counts=counts.reshape(counts_shape),
         traffic=Traffic(*traffic),
         first_dry=first_dry,

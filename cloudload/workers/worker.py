@@ -22,8 +22,22 @@ from cloudload.packing.concat_lanes import ConcatLanes
 from cloudload.packing.lane_packer import LaneRows, PackerLanes, own_documents
 from cloudload.packing.packers import Packing
 from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
-from cloudload.packing.tables import COUNT, DOCUMENT, NO_DOCUMENT, SIZE, SLOT, SOURCE, Documents
-from cloudload.packing.tables import FILTERED as FILTERED_SIZE
+from cloudload.packing.tables import (
+    BUFFER,
+    COUNT,
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    FLAT_LANE,
+    PIECE_DOCUMENT,
+    SIZE,
+    SIZE_ABSENT,
+    SIZE_FILTERED,
+    TAIL_UNIT,
+    UNIT_LANE,
+    UNIT_ORDINAL,
+    UNIT_SIZE,
+    Documents,
+)
 from cloudload.packing.tail import Tail
 from cloudload.stats import FILTERED
 from cloudload.workers.block import Block, BlockRows, Cut
@@ -63,7 +77,7 @@ def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
 def open_lane_rows(
     packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
 ) -> LaneRows:
-    """The lanes as they stand at `cursors` (int64 [slots, 2]) with `residues`."""
+    """The lanes as they stand at `cursors` (int64 [flat_lanes, 2]) with `residues`."""
     if packing.name == "concat":
         return ConcatLanes(packing.seq_len, num_lanes, cursors)
     if packing.name == "best_fit":
@@ -81,8 +95,8 @@ class _WorkerLanes:
         cursors = position.cursors.reshape(-1, 2)
         residues = None if position.residues is None else position.residues.ravel().tolist()
         self._lanes = open_lane_rows(self._packing, plan.num_lanes, cursors, residues)
-        self._next_ordinals = cursors[:, 0].copy()
-        self._begun = np.where(cursors[:, 1] > 0, cursors[:, 0], -1)
+        self._next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
+        self._begun = np.where(cursors[:, CURSOR_OFFSET] > 0, cursors[:, CURSOR_ORDINAL], -1)
         """The document in which each lane's first cursor stands."""
         self._barren = np.zeros(len(cursors), np.int64)
         """Documents of each lane without a token since the last one that had some."""
@@ -108,7 +122,7 @@ class _WorkerLanes:
         self._read_ahead = ReadAhead(plan, worker, self._documents, self._next_ordinals, self._ends)
 
     def _find_ends(self) -> Ints:
-        """The ordinal at which each slot has read all epochs."""
+        """The ordinal at which each flat_lane has read all epochs."""
         of_lanes = [component.lanes for component in self._components]
         ends = [
             NEVER if (end := lanes.end(lane)) is None else end
@@ -147,7 +161,7 @@ class _WorkerLanes:
             if plan.tail is not None:
                 cut += self._cut_tail(block, plan.tail, num_of_lanes)
             if keeps_tokens:
-                lengths = fill_rows(tokens, cut.table, cut.sources, cut.pieces, self._framing)
+                lengths = fill_rows(tokens, cut.table, cut.buffers, cut.pieces, self._framing)
                 block.spans = list_spans(cut.table, cut.pieces)
             else:
                 lengths = row_lengths(cut.pieces, len(rows))
@@ -164,11 +178,11 @@ class _WorkerLanes:
 
     def _cut_rows(self, block: BlockRows, rows: Ints) -> Cut:
         """Fill the lanes, and cut these rows, the first of the block, from them."""
-        slots = (
+        flat_lanes = (
             self._plan.recipe.components_of(rows) * self._plan.num_lanes
             + rows % self._plan.num_lanes
         )
-        lanes, wanted = np.unique(slots, return_counts=True)
+        lanes, wanted = np.unique(flat_lanes, return_counts=True)
         try:
             self._fill(lanes, wanted)
         except ValueError as error:
@@ -178,10 +192,10 @@ class _WorkerLanes:
         self._read_ahead.build_orders(lanes)
         cut = self._lanes.cut(lanes, wanted)
         # rows lane after lane, as they were cut, to the block's rows
-        places = np.argsort(slots, kind="stable")
+        places = np.argsort(flat_lanes, kind="stable")
         is_cut = np.arange(len(rows)) < np.repeat(np.cumsum(wanted) - wanted + cut.num_rows, wanted)
         self._first_dry = min(self._first_dry, int(rows[places[~is_cut]].min(initial=NEVER)))
-        return Cut(cut.table, cut.sources, block.take(cut, places[is_cut]))
+        return Cut(cut.table, cut.buffers, block.take(cut, places[is_cut]))
 
     def _fill(self, lanes: Ints, wanted: Ints) -> None:
         """Read on in each lane until it has the rows that are wanted of it, or its end is
@@ -204,10 +218,10 @@ class _WorkerLanes:
                 np.ceil(eagerness * missing / means), 1, _MOST_DOCUMENTS_OF_LANE
             ).astype(np.int64)
             numbers = np.minimum(numbers, room)
-            slots = np.repeat(lanes, numbers)
-            ordinals = self._next_ordinals[slots] + count_within(numbers)
+            flat_lanes = np.repeat(lanes, numbers)
+            ordinals = self._next_ordinals[flat_lanes] + count_within(numbers)
             self._next_ordinals[lanes] += numbers
-            self._add(self._documents.find(slots, ordinals))
+            self._add(self._documents.find(flat_lanes, ordinals))
             eagerness *= 2
 
     def _add(self, places: Places, *, again: bool = False) -> None:
@@ -215,37 +229,40 @@ class _WorkerLanes:
         if not len(places):
             return
         self._read_ahead.fetch(places, is_awaited=self._is_awaited)
-        has_begun: Flags = (self._begun[places.slots] == places.ordinals) | again
+        has_begun: Flags = (self._begun[places.flat_lanes] == places.ordinals) | again
         documents = self._documents.read(places, has_begun if has_begun.any() else None)
         self._lanes.add(documents, has_begun)
         if not again:
             self._learn_sizes(documents)
 
     def _learn_sizes(self, documents: Documents) -> None:
-        sizes, slots = documents.table[:, SIZE].copy(), documents.table[:, SLOT].copy()
-        for component in np.unique(slots // self._plan.num_lanes).tolist():
-            own = sizes[slots // self._plan.num_lanes == component]
+        sizes, flat_lanes = documents.table[:, SIZE].copy(), documents.table[:, FLAT_LANE].copy()
+        for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
+            own = sizes[flat_lanes // self._plan.num_lanes == component]
             weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
             self._mean_tokens[component] += weight * (
                 max(1.0, own.mean()) - self._mean_tokens[component]
             )
         if sizes.all():
-            self._barren[slots] = 0
+            self._barren[flat_lanes] = 0
             return
-        lanes, firsts = np.unique(slots, return_index=True)
-        numbers = np.diff(np.append(firsts, len(slots)))
+        lanes, firsts = np.unique(flat_lanes, return_index=True)
+        numbers = np.diff(np.append(firsts, len(flat_lanes)))
         last_full = np.maximum.reduceat(np.where(sizes > 0, np.arange(len(sizes)), -1), firsts)
         trailing = firsts + numbers - 1 - last_full
         self._barren[lanes] = np.where(last_full >= firsts, trailing, self._barren[lanes] + numbers)
-        for slot in lanes[(last_full < firsts)].tolist():
-            self._check_barren(slot)
+        for flat_lane in lanes[(last_full < firsts)].tolist():
+            self._check_barren(flat_lane)
 
-    def _check_barren(self, slot: int) -> None:
-        component = self._components[slot // self._plan.num_lanes]
-        if self._barren[slot] > component.lanes.num_positions and component.lanes.epochs is None:
+    def _check_barren(self, flat_lane: int) -> None:
+        component = self._components[flat_lane // self._plan.num_lanes]
+        if (
+            self._barren[flat_lane] > component.lanes.num_positions
+            and component.lanes.epochs is None
+        ):
             urls = ", ".join(self._plan.recipe.labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"a whole epoch of lane {slot % self._plan.num_lanes} of {urls} gave no token: all "
+                f"a whole epoch of lane {flat_lane % self._plan.num_lanes} of {urls} gave no token: all "
                 "its documents are empty or "
                 "left out. Use more documents, fewer lanes (num_lanes), an eos, or another "
                 "transform or min_tokens"
@@ -255,25 +272,27 @@ class _WorkerLanes:
 
     def _measure(self) -> Block:
         """The sizes of all documents that the lanes have left, lane after lane: in place of one for
-        a hole, `NO_DOCUMENT`."""
+        a hole, `SIZE_ABSENT`."""
         plan = self._plan
         own = np.array(plan.own_lanes(self._worker), np.int64)
         heads = self._next_ordinals[own]
         numbers = self._ends[own] - heads
-        slots = np.repeat(own, numbers)
+        flat_lanes = np.repeat(own, numbers)
         firsts = np.cumsum(numbers) - numbers
         ordinals = np.repeat(heads, numbers) + count_within(numbers)
-        sizes = np.full(len(slots), NO_DOCUMENT, np.int64)
-        in_order = np.lexsort((slots, ordinals))
-        places = self._documents.find(slots[in_order], ordinals[in_order])
+        sizes = np.full(len(flat_lanes), SIZE_ABSENT, np.int64)
+        in_order = np.lexsort((flat_lanes, ordinals))
+        places = self._documents.find(flat_lanes[in_order], ordinals[in_order])
         for first in range(0, len(places), _DOCUMENTS_AT_ONCE):
             chunk = places[slice(first, first + _DOCUMENTS_AT_ONCE)]
             self._documents.prefetch(places.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
-            table = self._documents.read(chunk, self._begun[chunk.slots] == chunk.ordinals).table
-            found = np.searchsorted(own, chunk.slots)
+            table = self._documents.read(
+                chunk, self._begun[chunk.flat_lanes] == chunk.ordinals
+            ).table
+            found = np.searchsorted(own, chunk.flat_lanes)
             is_left_out = table[:, COUNT] == FILTERED
             sizes[firsts[found] + chunk.ordinals - heads[found]] = np.where(
-                is_left_out, FILTERED_SIZE, table[:, SIZE]
+                is_left_out, SIZE_FILTERED, table[:, SIZE]
             )
         block = BlockRows(own[:0], np.zeros(1, np.int64), self._packing, 0)
         block.lengths = sizes
@@ -287,26 +306,28 @@ class _WorkerLanes:
         for place in range(first_place, len(block.rows)):
             row = int(block.rows[place])
             of_row = tail.row_pieces(row)
-            units.append(tail.units[of_row[:, 0]])
+            units.append(tail.units[of_row[:, TAIL_UNIT]])
             pieces.append(np.column_stack([np.full(len(of_row), place), of_row]))
             block.count_units(place, self._find_units(tail.row_units(row)))
         if not any(map(len, units)):
             return Cut.empty()
         joined, cut = np.concatenate(units), np.concatenate(pieces)
-        keys = list(zip(joined[:, 0].tolist(), joined[:, 1].tolist(), strict=True))
+        keys = list(
+            zip(joined[:, UNIT_LANE].tolist(), joined[:, UNIT_ORDINAL].tolist(), strict=True)
+        )
         self._read_tail(keys)
         documents = dict.fromkeys(keys)
         for lane, ordinal, _, size, counted in joined.tolist():
             found = int(self._tail_documents[lane, ordinal][0][SIZE])
-            if counted == NO_DOCUMENT and found != size:
+            if counted == SIZE_ABSENT and found != size:
                 raise StreamChangedError(
                     f"lane {lane}: document {ordinal} had {size} tokens, and now has {found}. "
                     "The state is damaged, or of another corpus, tokenizer or transform"
                 )
         numbers = {key: number for number, key in enumerate(documents)}
         table = np.stack([self._tail_documents[key][0] for key in documents])
-        table[:, SOURCE] = np.arange(len(table))
-        cut[:, DOCUMENT] = [numbers[key] for key in keys]
+        table[:, BUFFER] = np.arange(len(table))
+        cut[:, PIECE_DOCUMENT] = [numbers[key] for key in keys]
         return Cut(table, [self._tail_documents[key][1] for key in documents], cut)
 
     def _read_tail(self, keys: list[tuple[int, int]]) -> None:
@@ -325,7 +346,7 @@ class _WorkerLanes:
 
     def _find_units(self, units: Ints) -> Ints:
         """(stream, size) of the units that have yet to be counted."""
-        units = units[units[:, 4] != NO_DOCUMENT]
-        places = self._documents.find(units[:, 0], units[:, 1])
+        units = units[units[:, UNIT_SIZE] != SIZE_ABSENT]
+        places = self._documents.find(units[:, UNIT_LANE], units[:, UNIT_ORDINAL])
         streams = self._plan.recipe.corpus.streams_of(places.samples)
-        return np.column_stack([streams, units[:, 4]])
+        return np.column_stack([streams, units[:, UNIT_SIZE]])
