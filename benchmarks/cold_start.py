@@ -38,9 +38,8 @@ from benchmarks.documents import ROOT, find_tokenizers, framing_of, read_corpus,
 from benchmarks.race import note
 from benchmarks.report import Spread, hardware, spread_of
 from benchmarks.run import beside, commit, shown_command
-
-from fault_proxy import Fault, FaultProxy, start_fault_proxy  # isort: skip - from scripts/, on the path since the import above
-from servers import S3Server, free_ports, start_s3  # isort: skip - likewise
+from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.servers import S3Server, free_ports, start_s3
 
 BUCKET = "cloudload"
 LOADERS = {"cloudload": "cloudload", "streaming": "Streaming, llm-foundry's way"}

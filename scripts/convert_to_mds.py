@@ -2,9 +2,6 @@
 `cloudload convert`."""
 
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cloudload.cli import main
 

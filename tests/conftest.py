@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,12 +22,8 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
-for _folder in (ROOT, ROOT / "scripts", ROOT / "tests", ROOT / "tests" / "frameworks"):
-    if str(_folder) not in sys.path:
-        sys.path.insert(0, str(_folder))
-
-from fault_proxy import FaultProxy, start_fault_proxy  # noqa: E402 - needs the path set above
-from servers import GCSServer, S3Server, start_gcs, start_s3  # noqa: E402
+from tests.support.fault_proxy import FaultProxy, start_fault_proxy
+from tests.support.servers import GCSServer, S3Server, start_gcs, start_s3
 
 BUCKET = "cloudload"
 
@@ -126,7 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `tokenizer.json` and `tokenizer_config.json`: 400 tokens; id 0 is
     `<|endoftext|>`, 1 is `<|pad|>`."""
-    from train_tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
+    from scripts.train_tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
 
     texts = [
         "the quick brown fox jumps over the lazy dog",

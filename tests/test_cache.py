@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
-from fault_proxy import Fault, FaultProxy
 
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache.folder import default_cache
@@ -28,6 +25,9 @@ from cloudload.storage.objects import read_object, write_object
 from cloudload.system.file_locks import locked, locked_if_free
 from cloudload.system.temp_files import TAG
 from cloudload.system.verified_files import is_sealed, seal
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
 
 DOCUMENTS = random_documents(11, 600)
 QUICK = Retry(timeout_s=2.0, deadline_s=6.0, pause_s=0.05)

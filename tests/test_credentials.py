@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import BUCKET, new_clients
-from fault_proxy import Fault, FaultProxy, start_fault_proxy
-from servers import S3Server
 
 from cloudload.errors import StoreError
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
 from cloudload.storage.urls import join_url
+from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.servers import S3Server
 
 S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awkward import EOS, byte_tokenizer, tokenize
-from corpora import random_documents, write_mds
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg
+from tests.support.awkward import EOS, byte_tokenizer, tokenize
+from tests.support.corpora import random_documents, write_mds
 
 TEXTS = ["", "a", "bb", "ccc", *random_documents(1, 60)]
 LANGUAGES = ["en" if number % 3 else "de" for number in range(len(TEXTS))]

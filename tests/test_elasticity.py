@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from awkward import EOS, EOS_ID, Case, byte_tokenizer, cases, tokenize, write_case
-from corpora import random_documents, write_mds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +23,8 @@ from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.packing.residue import residue_spans
 from cloudload.run.state import State, read_state
 from cloudload.testing import Leg, MakeLoader, Row, check_resume, check_worlds, real_tokens, run_leg
+from tests.support.awkward import EOS, EOS_ID, Case, byte_tokenizer, cases, tokenize, write_case
+from tests.support.corpora import random_documents, write_mds
 
 # for each kind of run; `make test-long` tries 1,000
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "12"))

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
@@ -29,6 +27,8 @@ from cloudload.tokenization import encoders, probes
 from cloudload.tokenization.backend import choose_backend
 from cloudload.tokenization.encoders import FastokensEncoder, HFEncoder, open_encoder
 from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "tokenizer" / "tokenizer.json"
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awkward import EOS, EOS_ID, byte_tokenizer, tokenize
-from corpora import write_mds
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_processes import Corpus as TorchrunCorpus
-from test_processes import Run, launch
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError, RanksDisagreeError, StreamChangedError
 from cloudload.run.state import State
 from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, real_tokens, run_leg
+from tests.support.awkward import EOS, EOS_ID, byte_tokenizer, tokenize
+from tests.support.corpora import write_mds
+from tests.test_processes import Corpus as TorchrunCorpus
+from tests.test_processes import Run, launch
 
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
 THOROUGH = settings(max_examples=max(1, EXAMPLES // 4), suppress_health_check=list(HealthCheck))

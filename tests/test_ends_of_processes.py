@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
-from fault_proxy import Fault, FaultProxy
-from fault_rows import left_overs, shared_memory, soon
-from jobs import Job, command_of, start_job
 
 from cloudload import CloudLoader
 from cloudload.cache.folder import sweep
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG, lock_of, make_folder
 from cloudload.testing import Leg, run_leg
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.fault_rows import left_overs, shared_memory, soon
+from tests.support.jobs import Job, command_of, start_job
 
 SOON_S = 25.0
 """Far more than any end takes, far less than any deadline."""

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import random_documents, write_mds
-from servers import free_ports
 
 from cloudload import CloudLoader, convert_to_mds
+from tests.support.corpora import random_documents, write_mds
+from tests.support.servers import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "examples" / "tokenizer"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
 
 from cloudload import CloudLoader, Stream
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
 
 GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
     "concat": ({"packing": "concat"}, "66f5e4efbca4de0c"),

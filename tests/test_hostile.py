@@ -14,11 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fuzz
 import pytest
 import torch
-from awkward import EOS, byte_tokenizer, tokenize
-from corpora import random_documents, write_mds
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload import CloudLoader, Stream
@@ -27,6 +24,9 @@ from cloudload.errors import CacheError, CloudloadError, DatasetError, Tokenizer
 from cloudload.mds.dataset import Dataset
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
+from stress import fuzz
+from tests.support.awkward import EOS, byte_tokenizer, tokenize
+from tests.support.corpora import random_documents, write_mds
 
 EOS_ID = 256
 

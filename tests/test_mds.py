@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import cut_into_shards, random_documents, write_mds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from cloudload.mds.hashes import fastest_hash, hash_bytes
 from cloudload.mds.index import Column, FileInfo, ShardInfo, parse_index
 from cloudload.mds.shard import Shard
 from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
+from tests.support.corpora import cut_into_shards, random_documents, write_mds
 
 TEXT = (Column.of("text", "str"),)
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_mds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from cloudload.order.sampling import reads_per_shard
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.order.streaming_shuffles import shuffle_nodes
 from cloudload.system.file_locks import locked
+from tests.support.corpora import write_mds
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 

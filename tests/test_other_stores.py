@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_proxy import Fault, FaultProxy, start_fault_proxy
-from servers import free_ports
 
 from cloudload.errors import StoreError
 from cloudload.storage.base import Retry
@@ -28,6 +26,8 @@ from cloudload.storage.objects import (
     read_object,
     write_object,
 )
+from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.servers import free_ports
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
 PATIENT = Retry(timeout_s=1.0, deadline_s=20.0, pause_s=0.05)

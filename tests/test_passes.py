@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import command_of
 
 from cloudload import CloudLoader, FromStart, Stream
 from cloudload.errors import RanksDisagreeError, WorkerError
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+from tests.support.jobs import command_of
 
 NUM_DOCUMENTS = 60
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 import torch
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
-from trainer import streams_of
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError, RanksDisagreeError, WorkerError
 from cloudload.testing import Leg, Row, run_leg
 from cloudload.workers import processes as worker_processes
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+from tests.support.trainer import streams_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -579,7 +579,7 @@ def launch(
     if run.nodes == 1:
         agents = [start([*command, "--standalone"], options, environment)]
     else:
-        from servers import free_ports
+        from tests.support.servers import free_ports
 
         (port,) = free_ports(1)
         place = [f"--nnodes={run.nodes}", "--master-addr=127.0.0.1", f"--master-port={port}"]

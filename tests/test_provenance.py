@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import random_documents, write_mds
 
 from cloudload import CloudLoader, Stream
 from cloudload.cli import main
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
+from tests.support.corpora import random_documents, write_mds
 
 STEPS, SAVED, BATCH = 40, 7, 6
 TEXTS = {"web": random_documents(1, 200), "books": random_documents(2, 30)}

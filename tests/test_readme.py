@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import random_documents
 
 from cloudload import CloudLoader, errors
 from cloudload.cli import main
+from tests.support.corpora import random_documents
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text("utf-8")
 

@@ -16,9 +16,6 @@ from typing import Any
 
 import pytest
 from conftest import new_clients
-from corpora import write_mds
-from fault_proxy import Fault, FaultProxy, start_fault_proxy
-from servers import GCSServer, S3Server, service_account, start_token_endpoint
 
 from cloudload import CloudLoader
 from cloudload.config import Stream
@@ -27,6 +24,9 @@ from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects, open_object, read_object, write_object
 from cloudload.storage.redaction import hide_secrets, holds_secrets
 from cloudload.storage.urls import check_location
+from tests.support.corpora import write_mds
+from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.servers import GCSServer, S3Server, service_account, start_token_endpoint
 
 QUICK = Retry(timeout_s=0.5, deadline_s=1.0, pause_s=0.05)
 

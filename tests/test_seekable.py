@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_mds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.lanes import Lanes
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling
+from tests.support.corpora import write_mds
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -351,7 +351,7 @@ def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> in
 
 
 def test_a_loader_reads_every_document_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    from awkward import EOS, byte_tokenizer
+    from tests.support.awkward import EOS, byte_tokenizer
 
     folder = write_mds(
         tmp_path / "corpus",

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
 
 from cloudload import CloudLoader, convert_to_mds, merge_state_dicts, testing
 from cloudload.errors import DatasetError, RanksDisagreeError, StreamChangedError, WorkerError
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
-from fault_proxy import Fault, FaultProxy
-from trainer import streams_of
 
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache.shard_cache import ShardCache
@@ -20,6 +16,10 @@ from cloudload.errors import DatasetError
 from cloudload.mds.dataset import open_corpus
 from cloudload.stats import DeliveryStats, Traffic
 from cloudload.storage.objects import list_objects, read_object, write_object
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.trainer import streams_of
 
 DOCUMENTS = random_documents(12, 300)
 NO_STALL = 0.0

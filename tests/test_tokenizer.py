@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awkward import EOS, byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -21,6 +20,7 @@ from cloudload.config import AUTO
 from cloudload.errors import TokenizerError
 from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
 from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
+from tests.support.awkward import EOS, byte_tokenizer
 
 END = "<|endoftext|>"
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 from conftest import new_clients
-from fault_proxy import Fault, FaultProxy
-from servers import GCSServer, S3Server, service_account, start_token_endpoint
 
 from cloudload.errors import StoreError
 from cloudload.storage.base import Retry
@@ -28,6 +26,8 @@ from cloudload.storage.objects import (
     write_object,
 )
 from cloudload.storage.urls import join_url
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.servers import GCSServer, S3Server, service_account, start_token_endpoint
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
 SOON_S = 10.0  # far below the default deadline, far above what a busy machine adds

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from awkward import EOS, byte_tokenizer
-from corpora import random_documents, write_mds
 from torch import Tensor, nn
 
 from cloudload import CloudLoader
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
 
 SEQ_LEN = 16
 VOCABULARY = 512

@@ -18,10 +18,10 @@ from cloudload.errors import StreamChangedError
 
 composer = pytest.importorskip("composer")
 
-from composer import Time, Trainer  # noqa: E402 - where it is installed
-from composer.loggers import InMemoryLogger  # noqa: E402
+from composer import Time, Trainer
+from composer.loggers import InMemoryLogger
 
-from cloudload.integrations.composer import CloudloadMonitor, data_spec, eval_spec, split_batch  # noqa: E402
+from cloudload.integrations.composer import CloudloadMonitor, data_spec, eval_spec, split_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,18 +11,15 @@ generated; without --tokenizer, the example's is used.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from bench_loader import make_dataset, note  # noqa: E402 - needs the path set above
-
-from cloudload import CloudLoader  # noqa: E402 - likewise
-from cloudload.provenance import find_document, open_run, trace_steps  # noqa: E402 - likewise
+from benchmarks.bench_loader import make_dataset, note
+from cloudload import CloudLoader
+from cloudload.provenance import find_document, open_run, trace_steps
 
 TRACED = 10
 

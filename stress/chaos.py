@@ -37,15 +37,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from chaos_rank import PATIENCE_S, Campaign, Job, describe, hash_rows, run_rank  # noqa: E402 - needs the path set above
-from fault_proxy import Fault, FaultProxy, start_fault_proxy  # noqa: E402
-from fault_rows import shared_memory, soon  # noqa: E402
-from jobs import command_of  # noqa: E402
-from servers import S3Server, start_s3  # noqa: E402
-
-from cloudload.system.temp_files import TAG  # noqa: E402
+from cloudload.system.temp_files import TAG
+from stress.chaos_rank import PATIENCE_S, Campaign, Job, describe, hash_rows, run_rank
+from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.fault_rows import shared_memory, soon
+from tests.support.jobs import command_of
+from tests.support.servers import S3Server, start_s3
 
 BUCKET = "cloudload"
 MARK = "CLOUDLOAD_CHAOS"
@@ -440,7 +438,7 @@ class Chaos:
 
 
 def _make_tokenizer(folder: Path) -> str:
-    from train_tokenizer import save_tokenizer, standard_library_texts, train_tokenizer
+    from scripts.train_tokenizer import save_tokenizer, standard_library_texts, train_tokenizer
 
     texts: Iterator[str] = (
         text[:2_000] for text, _ in zip(standard_library_texts(), range(100), strict=False)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from awkward import EOS, byte_tokenizer
 
 from cloudload import CloudLoader, Stream
+from tests.support.awkward import EOS, byte_tokenizer
 
 
 def streams_of(*folders: str) -> list[Stream]:

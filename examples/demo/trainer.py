@@ -7,20 +7,16 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tiny_gpt import GPT
 from torch import nn
 
 from cloudload import Batch, CloudLoader
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-from tiny_gpt import GPT
 
 
 def save_checkpoint(folder: Path, **content: Any) -> None:

@@ -15,14 +15,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [
     str(ROOT / "scripts"),
     str(ROOT / "tests"),
     str(ROOT / "tests" / "frameworks"),
     str(ROOT),
 ]
 
-from test_frameworks import FRAMEWORKS, STEPS, WAYS, Framework  # noqa: E402 - needs the path set above
+from test_frameworks import FRAMEWORKS, STEPS, WAYS, Framework
 
 PACKAGES = {
     "train_torch.py": ["torch"],

@@ -114,7 +114,7 @@ class FaultProxy:
 @contextlib.contextmanager
 def start_fault_proxy(upstream: str) -> Iterator[FaultProxy]:
     """Run a proxy before the server at `upstream`, without any fault so far."""
-    from servers import running
+    from tests.support.servers import running
 
     with tempfile.TemporaryDirectory(
         prefix="cloudload-proxy-", ignore_cleanup_errors=True

@@ -27,11 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from fault_proxy import Fault, FaultProxy, start_fault_proxy
-from fault_rows import shorten, table
-from servers import (
+from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.fault_rows import shorten, table
+from tests.support.servers import (
     GCSServer,
     S3Server,
     free_ports,
@@ -189,10 +187,10 @@ def _measure(section: str, names: list[str]) -> str:
     if section == "store":
         return measure_store(names)
     if section == "processes":
-        import fault_table_jobs
+        from stress import fault_table_jobs
 
         return fault_table_jobs.measure(names)
-    import fault_table_files
+    from stress import fault_table_files
 
     with tempfile.TemporaryDirectory(prefix="cloudload-faults-") as folder:
         return fault_table_files.measure(section, names, Path(folder))

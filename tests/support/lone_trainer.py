@@ -23,9 +23,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from corpora import EOS, byte_tokenizer
-
 from cloudload import CloudLoader, Retry
+from tests.support.corpora import EOS, byte_tokenizer
 
 _HOARD: list[bytes] = []
 _BITE_BYTES = 4 << 20

@@ -37,9 +37,8 @@ from typing import Any
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from servers import start_s3  # noqa: E402 - needs the path set above
+from tests.support.servers import start_s3
 
 BUCKET = "cloudload"
 GLOBAL_BATCH, SEQ_LEN, VOCAB_SIZE = 16, 128, 4096

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 from hypothesis import strategies as st
 
 from cloudload import Stream
 from cloudload.testing import Leg
+from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 
 __all__ = ["EOS", "EOS_ID", "Case", "byte_tokenizer", "cases", "tokenize", "write_case"]
 

@@ -16,14 +16,12 @@ import hashlib
 import json
 import random
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
-from cloudload.convert.convert import convert_to_mds  # noqa: E402 - needs the path set above
+from cloudload.convert.convert import convert_to_mds
 
 
 def main() -> None:

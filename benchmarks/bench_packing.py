@@ -41,11 +41,9 @@ from unittest.mock import patch
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from bench_loader import generate_texts, note, read_texts, serve_turns, take_turn  # noqa: E402 - needs the path set above
-
-from cloudload.packing.packers import Packer, Packing  # noqa: E402 - likewise
+from benchmarks.bench_loader import generate_texts, note, read_texts, serve_turns, take_turn
+from cloudload.packing.packers import Packer, Packing
 
 OPEN_ROWS = 16
 SEQ_LEN, BATCH_SIZE, NUM_LANES, WARM_UP_ROWS, TURNS_A_ROUND = 2048, 8, 60, 2_400, 24

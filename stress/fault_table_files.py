@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from corpora import EOS, byte_tokenizer, random_documents, write_mds
-from fault_rows import left_overs, orphans, shared_memory, shorten, table
-from servers import start_s3
 
 from cloudload import CloudLoader
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from tests.support.fault_rows import left_overs, orphans, shared_memory, shorten, table
+from tests.support.servers import start_s3
 
 HEADS = ("fault", "seconds:", "seen")
 MOST_S = 200.0

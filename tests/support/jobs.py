@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fault_rows import shared_memory
+from tests.support.fault_rows import shared_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = ROOT / "scripts" / "lone_trainer.py"

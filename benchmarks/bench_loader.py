@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 SEQ_LEN, BATCH_SIZE, WARM_UP_BATCHES = 2048, 8, 8
 DOCUMENTS_AT_ONCE, BATCHES_AT_ONCE = 64, 4

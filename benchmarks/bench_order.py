@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402 - needs the path set above
+import numpy as np
 
-from cloudload.order import streaming_shuffles as shuffles  # noqa: E402
-from cloudload.order.canonical import canonical_order  # noqa: E402
-from cloudload.order.seekable import SeekableOrder, Shuffle  # noqa: E402
-from cloudload.order.spec import OrderConfig  # noqa: E402
+from cloudload.order import streaming_shuffles as shuffles
+from cloudload.order.canonical import canonical_order
+from cloudload.order.seekable import SeekableOrder, Shuffle
+from cloudload.order.spec import OrderConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corpora import random_documents, write_mds
-from fault_proxy import Fault, FaultProxy, start_fault_proxy
-from fault_rows import left_overs, orphans, shorten, soon, table
-from jobs import Job, start_job
-from servers import S3Server, start_s3
+from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.fault_rows import left_overs, orphans, shorten, soon, table
+from tests.support.jobs import Job, start_job
+from tests.support.servers import S3Server, start_s3
 
 HEADS = ("fault", "store", "seconds:", "end", "left", "message")
 SILENCE_S = 600.0

@@ -42,9 +42,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
-for _folder in (ROOT, ROOT / "scripts", ROOT / "tests"):
-    if str(_folder) not in sys.path:
-        sys.path.insert(0, str(_folder))
 
 T = TypeVar("T")
 
@@ -360,10 +357,9 @@ _VALUES: tuple[Any, ...] = (
 def sound_states() -> list[tuple[Any, dict[str, Any]]]:
     """Loaders over a tiny corpus, of every packing, and states of each: early, late, between
     exchanges, in a tail."""
-    from awkward import EOS, byte_tokenizer
-    from corpora import write_mds
-
     from cloudload import CloudLoader, Stream
+    from tests.support.awkward import EOS, byte_tokenizer
+    from tests.support.corpora import write_mds
 
     folder = tempfile.mkdtemp(prefix="cloudload-fuzz-")
     texts = ["ab" * (number * 7 % 13) for number in range(40)]
@@ -550,12 +546,12 @@ def state_seeds() -> list[bytes]:
 @functools.cache
 def tokenizers() -> list[tuple[Any, Any, set[int], list[str]]]:
     """(hf, fastokens, control ids, their names) of small tokenizers."""
-    from awkward import EOS, byte_tokenizer
     from tokenizers import Tokenizer, decoders
-    from train_tokenizer import END_OF_TEXT, train_tokenizer
 
     from cloudload.config import FASTOKENS, HF
     from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
+    from scripts.train_tokenizer import END_OF_TEXT, train_tokenizer
+    from tests.support.awkward import EOS, byte_tokenizer
 
     texts = [
         "the quick brown fox jumps over the lazy dog",
