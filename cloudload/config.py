@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from cloudload.arrays import divisors
+from cloudload.option_docs import explained
+from cloudload.segments import FIELDS
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets
 from cloudload.storage.urls import check_location, join_url
@@ -24,7 +27,6 @@ SHUFFLE_ALGORITHMS = ("py1e", "py1br", "py1s", "py2s", "naive", SEEKABLE)
 PACKINGS = ("concat", "best_fit", "one_per_row")
 OVERFLOWS = ("cut", "rows")
 TAILS = ("pad", "drop")
-FIELDS = ("position_ids", "segment_ids", "cu_seqlens")
 START_METHODS = (None, "fork", "spawn", "forkserver")
 ONCE, ALWAYS, OFF = "once", "always", "off"
 VERIFICATIONS = (ONCE, ALWAYS, OFF)
@@ -38,6 +40,7 @@ SAME = "same"
 Transform = Callable[[dict[str, Any]], str | None]
 
 
+@explained
 @dataclass(frozen=True)
 class Stream:
     """One MDS dataset: where it lies, and how much of it to read."""
@@ -104,6 +107,7 @@ class Stream:
         return join_url(self.remote, self.split or "").rstrip("/")
 
 
+@explained
 @dataclass(frozen=True)
 class RowsConfig:
     """Which tokens, in which order. None means: from the data (see `lanes.resolve`)."""
@@ -136,7 +140,7 @@ class RowsConfig:
     """Logical shards that are packed on their own; every world size must divide it."""
     epochs: int | None = None
     """Passes over the data; None is endless."""
-    schedule: tuple[tuple[int, Mapping[str, float]], ...] | None = None
+    schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     """(row, {stream: weight}) from which rows on the streams have which shares; None: the streams'
     proportions, for ever."""
     text_key: str = "text"
@@ -154,6 +158,8 @@ class RowsConfig:
     token."""
 
     def __post_init__(self) -> None:
+        if self.schedule is not None:
+            object.__setattr__(self, "schedule", tuple(self.schedule))
         if not self.streams:
             raise ValueError("no streams: give a URL, a Stream, or a list of them")
         _check_positive("seq_len", self.seq_len)
@@ -259,6 +265,7 @@ def _name_function(function: Callable[..., Any]) -> str:
     return f"{name}#{hashlib.sha256(source.encode()).hexdigest()[:12]}"
 
 
+@explained
 @dataclass(frozen=True)
 class DeliveryConfig:
     """How rows arrive."""
@@ -268,13 +275,13 @@ class DeliveryConfig:
     tail: str = "pad"
     """The last global batch of a finite run: `pad` it with masked rows, or `drop` it where it is
     not whole."""
-    fields: tuple[str, ...] = ()
+    fields: Sequence[str] = ()
     """What batches have beside input_ids and labels: position_ids, segment_ids, cu_seqlens (with
     max_seqlen)."""
     mask_edges: bool = False
     """Whether the label of a document's first token is masked, which only the document before it
     could predict."""
-    local: str | None = None
+    local: str | os.PathLike[str] | None = None
     """The node's shard cache; default `~/.cache/cloudload` (or `$CLOUDLOAD_CACHE`)."""
     tokenizer_backend: str = AUTO
     """What encodes, to the same ids: `hf`, `fastokens`, or `auto`: fastokens where it is found to
@@ -313,15 +320,21 @@ class DeliveryConfig:
     """Data-parallel rank, where it is not the rank of the process."""
     dp_world_size: int | None = None
     """Data-parallel ranks, where not every process is one."""
+    has_mesh: bool = False
+    """Whether `dp_rank` and `dp_world_size` are those of a `device_mesh`."""
 
     def __post_init__(self) -> None:
+        given = (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
+        object.__setattr__(self, "fields", given)
+        if self.local is not None:
+            object.__setattr__(self, "local", os.fspath(self.local))
         for name in ("batch_size", "prefetch_batches", "download_threads", "exchange_every"):
             _check_positive(name, getattr(self, name))
         _check_count("num_workers", self.num_workers)
         _check_choice("tail", self.tail, TAILS)
         _check_choice("mask_edges", self.mask_edges, (True, False))
         for name in self.fields:
-            _check_choice("fields", name, FIELDS)
+            _check_choice("fields", name, tuple(FIELDS))
         if self.predownload is not None:
             _check_positive("predownload", self.predownload)
         if self.stop_every is not None and self.stop_every != EPOCH:
@@ -349,6 +362,40 @@ class DeliveryConfig:
     def cache_limit_bytes(self) -> int | None:
         """The cache limit in bytes."""
         return None if self.cache_limit is None else parse_bytes(self.cache_limit)
+
+
+def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:
+    """The two configs of a loader's options, by the names of their fields.
+
+    Where the data ends a pass, the ranks must agree on its last batch before it is handed out: there
+    `exchange_every` is 1.
+    """
+    rows = RowsConfig(streams=_as_streams(options["data"]), **_pick(RowsConfig, options))
+    given = {**_pick(DeliveryConfig, options), "retry": options["retry"] or Retry()}
+    delivery = DeliveryConfig(**given)
+    if rows.epochs is not None or delivery.stop_every == EPOCH:
+        delivery = replace(delivery, exchange_every=1)
+    if delivery.stop_every == EPOCH and rows.is_mixed:
+        raise ValueError(
+            f"stop_every is {EPOCH!r}, but streams that are mixed by proportion each have their own "
+            "epochs. Give a number of batches"
+        )
+    return rows, delivery
+
+
+def _pick(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    names = [option.name for option in fields(config) if option.name in options]
+    return {name: options[name] for name in names}
+
+
+def _as_streams(data: Any) -> tuple[Stream, ...]:
+    items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
+    if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
+        raise ValueError(
+            f"data is {wrong[0]!r}; give the URL or folder of an MDS dataset, a Stream, or a list of "
+            "them"
+        )
+    return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)
 
 
 def parse_bytes(value: int | str) -> int:

@@ -1,52 +1,63 @@
 """The loader: what users hold. It opens data and tokenizer, settles what was left open, iterates,
 saves and resumes.
 
-arguments ─► corpus, components, mixture ─► plan ─► batches ─► position ─► state_dict()
-                                             ▲                               │
-                                             └───────── load_state_dict() ◄──┘
+options ─► recipe ─► plan ─► iteration ─► log of positions ─► state_dict()
+             ▲                                                    │
+             └──────────────── load_state_dict() ◄────────────────┘
 """
 
 from __future__ import annotations
 
-import hashlib
+import inspect
 import itertools
 import logging
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
-from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch
 from cloudload.cache.folder import default_cache, open_cache_folder
-from cloudload.config import AUTO, EPOCH, ONCE, DeliveryConfig, RowsConfig, Stream, Transform
-from cloudload.delivery.exchange import DistributedExchange, Exchange, NoExchange
-from cloudload.delivery.iteration import Batches
-from cloudload.delivery.passes import Pass, reason_to_refuse_caller
-from cloudload.delivery.working_set import check_cache_limit
-from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
+from cloudload.config import (
+    AUTO,
+    ONCE,
+    DeliveryConfig,
+    RowsConfig,
+    Stream,
+    Transform,
+    read_options,
+)
+from cloudload.delivery.agreement import check_can_end, list_facts
+from cloudload.delivery.description import Description, describe
+from cloudload.delivery.environment import current_environment
+from cloudload.delivery.exchange import Exchange
+from cloudload.delivery.iteration import Iteration
+from cloudload.delivery.passes import Pass, count_passes, reason_to_refuse_caller
+from cloudload.delivery.run_log import RunLog
+from cloudload.delivery.working_set import (
+    check_cache_limit,
+    count_downloads,
+    open_current_orders,
+)
+from cloudload.delivery.world import World, check_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
-from cloudload.packing.tables import CURSOR_ORDINAL, SPAN_ROW
+from cloudload.option_docs import explain_fields, field_docs
+from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
 from cloudload.run.recipe import open_recipe
 from cloudload.run.resume import go_on
 from cloudload.run.state import State, build_state, mask_lanes, read_state
-from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
+from cloudload.stats import Stats
 from cloudload.storage.base import Retry
 from cloudload.tokenization.backend import choose_backend
-from cloudload.workers.plan import Plan
-from cloudload.workers.processes import BatchParts, inline_blocks, process_blocks
+from cloudload.workers.plan import Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
 
 logger = logging.getLogger(__name__)
-_HISTORY = 4
+
 _NO_DATASET = "A CloudLoader is no dataset: iterate over it, and do not wrap it in a DataLoader"
 
 
@@ -54,24 +65,22 @@ class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text; exact to the token across
     restarts and world sizes.
 
-    Iterating goes on from where the loader stands: after the last batch handed out, or where
-    `load_state_dict` put it, to the end of the run, or to where `stop_every` has a pass end. A
-    loader has one live iterator: when a new one is first asked for a batch it ends the old, which
-    raises if it is asked on, and one that nobody holds has ended, with its workers. After the last
-    batch of `epochs` there is nothing left to iterate.
+    Iterating continues from the loader's position: after the last batch handed out, or where
+    `load_state_dict` put it, to the end of the run, or to where `stop_every` ends a pass. A loader
+    has one live iterator: a new one ends the old when it is first asked for a batch, and the old one
+    then raises; one that is dropped ends with its workers. After the last batch of `epochs`, nothing
+    is left to iterate.
 
     Args:
-        data: URL or folder of an MDS dataset, a `Stream`, or a list of them: read as one corpus,
-            or, where they have
-            proportions, mixed.
+        data: URL or folder of an MDS dataset, a `Stream`, or a list of them: read as one corpus, or,
+            where they have proportions, mixed.
         tokenizer: name, folder, tokenizer.json, or `PreTrainedTokenizerFast`.
-        seq_len: tokens a row.
-        batch_size: rows per rank and step. The global batch is `batch_size` times the number of data-parallel ranks.
-        retry: how long the object store is tried (`cloudload.Retry`).
+        device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, in place of `dp_rank` and
+            `dp_world_size`.
+        {options}
 
-    The other arguments are the fields of `RowsConfig` (which tokens, in which order: held fixed by
-    a state) and of `DeliveryConfig` (how they arrive: free to change at every resume) in
-    `cloudload.config`.
+    The options are the fields of `cloudload.config.RowsConfig` (which tokens, in which order: a state
+    holds a run to them) and of `DeliveryConfig` (how they arrive: free to change at every resume).
 
     Raises:
         ValueError: arguments that do not fit together; says what would.
@@ -122,211 +131,103 @@ class CloudLoader:
         dp_world_size: int | None = None,
         device_mesh: Any = None,
     ) -> None:
+        options = dict(locals())
         if device_mesh is not None:
             if dp_rank is not None or dp_world_size is not None:
                 raise ValueError(
-                    "device_mesh says what dp_rank and dp_world_size say: "
-                    "give the one or the others"
+                    "device_mesh says what dp_rank and dp_world_size say. Give the mesh or the numbers"
                 )
-            dp_rank, dp_world_size = place_in_mesh(device_mesh)
-        self._has_mesh = device_mesh is not None
-        self._asked = RowsConfig(
-            streams=_as_streams(data),
-            seq_len=seq_len,
-            packing=packing,
-            open_rows=open_rows,
-            overflow=overflow,
-            schedule=None if schedule is None else tuple(schedule),
-            shuffle=shuffle,
-            shuffle_algo=shuffle_algo,
-            shuffle_block_size=shuffle_block_size,
-            num_canonical_nodes=num_canonical_nodes,
-            seed=seed,
-            num_lanes=num_lanes,
-            epochs=epochs,
-            text_key=text_key,
-            transform=transform,
-            min_tokens=min_tokens,
-            bos=bos,
-            eos=eos,
-        )
-        self._delivery = DeliveryConfig(
-            batch_size=batch_size,
-            tail=tail,
-            fields=(fields,) if isinstance(fields, str) else tuple(fields),
-            mask_edges=mask_edges,
-            local=None if local is None else str(local),
-            tokenizer_backend=tokenizer_backend,
-            num_workers=num_workers,
-            prefetch_batches=prefetch_batches,
-            predownload=predownload,
-            download_threads=download_threads,
-            cache_limit=cache_limit,
-            verify=verify,
-            retry=retry or Retry(),
-            stop_every=stop_every,
-            # where data ends a pass, the ranks must agree on its last batch before it is handed out
-            exchange_every=exchange_every if epochs is None and stop_every != EPOCH else 1,
-            exchange_timeout_s=exchange_timeout_s,
-            start_method=start_method,
-            pin_memory=pin_memory,
-            dp_rank=dp_rank,
-            dp_world_size=dp_world_size,
-        )
-        if stop_every == EPOCH and self._asked.is_mixed:
-            raise ValueError(
-                f"stop_every is {EPOCH!r}, but streams that are mixed by proportion each have "
-                "epochs of their own. "
-                "Give a number of batches"
-            )
+            options["dp_rank"], options["dp_world_size"] = place_in_mesh(device_mesh)
+        self._asked, self._delivery = read_options({**options, "has_mesh": device_mesh is not None})
+        self._environment = current_environment()
         if num_lanes is not None:
             check_world(num_lanes, self._find_world().size)
         self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
         check_world(self.num_lanes, self._find_world().size)
-        self._cache_root = (
-            Path(self._delivery.local).expanduser() if self._delivery.local else default_cache()
-        )
-        self._backend = choose_backend(
-            self._recipe.tokenizer.json, self._delivery.tokenizer_backend, self._cache_root
-        )
+        local = self._delivery.local
+        self._cache_root = Path(local).expanduser() if local else default_cache()
+        asked_backend = self._delivery.tokenizer_backend
+        self._backend = choose_backend(self._recipe.tokenizer.json, asked_backend, self._cache_root)
         self._exchange: Exchange | None = None
-        self._knows_all_lanes = True
-        self._open_blocks: Callable[[Plan], Iterator[BatchParts]] = (
-            process_blocks if num_workers else inline_blocks
-        )
-        # one that is dropped ends at once; only between two passes does the loader hold it
-        self._iteration: Callable[[], Batches | None] = _nothing
-        self._kept: Batches | None = None
+        self._knows_all_lanes, self._is_resumed = True, False
+        # an abandoned iteration ends its workers: the loader keeps one only between passes
+        self._iteration: Callable[[], Iteration | None] = _no_iteration
+        self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
-        self._meter = DeliveryMeter()
-        self._start_at(Position.start(self._recipe))
-
-    def _start_at(self, position: Position) -> None:
-        self._started_at, self._has_read = position, False
-        self._dropped, self._uncounted = 0, np.zeros_like(position.counts)
-        self._history: deque[Position] = deque([position], maxlen=_HISTORY)
+        self._log = RunLog(Position.start(self._recipe))
 
     # ------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Batch]:
-        reason = reason_to_refuse_caller()
-        return Pass(
-            self._begin_pass if reason is None else partial(_refuse, reason),
-            lambda: self._num_passes(self._history[-1]),
-            self._keep,
-        )
+        return Pass(self, reason=reason_to_refuse_caller())
 
-    def _begin_pass(self) -> Batches:
+    def take(self, number: int) -> Iterator[Batch]:
+        """The next `number` batches, or fewer where the data ends; `stop_every` does not end them."""
+        return itertools.islice(Pass(self, has_stop=False), number)
+
+    def skip(self, number: int) -> None:
+        """Skip the next `number` global batches: call it on every rank alike.
+
+        Their rows are read, because only reading them tells where they end; they are counted as
+        `skipped_rows` and recorded in the state. Fewer are skipped where the data ends.
+        """
+        iteration = self._iteration()
+        if iteration is None or iteration.is_over:
+            iteration = self._iterate()
+        iteration.skip(number)
+
+    def _start_iteration(self) -> Iteration:
+        """The iteration of the pass before, or a new one."""
         kept, self._kept = self._kept, None
         return kept or self._iterate()
 
-    def _keep(self, batches: Batches) -> None:
-        """Between two passes the workers read on."""
-        if not batches.is_over:
-            self._kept = batches
+    def _keep_iteration(self, iteration: Iteration) -> None:
+        """Keep an iteration, whose workers read on, for the next pass."""
+        self._kept = None if iteration.is_over else iteration
 
-    def _num_passes(self, position: Position) -> int:
-        """The passes that are complete at a position."""
-        every = self._delivery.stop_every
-        if every is None:
-            return 0
-        if isinstance(every, int):
-            # by rows: the same wherever the rows of a pass are, whatever the batches that they come
-            # in
-            return position.rows // (every * self._delivery.batch_size * self._find_world().size)
-        [component] = self._recipe.components
-        read = int(position.counts[:, READ].sum())
-        # the last epoch ends with the run
-        return min(read // component.lanes.num_positions, (self._asked.epochs or 1 << 62) - 1)
+    def _count_passes(self, position: Position | None = None) -> int:
+        """The passes that `stop_every` has ended at a position; by default, by now."""
+        position = position or self._log.position
+        return count_passes(position, self._recipe, self._delivery, self._find_world())
 
     @property
     def is_at_stop(self) -> bool:
-        """Whether the batch last handed out was the last of a pass that `stop_every` ends."""
-        return len(self._history) > 1 and self._num_passes(self._history[-1]) > self._num_passes(
-            self._history[-2]
-        )
-
-    def _iterate(self) -> Batches:
-        self._stop_iteration("another was begun")
-        record, record_end = _weakly(self._record), _weakly(self._record_end)
-        batches = Batches(
-            self.plan(), self._connect(), record, record_end, self._open_blocks, meter=self._meter
-        )
-        self._iteration = weakref.ref(batches)
-        return batches
-
-    def take(self, number: int) -> Iterator[Batch]:
-        """The next `number` batches, or fewer where the data ends; `stop_every` does not end
-        them."""
-        return itertools.islice(Pass(self._begin_pass, lambda: 0, self._keep), number)
-
-    def skip(self, number: int) -> None:
-        """Pass over the next `number` global batches: call it on every rank alike.
-
-        Their rows are read, for only then is it known where they end; they are counted as
-        `skipped_rows`, and recorded in the state. Fewer are passed over where the data ends.
-        """
-        batches = self._iteration()
-        if batches is None or batches.is_over:
-            batches = self._iterate()
-        batches.skip(number)
+        """Whether the last batch handed out was the last of a pass that `stop_every` ends."""
+        before, after = self._log.last_step
+        return self._count_passes(after) > self._count_passes(before)
 
     @property
     def is_endless(self) -> bool:
         """Whether a pass has no end."""
         return self._asked.epochs is None and self._delivery.stop_every is None
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError(_NO_DATASET)
+    def __len__(self) -> int:
+        """Batches of a pass: `stop_every`, where it is a number; else those of the whole run.
+
+        The latter are known only where every document is a row: raises `TypeError` everywhere else,
+        because only the tokens can tell.
+        """
+        if isinstance(self._delivery.stop_every, int):
+            return self._delivery.stop_every
+        if self._delivery.stop_every is not None or not self._recipe.has_row_per_document:
+            raise TypeError(
+                "the number of batches is known only with stop_every=N, or with "
+                "packing='one_per_row', overflow='cut' and "
+                f"epochs=N. ({_NO_DATASET})"
+            )
+        rows = (self._asked.epochs or 0) * self._recipe.components[0].lanes.num_positions
+        global_batch = self._delivery.batch_size * self._find_world().size
+        return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
 
     def __bool__(self) -> bool:
         return True  # and not what len() says, where it says anything
 
-    def __len__(self) -> int:
-        """Batches of a pass: `stop_every`, where it is a number; else those of the whole run with
-        this batch size and world.
-
-        These are known only where every document is a row of its own; raises `TypeError` everywhere
-        else, for only the tokens can tell.
-        """
-        if isinstance(self._delivery.stop_every, int):
-            return self._delivery.stop_every
-        config = self._asked
-        is_known = (
-            config.packing == "one_per_row"
-            and config.overflow == "cut"
-            and config.epochs is not None
-        )
-        is_known = is_known and self._delivery.stop_every is None
-        is_known = is_known and config.transform is None and config.min_tokens <= 1
-        if not is_known or not all(
-            bos is not None or eos is not None for bos, eos in self._recipe.tokenizer.frames
-        ):
-            raise TypeError(
-                "how many batches there are is known only with stop_every=N, or with "
-                "packing='one_per_row', overflow='cut' and "
-                f"epochs=N. ({_NO_DATASET})"
-            )
-        rows = (config.epochs or 0) * self._recipe.components[0].lanes.num_positions
-        global_batch = self._delivery.batch_size * self._find_world().size
-        return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(_NO_DATASET)
 
     def plan(self) -> Plan:
         """What the workers of this rank are asked for from here on."""
-        world, position = self._find_world(), self._history[-1]
-        check_world(self.num_lanes, world.size)
-        plan = Plan(
-            recipe=self._recipe,
-            delivery=self._delivery,
-            backend=self._backend,
-            cache_root=self._cache_root,
-            world_index=world.index,
-            world_size=world.size,
-            num_workers=min(max(1, self._delivery.num_workers), self.num_lanes // world.size),
-            position=position,
-            is_measured=position.tail is not None,
-            tail_start=NEVER if position.tail is None else position.table_rows,
-        )
+        plan, world = self._plan(), self._find_world()
         if plan.num_workers < self._delivery.num_workers:
             logger.info(
                 "%d workers, not %d: one for each lane of the rank",
@@ -334,194 +235,135 @@ class CloudLoader:
                 self._delivery.num_workers,
             )
         open_cache_folder(self._cache_root, self._recipe.corpus)
-        self._prepare_orders(plan, world)
-        return plan
-
-    def _prepare_orders(self, plan: Plan, world: World) -> None:
-        """Build the order of the epochs that the lanes stand in, here rather than in every
-        worker."""
-        current = []
-        for component, cursors in zip(self._recipe.components, plan.position.cursors, strict=True):
-            orders, lanes = component.orders(self._cache_root), component.lanes
-            last = (lanes.epochs or 1 << 62) - 1
-            epochs = {
-                min(last, lanes.place(lane, int(cursors[lane, CURSOR_ORDINAL]))[0])
-                for lane in world.lanes(self.num_lanes)
-            }
-            for epoch in sorted(epochs)[-2:]:
-                order = orders(epoch)
-            current.append(order)
         check_cache_limit(
             self._delivery.cache_limit_bytes(),
             self._recipe.corpus,
             self._recipe.components,
-            current,
+            open_current_orders(plan, world),
             world=world,
-            downloads_at_once=plan.num_workers
-            * world.ranks_per_node
-            * self._delivery.download_threads,
+            downloads_at_once=count_downloads(plan, world),
         )
+        return plan
+
+    def _plan(self) -> Plan:
+        world, position = self._find_world(), self._log.position
+        check_world(self.num_lanes, world.size)
+        lanes_of_rank = self.num_lanes // world.size
+        return Plan(
+            recipe=self._recipe,
+            delivery=self._delivery,
+            backend=self._backend,
+            cache_root=self._cache_root,
+            world_index=world.index,
+            world_size=world.size,
+            num_workers=min(max(1, self._delivery.num_workers), lanes_of_rank),
+            position=position,
+            phase=Steady() if position.tail is None else Measuring(position.table_rows),
+        )
+
+    def _iterate(self) -> Iteration:
+        self._stop_iteration("another was started")
+        open_blocks = self._environment.open_blocks
+        iteration = Iteration(self.plan(), self._connect(), self._log, open_blocks)
+        self._iteration = weakref.ref(iteration)
+        return iteration
 
     def _connect(self) -> Exchange:
-        world, position = self._find_world(), self._history[-1]
+        world = self._find_world()
         if self._exchange is None:
-            self._exchange = (
-                DistributedExchange(self._delivery.exchange_timeout_s)
-                if self._can_exchange()
-                else NoExchange()
-            )
-        is_alone = world.size > 1 and isinstance(self._exchange, NoExchange)
-        if is_alone and (self._asked.epochs is not None or self._delivery.stop_every == EPOCH):
-            end = f"epochs={self._asked.epochs}" if self._asked.epochs else "stop_every='epoch'"
-            raise RanksDisagreeError(
-                f"{end} on {world.size} ranks: to end on the same step they have to communicate. "
-                f"Initialise torch.distributed before iterating, or leave {end.partition('=')[0]} "
-                "out and use take(n)"
-            )
-        self._knows_all_lanes &= not is_alone
-        residues = (
-            b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
-        )
-        self._exchange.compare(
-            {
-                **self._recipe.fields,
-                "seq_len": self._asked.seq_len,
-                "mixture": self._recipe.mixture.to_json(),
-                "batch_size": self._delivery.batch_size,
-                "tail": self._delivery.tail,
-                "exchange_every": self._delivery.exchange_every,
-                "stop_every": self._delivery.stop_every,
-                "world_size": world.size,
-                "LOCAL_WORLD_SIZE (set it to 1 where nodes have "
-                "different numbers of ranks)": world.ranks_per_node,
-                "rows": position.rows,
-                "table_rows": position.table_rows,
-                "cursors": hashlib.sha256(position.cursors.tobytes() + residues).hexdigest()[:16],
-            },
-            world,
-        )
+            self._exchange = self._environment.open_exchange(self._delivery)
+        if world.size > 1 and self._exchange.is_alone:
+            check_can_end(self._recipe, self._delivery, world)
+            self._knows_all_lanes = False
+        facts = list_facts(self._recipe, self._delivery, world, self._log.position)
+        self._exchange.compare(facts, world)
         return self._exchange
 
-    def _can_exchange(self) -> bool:
-        import torch.distributed as dist
-
-        # the peers of a single rank compare their facts where a mesh tells of them; told by number,
-        # it may be on its own
-        has_others = self._has_mesh or self._find_world().size > 1
-        return (
-            has_others
-            and dist.is_available()
-            and dist.is_initialized()
-            and dist.get_world_size() > 1
-        )
-
-    def _record(self, position: Position) -> None:
-        self._has_read = True
-        self._history.append(position)
-
     def _find_world(self) -> World:
-        return find_world(self._delivery.dp_rank, self._delivery.dp_world_size)
-
-    def _record_end(self, dropped: int, uncounted: Ints) -> None:
-        self._dropped, self._uncounted = dropped, uncounted
+        return self._environment.find_world(self._delivery)
 
     def _stop_iteration(self, reason: str) -> None:
-        batches = self._iteration()
-        if batches is not None:
-            batches.close(reason)
-        self._iteration, self._kept = _nothing, None
+        iteration = self._iteration()
+        if iteration is not None:
+            iteration.close(reason)
+        self._iteration, self._kept = _no_iteration, None
 
     # ------------------------------------------------------------ saving and resuming
 
     def state_dict(self, lag: int = 0) -> State:
-        """The state after the last batch handed out, or `lag` batches earlier (for loops that run
-        ahead).
+        """The state after the last batch handed out, or `lag` batches (0 to 3) earlier.
 
-        Global, the same on every rank, without communication. Raises `RanksDisagreeError` where the
-        ranks cannot communicate: use `local_state_dict` there.
+        Global, the same on every rank, without communication. `lag` is for loops that run ahead.
+        Raises `RanksDisagreeError` where the ranks cannot communicate: use `local_state_dict` there.
         """
-        position = self._past(lag)
-        if not self._knows_all_lanes and self._has_read:
+        position = self._log.past(lag)
+        if not self._knows_all_lanes and self._log.has_read:
             raise RanksDisagreeError(
-                "the ranks cannot communicate, so no rank knows the whole state. Initialise "
-                "torch.distributed before iterating, "
-                "or save local_state_dict() on every rank and load merge_state_dicts([...])"
+                "the ranks cannot communicate, so no rank knows the whole state. Initialize "
+                "torch.distributed before iterating, or save local_state_dict() on every rank and "
+                "load merge_state_dicts([...])"
             )
         return build_state(self._recipe, position, self._backend.versions)
 
     def local_state_dict(self, lag: int = 0) -> State:
-        """This rank's part of the state, for ranks that cannot communicate; `merge_state_dicts`
-        joins the parts of all."""
+        """This rank's part of the state, for ranks that cannot communicate.
+
+        `merge_state_dicts` joins the parts of all ranks.
+        """
         world = self._find_world()
-        position = mask_lanes(self._past(lag), world.lanes(self.num_lanes))
+        position = mask_lanes(self._log.past(lag), world.lanes(self.num_lanes))
         if world.index:
-            # what is known to all is in the part of one rank
-            known = position.counts if self._knows_all_lanes else self._started_at.counts
+            # counts that all ranks know are in the part of one rank
+            known = position.counts if self._knows_all_lanes else self._log.started_at.counts
             position = position.with_lanes(counts=position.counts - known)
-        return build_state(
-            self._recipe, position, self._backend.versions, f"{world.index}/{world.size}"
-        )
+        part = f"{world.index}/{world.size}"
+        return build_state(self._recipe, position, self._backend.versions, part)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None
     ) -> None:
-        """Stand where the state was saved: any world size that divides its lanes, any workers,
-        batch size, and `seq_len`.
+        """Continue from where a state was saved, with any world size that divides its lanes.
 
-        Shares of streams and their schedule, and streams added at the end, count from the next row
-        on. Every other change is refused, unless it can be taken on purpose:
-        `on_change={"min_tokens": "accept"}`. Of what changes the documents themselves (data,
-        tokenizer, bos_eos, text_key, transform, overflow), lanes in the middle of documents leave
-        them out.
+        Workers, batch size, and `seq_len` may change too. Proportions, schedule, and streams added at
+        the end count from the next row on. Every other change is refused, unless it can be accepted:
+        `on_change={"min_tokens": "accept"}`. Where the documents themselves change (data, tokenizer,
+        bos_eos, text_key, transform, overflow), lanes that are inside a document drop the rest of it.
 
-        Raises `StreamChangedError` that lists every field that differs.
+        Raises `StreamChangedError` that lists every field that differs, or says what is damaged.
         """
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
         recipe = self._opened.settle(saved.layout)
         position = go_on(saved, recipe, on_change or {})
         names = recipe.mixture.names[: len(saved.mixture.names)]
-        self._recipe = replace(
-            recipe,
-            mixture=recipe.mixture.resume(replace(saved.mixture, names=names), position.rows),
-        )
+        mixture = recipe.mixture.resume(replace(saved.mixture, names=names), position.rows)
+        self._recipe = replace(recipe, mixture=mixture)
         if state["tokenizer_backend"] != self._backend.versions:
             logger.info(
-                "saved with %s, goes on with %s: the same ids",
+                "saved with %s, continues with %s: the same ids",
                 state["tokenizer_backend"],
                 self._backend.versions,
             )
         self._stop_iteration("a state was loaded")
-        self._start_at(position)
-        self._knows_all_lanes = True
+        self._log.start_at(position)
+        self._knows_all_lanes = self._is_resumed = True
 
     def seek(self, rows: int) -> None:
-        """Stand `rows` rows into the run, past where the loader stands; the rows between are read
-        when iterating, and dropped.
+        """Move to `rows` rows into the run; the rows between are read when iterating, and dropped.
 
-        The statistics count them, but for a place past the end of the lanes of a finite run.
+        The statistics count them, except past the end of the lanes of a finite run. Raises
+        `ValueError` for a row before the loader's position.
         """
-        position = self._history[-1]
+        position = self._log.position
         if rows < position.rows:
             raise ValueError(
-                f"rows is {rows:,}, but the loader stands at row {position.rows:,} already. Load "
-                "an earlier state"
+                f"rows is {rows:,}, but the loader is at row {position.rows:,} already. Load an "
+                "earlier state"
             )
         self._stop_iteration("the loader was moved by seek")
-        tail = position.tail and next_stages(
-            position.tail, self._asked.seq_len, position.table_rows, rows
-        )
-        self._dropped, self._uncounted = 0, np.zeros_like(position.counts)
-        self._history = deque([replace(position, rows=rows, tail=tail)], maxlen=_HISTORY)
-
-    def _past(self, lag: int) -> Position:
-        if not 0 <= lag < _HISTORY:
-            raise ValueError(f"lag is {lag!r}; it must be from 0 to {_HISTORY - 1}")
-        if lag >= len(self._history):
-            raise ValueError(
-                f"lag is {lag}, but only {len(self._history) - 1} batches were handed out"
-            )
-        return self._history[-1 - lag]
+        tail = position.tail
+        tail = tail and next_stages(tail, self._asked.seq_len, position.table_rows, rows)
+        self._log.move_to(replace(position, rows=rows, tail=tail))
 
     # ------------------------------------------------------------ looking and leaving
 
@@ -548,7 +390,7 @@ class CloudLoader:
     @property
     def rows(self) -> int:
         """Rows of the run that have been handed out, on all ranks together."""
-        return self._history[-1].rows
+        return self._log.position.rows
 
     @property
     def num_samples(self) -> int:
@@ -556,52 +398,35 @@ class CloudLoader:
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
-        """What has been read up to the batch last handed out; with `exchange_every` above 1, up to
-        the last exchange.
+        """What the run has read up to the last batch handed out.
 
-        Its `delivery` is of this rank since this loader was made, and starts from 0 with a resumed
-        run.
+        With `exchange_every` above 1, up to the last exchange. `delivery` is about this rank since
+        this loader was made, and starts from 0 in a resumed run.
         """
-        position = self._history[-1]
-        totals = position.counts + self._uncounted
-        num_tokens = int(totals[:, TOKENS].sum())
-        streams = {}
-        for component in self._recipe.components:
-            epoch = int(totals[component.streams][:, READ].sum()) / component.lanes.num_positions
-            for stream in component.streams:
-                each = dict(zip(COUNTS, totals[stream].tolist(), strict=True))
-                del each["padding"]
-                streams[self._recipe.labels[stream]] = StreamStats(
-                    **each, epoch=epoch, share=each["tokens"] / max(1, num_tokens)
-                )
-        return Stats(
-            rows=position.rows,
-            **dict(zip(COUNTS, totals.sum(axis=0).tolist(), strict=True)),
-            skipped_rows=sum(stop - start for start, stop in position.skipped),
-            dropped=self._dropped,
-            streams=streams,
-            delivery=self._meter.stats(),
-            tokenizer_backend=self._backend.name,
-            tokenizer_backend_reason=self._backend.reason,
-        )
+        return self._log.stats(self._recipe, self._backend)
+
+    def describe(self) -> Description:
+        """The values that the loader settled, and where each is from; prints as a table.
+
+        Builds the orders of the epochs that the lanes are in, as iterating does.
+        """
+        return describe(repr(self), self._plan(), self._find_world(), is_resumed=self._is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
-        """The documents of a batch, or of one of its rows (0 is its first): each span's id, shard
-        and text, read again."""
-        if row is not None and not 0 <= row < len(batch["input_ids"]):
-            raise ValueError(
-                f"row is {row}, but the batch has rows 0 to {len(batch['input_ids']) - 1}"
-            )
+        """The documents of a batch, or of one of its rows (0 is its first), read again.
+
+        Raises `ValueError` for a row that the batch does not have.
+        """
+        rows = batch.rows
+        if row is not None and not 0 <= row < len(rows):
+            raise ValueError(f"row is {row}, but the batch has rows 0 to {len(rows) - 1}")
         spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
         if self._tracer is None:
             self._tracer = Tracer(self.plan())
-        return self._tracer.trace(
-            spans, batch.first_row + np.arange(len(batch["input_ids"])) * batch.row_step
-        )
+        return self._tracer.trace(spans, rows)
 
     def close(self) -> None:
-        """End the workers and let go of the connections. The state stays readable; iterating starts
-        workers anew."""
+        """End the workers and close the connections. The state stays readable; iterating restarts."""
         self._stop_iteration("the loader was closed")
         if self._tracer is not None:
             self._tracer.close()
@@ -619,49 +444,16 @@ class CloudLoader:
     def __repr__(self) -> str:
         streams, data = ", ".join(self._recipe.labels), self._recipe.fields["data"][:12]
         return (
-            f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} "
-            f"rows handed out, data {data})"
+            f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows handed out, "
+            f"data {data})"
         )
-
-
-def _nothing() -> None:
-    """In place of a reference to an iteration."""
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Calls a method of a loader that is still there: an iteration, which the loader may hold, must
-    not hold the loader."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> None:
-        if (found := reference()) is not None:
-            found(*arguments)
-
-    return call
-
-
-def _refuse(reason: str) -> Batches:
-    """In place of the beginning of a pass."""
-    raise ValueError(reason)
-
-
-def _as_streams(
-    data: str | os.PathLike[str] | Stream | Sequence[str | Stream],
-) -> tuple[Stream, ...]:
-    items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
-    if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
-        raise ValueError(
-            f"data is {wrong[0]!r}; give the URL or folder of an MDS "
-            "dataset, a Stream, or a list of them"
-        )
-    return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)
 
 
 class FromStart:
-    """A loader of which every pass begins where it stands now: an evaluation reads the same batches
-    each time.
+    """A loader of which every pass starts where it is now: an evaluation reads the same batches each time.
 
-    Give it a loader of its own, with `epochs=1`, or with `stop_every` for a part of the data.
+    Give it its own loader, with `epochs=1`, or with `stop_every` for a part of the data. Raises
+    `ValueError` for a loader that has no end.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
@@ -676,3 +468,17 @@ class FromStart:
     def __iter__(self) -> Iterator[Batch]:
         self._loader.load_state_dict(self._start)
         return iter(self._loader)
+
+
+def _no_iteration() -> None:
+    """Called like a weak reference to an iteration that is gone."""
+
+
+def _explain_options() -> str:
+    docs = {**field_docs(RowsConfig), **field_docs(DeliveryConfig)}
+    parameters = inspect.signature(CloudLoader.__init__).parameters
+    options = [*fields(RowsConfig), *fields(DeliveryConfig)]
+    return explain_fields([option for option in options if option.name in parameters], docs)
+
+
+CloudLoader.__doc__ = f"{CloudLoader.__doc__}".replace("{options}", _explain_options().lstrip())

@@ -14,6 +14,7 @@ more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 IGNORED_LABEL = -100
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
@@ -100,3 +103,16 @@ def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 def _places(rows: Ints) -> Ints:
     """Where each span stands among all segments: each row before its own has added its padding."""
     return np.arange(len(rows)) + rows
+
+
+def _flash_attention(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> dict[str, Array]:
+    ends, longest = cu_seqlens(rows, lengths, shape)
+    return {"cu_seqlens": ends, "max_seqlen": np.array(longest, np.int32)}
+
+
+FIELDS: dict[str, Callable[[Ints, Ints, tuple[int, int]], dict[str, Array]]] = {
+    "position_ids": lambda *spans: {"position_ids": position_ids(*spans)},
+    "segment_ids": lambda *spans: {"segment_ids": segment_ids(*spans)},
+    "cu_seqlens": _flash_attention,
+}
+"""What `CloudLoader(fields=…)` can ask for: the arrays that each entry adds to a batch."""

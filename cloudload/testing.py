@@ -16,16 +16,25 @@ lockstep, workers inline.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
+from cloudload.config import DeliveryConfig
+from cloudload.delivery.environment import Environment, use_environment
+from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.world import World
+from cloudload.errors import RanksDisagreeError
 from cloudload.loader import CloudLoader
 from cloudload.run.state import State
 from cloudload.segments import IGNORED_LABEL
+from cloudload.workers.block import Block
+from cloudload.workers.plan import Plan
 from cloudload.workers.processes import inline_blocks
 
 
@@ -77,25 +86,20 @@ def run_leg(
 
     Asserts that all ranks hold the same state at every step and end on the same step.
     """
-    hub = _Hub(leg.ranks)
-    loaders = [_make_rank(make_loader, leg, rank, hub) for rank in range(leg.ranks)]
-    try:
-        for loader in loaders:
-            if state is not None:
+    with _Ranks(make_loader, leg) as ranks:
+        if state is not None:
+            for loader in ranks.loaders:
                 loader.load_state_dict(state)
-        iterators: list[Any] = [loader._begin_pass() for loader in loaders]
+        ranks.start()
         rows: list[Row] = []
-        states = [_common_state(loaders)]
+        states = [_common_state(ranks.loaders)]
         while leg.batches is None or len(states) <= leg.batches:
-            batches = _next_batches(iterators)
-            if batches is None:
+            batches = ranks.next_batches()
+            if not batches:
                 break
             rows += _rows_in_order(batches)
-            states.append(_common_state(loaders))
+            states.append(_common_state(ranks.loaders))
         return rows, states
-    finally:
-        for loader in loaders:
-            loader.close()
 
 
 def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None = None) -> list[Row]:
@@ -162,45 +166,122 @@ def _trimmed(rows: list[Row]) -> list[Row]:
 # ---------------------------------------------------------------- ranks in one process
 
 
-def _make_rank(make_loader: MakeLoader, leg: Leg, rank: int, hub: _Hub) -> CloudLoader:
-    loader = make_loader(
-        dp_rank=rank,
-        dp_world_size=leg.ranks,
-        batch_size=leg.batch_size,
-        num_workers=leg.workers,
-        exchange_every=leg.exchange_every,
-    )
-    world = World(rank, leg.ranks, leg.ranks_per_node or leg.ranks)
-    # the seams of the loader that keep processes and networks out of its arithmetic
-    vars(loader).update(
-        _exchange=_HubExchange(hub, rank), _open_blocks=inline_blocks, _find_world=lambda: world
-    )
-    return loader
+class _Ranks:
+    """The loaders of all ranks of a leg, each iterated in its own thread, in lockstep."""
 
+    def __init__(self, make_loader: MakeLoader, leg: Leg) -> None:
+        self._hub = _Hub(leg.ranks)
+        self.loaders = [_make_rank(make_loader, leg, rank, self._hub) for rank in range(leg.ranks)]
+        self._iterators: list[Iterator[Batch]] = []
+        self._threads = ThreadPoolExecutor(leg.ranks, "cloudload-rank")
 
-def _next_batches(iterators: list[Any]) -> list[Batch] | None:
-    """The next batch of every rank, or None at the end."""
-    while True:
-        for iterator in iterators:
-            iterator.arrive()
-        batches: list[Batch | None] = []
-        ended = 0
-        for iterator in iterators:
-            try:
-                batches.append(iterator.hand_out())
-            except StopIteration:
-                ended += 1
-        assert ended in (0, len(iterators)), (
-            f"{ended} of {len(iterators)} ranks ended before the others"
+    def __enter__(self) -> _Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
+        for loader in self.loaders:
+            loader.close()
+
+    def start(self) -> None:
+        """Begin one pass on every rank, which `stop_every` does not end."""
+        self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
+
+    def next_batches(self) -> list[Batch]:
+        """The next batch of every rank, or none at the end. Raises what the first rank raised."""
+        futures = [self._threads.submit(self._next, rank) for rank in range(len(self.loaders))]
+        errors = [error for future in futures if (error := future.exception())]
+        if errors:
+            raise next((each for each in errors if not isinstance(each, _StoppedError)), errors[0])
+        batches = [batch for future in futures if (batch := future.result()) is not None]
+        ended = len(futures) - len(batches)
+        assert ended in (0, len(futures)), (
+            f"{ended} of {len(futures)} ranks ended before the others"
         )
-        if ended:
-            return None
-        # a rank hands out nothing where the lanes have ended and their sizes are yet to be
-        # exchanged
-        if any(batch is None for batch in batches):
-            assert not any(batches), "some ranks are in the tail before the others"
-            continue
-        return [batch for batch in batches if batch is not None]
+        return batches
+
+    def _next(self, rank: int) -> Batch | None:
+        batch = None
+        try:
+            batch = next(self._iterators[rank], None)
+            return batch
+        finally:
+            if batch is None:
+                self._hub.stop(rank)
+
+
+def _make_rank(make_loader: MakeLoader, leg: Leg, rank: int, hub: _Hub) -> CloudLoader:
+    world = World(rank, leg.ranks, leg.ranks_per_node or leg.ranks)
+    with use_environment(_ThreadEnvironment(world, hub)):
+        return make_loader(
+            dp_rank=rank,
+            dp_world_size=leg.ranks,
+            batch_size=leg.batch_size,
+            num_workers=leg.workers,
+            exchange_every=leg.exchange_every,
+        )
+
+
+class _ThreadEnvironment(Environment):
+    def __init__(self, world: World, hub: _Hub) -> None:
+        self._world, self._hub = world, hub
+
+    def find_world(self, delivery: DeliveryConfig) -> World:
+        return self._world
+
+    def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
+        return _HubExchange(self._hub, self._world.rank)
+
+    def open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
+        return inline_blocks(plan)
+
+
+class _StoppedError(RanksDisagreeError):
+    """A rank waits for the message of one that has stopped."""
+
+
+class _Hub:
+    """Where the ranks leave their messages for each other."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._messages: list[list[Ints]] = [[] for _ in range(num_ranks)]
+        self._stopped: set[int] = set()
+        self._changed = threading.Condition()
+
+    def post(self, rank: int, message: Ints) -> int:
+        """Leave a message; returns its turn."""
+        with self._changed:
+            self._messages[rank].append(message.copy())
+            self._changed.notify_all()
+            return len(self._messages[rank]) - 1
+
+    def stop(self, rank: int) -> None:
+        """Say that a rank leaves no more messages."""
+        with self._changed:
+            self._stopped.add(rank)
+            self._changed.notify_all()
+
+    def wait(self, turn: int) -> list[Ints]:
+        """All ranks' messages of a turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._late(turn) <= self._stopped)
+            if late := self._late(turn):
+                raise _StoppedError(f"ranks {sorted(late)} stopped before the others")
+            return [messages[turn] for messages in self._messages]
+
+    def _late(self, turn: int) -> set[int]:
+        return {rank for rank, messages in enumerate(self._messages) if len(messages) <= turn}
+
+
+class _HubExchange(Exchange):
+    is_alone = False
+
+    def __init__(self, hub: _Hub, rank: int) -> None:
+        self._hub, self._rank = hub, rank
+
+    def start(self, message: Ints) -> Callable[[], list[Ints]]:
+        turn = self._hub.post(self._rank, message)
+        return lambda: self._hub.wait(turn)
 
 
 def _rows_in_order(batches: list[Batch]) -> list[Row]:
@@ -209,15 +290,11 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
         spans: list[list[tuple[int, ...]]] = [[] for _ in batch["input_ids"]]
         for place, *span in batch.spans.tolist():
             spans[place].append(tuple(span))
-        for place, (ids, labels) in enumerate(
-            zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
-        ):
-            number = batch.first_row + place * batch.row_step
+        columns = (batch.rows, batch["input_ids"], batch["labels"])
+        for number, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
             assert number not in rows, f"row {number} came twice"
-            rows[number] = Row(tuple(ids), tuple(labels), tuple(spans[place]))
-    assert sorted(rows) == list(range(min(rows), max(rows) + 1)), (
-        f"rows are missing: {sorted(rows)}"
-    )
+            rows[number] = Row(tuple(ids), tuple(labels), tuple(own))
+    assert sorted(rows) == list(range(min(rows), max(rows) + 1)), f"rows missing: {sorted(rows)}"
     return [rows[number] for number in sorted(rows)]
 
 
@@ -226,25 +303,3 @@ def _common_state(loaders: list[CloudLoader]) -> State:
     assert all(state == states[0] for state in states), "the ranks hold different states"
     restored: State = json.loads(json.dumps(states[0]))
     return restored
-
-
-class _Hub:
-    def __init__(self, num_ranks: int) -> None:
-        self.messages: list[list[Ints]] = [[] for _ in range(num_ranks)]
-
-
-class _HubExchange:
-    def __init__(self, hub: _Hub, rank: int) -> None:
-        self._hub, self._rank = hub, rank
-
-    def start(self, message: Ints) -> Callable[[], list[Ints]]:
-        own = self._hub.messages[self._rank]
-        turn = len(own)
-        own.append(message.copy())
-        return lambda: [messages[turn] for messages in self._hub.messages]
-
-    def compare(self, facts: dict[str, Any], world: World) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

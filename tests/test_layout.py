@@ -16,9 +16,9 @@ PACKAGE = Path(cloudload.__file__).parent
 
 # each box imports only from the lines above its own; those of one line do not know each other
 STOREYS = """
-_version arrays errors stats system
-storage
-config segments
+_version arrays errors option_docs stats system
+storage segments
+config
 mds order tokenization
 cache packing convert
 run batch

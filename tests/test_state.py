@@ -61,7 +61,7 @@ def test_a_state_takes_at_most_32_bytes_a_lane_and_2_kb(folder: str, num_lanes: 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("place", ["join_blocks", "join_progress", "Position"])
+@pytest.mark.parametrize("place", ["join_blocks", "report_batch", "Position"])
 def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
     folder: str, monkeypatch: pytest.MonkeyPatch, place: str, num_workers: int
 ) -> None:
@@ -462,15 +462,13 @@ def test_local_states_of_all_ranks_merge_and_others_do_not(folder: str) -> None:
 
 
 def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(folder: str) -> None:
-    hub = testing._Hub(3)
     leg = testing.Leg(ranks=3, batch_size=2)
-    loaders = [
-        testing._make_rank(lambda **rank: make_loader(folder, **rank), leg, rank, hub)
-        for rank in range(3)
-    ]
-    assert testing._next_batches([loader._begin_pass() for loader in loaders])
-    parts = [loader.local_state_dict() for loader in loaders]
-    assert merge_state_dicts(parts) == loaders[0].state_dict() == loaders[2].state_dict()
+    with testing._Ranks(lambda **rank: make_loader(folder, **rank), leg) as ranks:
+        loaders = ranks.loaders
+        ranks.start()
+        assert len(ranks.next_batches()) == 3
+        parts = [loader.local_state_dict() for loader in loaders]
+        assert merge_state_dicts(parts) == loaders[0].state_dict() == loaders[2].state_dict()
 
 
 def test_keys_that_are_no_text_are_refused(folder: str) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,44 +31,32 @@ from cloudload.errors import RanksDisagreeError
 _FIRST_CAPACITY = 1 << 10
 
 
-class Exchange(Protocol):
-    """Carries the messages of the ranks."""
+class Exchange:
+    """Carries messages between ranks. This one serves a rank that is alone."""
+
+    is_alone: ClassVar[bool] = True
+    runs_ahead: ClassVar[bool] = False
+    """Whether a batch is fetched one batch early, so that its exchange is done when it is asked for."""
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
-        """Send `message` (int64 [n], of any length); the call returned waits for those of all
-        ranks.
+        """Send `message` (int64 [n], of any length); the call returned waits for all ranks' messages.
 
-        All ranks start and finish their messages in the same order.
+        All ranks start and finish their messages in the same order. Raises `RanksDisagreeError` where
+        another rank has stopped.
         """
-        ...
-
-    def compare(self, facts: dict[str, Any], world: World) -> None:
-        """Raises `RanksDisagreeError` where ranks do not share the same facts, or do not make up
-        the whole world.
-
-        Comes before the first message.
-        """
-        ...
-
-    def close(self) -> None:
-        """Let go of the connections."""
-        ...
-
-
-class NoExchange:
-    """A rank on its own."""
-
-    def start(self, message: Ints) -> Callable[[], list[Ints]]:
         return lambda: [message]
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
-        pass
+        """Compare facts with the other ranks; called before the first message.
+
+        Raises `RanksDisagreeError` where facts differ, or where the ranks are not the whole world.
+        """
 
     def close(self) -> None:
-        pass
+        """Close the connections."""
 
 
-class DistributedExchange:
+class DistributedExchange(Exchange):
     """Over torch.distributed, in gloo groups of its own. Making one, and each of its calls, takes
     all processes.
 
@@ -76,6 +64,9 @@ class DistributedExchange:
     buffers of equal size. Where one does not fit, all ranks see so from the sizes, gather the rest
     at once, and take larger buffers from then on.
     """
+
+    is_alone = False
+    runs_ahead = True
 
     def __init__(self, timeout_s: float) -> None:
         import torch.distributed as dist

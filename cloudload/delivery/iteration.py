@@ -1,10 +1,11 @@
 """One iteration of a loader: from the workers' blocks to batches, and from position to position.
 
-    workers ─► arrive: join blocks, start the exchange ─► hand out: finish the exchange, move the position, return the batch
+    workers ─► fetch: join blocks, start the exchange ─► hand out: finish it, move the position
+                                                              └─► batch
 
-A finite run changes course once, where the first lane runs short: all that had arrived from there
-on is void, the ranks measure what the lanes have left, exchange the sizes, and go on with the rows
-of the tail, which end on the same step for all.
+A finite run changes course once, at the first row that a lane cannot fill. The batches fetched from
+there on are void: the ranks measure what the lanes have left, exchange the sizes (`tail_exchange`),
+and continue with the rows of the tail, which end on the same step everywhere.
 """
 
 from __future__ import annotations
@@ -21,78 +22,66 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch
+from cloudload.delivery import tail_exchange
 from cloudload.delivery.collate import join_blocks
-from cloudload.delivery.exchange import DistributedExchange, Exchange
-from cloudload.delivery.progress import Progress, Report, Update, Window, join_progress, move_lanes
-from cloudload.errors import DatasetError, StreamChangedError, WorkerError
-from cloudload.packing.tables import (
-    CURSOR_ORDINAL,
-    SIZE_ABSENT,
-    SPAN_ROW,
-    SPAN_START,
-    SPAN_STOP,
-    UNIT_SIZE,
+from cloudload.delivery.exchange import Exchange
+from cloudload.delivery.progress import (
+    Report,
+    Update,
+    Window,
+    merge_reports,
+    move_lanes,
+    report_batch,
 )
-from cloudload.packing.tail import next_stages, pack_tail
+from cloudload.delivery.run_log import RunLog
+from cloudload.errors import WorkerError
+from cloudload.packing.tail import next_stages
 from cloudload.run.position import LaneTable, Position
-from cloudload.stats import EMPTY, FILTERED, DeliveryMeter
 from cloudload.workers.block import Block
-from cloudload.workers.plan import Plan
-from cloudload.workers.processes import BatchParts
+from cloudload.workers.plan import InTail, Measuring, Plan
+
+OpenBlocks = Callable[[Plan], Iterator[list[Block]]]
+"""Starts the workers of a plan; gives a block of each worker, again and again."""
 
 
-class _Arrived(NamedTuple):
-    """What has come from the workers and waits for its exchange: a batch, or sizes for the tail;
-    with neither, the end."""
+class _Fetched(NamedTuple):
+    """A batch that waits for its exchange."""
 
-    batch: Batch | None
+    batch: Batch
     stop: int
-    window: Window | None = None
-    finish: Callable[[], list[Report]] | None = None
-    """Waits for the reports about the window."""
-    finish_sizes: Callable[[], list[Ints]] | None = None
+    window: Window | None
+    """The rows that its exchange is about; None for a batch between two exchanges."""
+    finish: Callable[[], list[Report]]
 
 
-class Batches(Iterator[Batch]):
+class Iteration(Iterator[Batch]):
     """The batches of one rank from a plan's position on."""
 
     def __init__(
-        self,
-        plan: Plan,
-        exchange: Exchange,
-        record: Callable[[Position], None],
-        record_end: Callable[[int, Ints], None],
-        open_blocks: Callable[[Plan], Iterator[BatchParts]],
-        *,
-        meter: DeliveryMeter,
+        self, plan: Plan, exchange: Exchange, log: RunLog, open_blocks: OpenBlocks
     ) -> None:
         self._plan, self._position, self._exchange = plan, plan.position, exchange
-        self._record, self._record_end, self._open_blocks, self._meter = (
-            record,
-            record_end,
-            open_blocks,
-            meter,
-        )
+        self._log, self._open_blocks = log, open_blocks
         self._process = os.getpid()
-        self._blocks: Iterator[BatchParts] | None = None
-        self._arrived: deque[_Arrived] = deque()
-        self._arrived_rows = plan.position.rows
-        self._window_start = plan.window_start
-        self._window: list[Progress] = []
-        self._handed_out = 0
-        self.is_over = False
+        self._blocks: Iterator[list[Block]] | None = None
+        self._current: list[Block] = []
+        self._number = 0
+        """Which batch of the current blocks is next."""
+        self._fetched: deque[_Fetched | None] = deque()
+        """Batches that wait to be handed out; None is the end."""
+        self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
+        self._reports: list[Report] = []
+        self._has_handed_out = self._is_skipping = self.is_over = False
         self._failure: Exception | None = None
-        self._ended = plan.position
-        self._is_skipping = False
-        self._tokens_before_end = 0
+        self._ended, self._tokens_before_end = plan.position, 0
 
     def __next__(self) -> Batch:
         if self._failure is not None:
             raise self._failure
         if os.getpid() != self._process:
             raise WorkerError(
-                "this iteration was begun in another process, which goes on with "
-                "it. Make a loader in this one"
+                "this iteration was started in another process, which continues it. Make a loader "
+                "in this process"
             )
         began = time.perf_counter()
         try:
@@ -105,21 +94,20 @@ class Batches(Iterator[Batch]):
             self.close()
             raise
         except BaseException as error:
-            # nor may it go on from somewhere between two batches
+            # nor may it continue from somewhere between two batches
             self._failure = WorkerError(
-                f"this iteration was interrupted ({error!r}). Iterate over the loader anew, after "
-                "the last batch handed out"
+                f"this iteration was interrupted ({error!r}). Iterate over the loader again: it "
+                "continues after the last batch handed out"
             )
             self.close()
             raise
         finally:
-            self._meter.stall_s += time.perf_counter() - began
-        self._record(self._position)
+            self._log.meter.stall_s += time.perf_counter() - began
+        self._log.record(self._position)
         return batch
 
     def skip(self, number: int) -> None:
-        """Pass over some batches: they are read, counted and recorded as skipped, but not
-        returned."""
+        """Read, count and record some batches as skipped, without returning them."""
         self._is_skipping = True
         try:
             for _ in itertools.islice(self, number):
@@ -127,261 +115,162 @@ class Batches(Iterator[Batch]):
         finally:
             self._is_skipping = False
 
-    def _take(self) -> Batch:
-        while True:
-            if not self._arrived:
-                self.arrive()
-            # one batch ahead, so that its exchange is done when it is asked for; not at first, when
-            # the trainer waits
-            if (
-                self._handed_out
-                and isinstance(self._exchange, DistributedExchange)
-                and not self._plan.is_measured
-            ):
-                self.arrive()
-            batch = self._finish_first()
-            if batch is not None:
-                return batch
-
-    def arrive(self) -> None:
-        """Take the next batch from the workers and start its exchange; or the sizes of what the
-        lanes have left."""
-        if self.is_over:
-            raise StopIteration
-        plan = self._plan
-        start = self._arrived_rows
-        stop = start + plan.delivery.batch_size * plan.world_size
-        if plan.tail is not None and (
-            start >= plan.tail.end or (stop > plan.tail.end and plan.delivery.tail == "drop")
-        ):
-            self._arrived.append(_Arrived(None, start))
-            return
-        if self._blocks is None:
-            self._blocks = self._open_blocks(plan)
-            if not plan.is_measured:
-                self._take_replays()
-        blocks, number = self._next_blocks()
-        if plan.is_measured:
-            self._arrived.append(
-                _Arrived(None, start, finish_sizes=self._exchange.start(self._join_sizes(blocks)))
-            )
-            return
-        rows = plan.rank_rows(start, stop)
-        places = plan.worker_places(rows)
-        self._window.append(join_progress(blocks, number, places, stop))
-        self._arrived_rows = stop
-        batch = join_blocks(blocks, number, places, rows, plan.delivery)
-        self._arrived.append(_Arrived(batch, stop, *self._start_exchange(stop)))
-
-    def hand_out(self) -> Batch | None:
-        """What `next` does once a batch has arrived, for ranks that go in lockstep; None where it
-        was no batch."""
-        batch = self._finish_first()
-        if batch is not None:
-            self._record(self._position)
-        return batch
-
-    def _finish_first(self) -> Batch | None:
-        """Finish the exchange of what arrived first, move the position past it, and return it; None
-        where it was no batch."""
-        arrived = self._arrived.popleft()
-        if arrived.batch is None:
-            if arrived.finish_sizes is None:
-                self._end()
-                raise StopIteration
-            self._begin_tail(arrived.finish_sizes())
-            return None
-        before, window = self._position, arrived.window
-        lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
-        if window is not None and arrived.finish is not None:
-            reports = arrived.finish()
-            first_dry = window.first_dry(reports)
-            if first_dry < NEVER:
-                self._measure(
-                    lanes.after(Update(window, reports, first_dry), move_lanes),
-                    first_dry,
-                    arrived.batch,
-                )
-                return None
-            lanes, table_rows = (
-                lanes.after(Update(window, reports, arrived.stop), move_lanes),
-                arrived.stop,
-            )
-            if self._plan.tail is not None:
-                # the lanes stand where they ended
-                lanes = self._ended.with_lanes(counts=lanes.arrays.counts).lanes
-                table_rows = self._plan.tail_start
-                tail = next_stages(
-                    tail or (), self._plan.recipe.config.seq_len, table_rows, arrived.stop
-                )
-        rows = arrived.stop
-        skipped = (
-            _join_stretches(before.skipped, (before.rows, rows))
-            if self._is_skipping
-            else before.skipped
-        )
-        self._position = Position(
-            rows, table_rows, lanes, tail, skipped, before.batches + 1, rows - before.rows
-        )
-        self._handed_out += 1
-        return arrived.batch
-
     def close(self, reason: str = "") -> None:
-        """End the workers; whatever they had read ahead is read again by the next iteration.
+        """End the workers; the next iteration reads again what they had read ahead.
 
-        With a `reason`, who goes on to ask for batches is told: it must not look like the end of
-        the data.
+        With a `reason`, asking for another batch is an error: it must not look like the end of data.
         """
         if reason and not self.is_over:
             self._failure = self._failure or WorkerError(
-                f"this iteration has ended: {reason}. Iterate over the loader anew"
+                f"this iteration has ended: {reason}. Iterate over the loader again"
             )
         self.is_over = True
-        self._arrived.clear()
+        self._fetched.clear()
         self._close_blocks()
 
+    # ------------------------------------------------------------ batches
+
+    def _take(self) -> Batch:
+        while not self.is_over:
+            if isinstance(self._plan.phase, Measuring):
+                self._enter_tail()
+            # not at first, when the training loop waits
+            is_ahead = self._has_handed_out and self._exchange.runs_ahead
+            while len(self._fetched) <= is_ahead:
+                self._fetched.append(self._fetch())
+            fetched = self._fetched.popleft()
+            if fetched is None:
+                self._end()
+            elif self._finish(fetched):
+                self._has_handed_out = True
+                return fetched.batch
+        raise StopIteration
+
+    def _fetch(self) -> _Fetched | None:
+        """Take the next batch from the workers and start its exchange; None after the last."""
+        plan, start = self._plan, self._fetched_rows
+        stop = start + plan.global_batch
+        if plan.tail is not None:
+            end = plan.tail.end
+            if start >= end or (stop > end and plan.delivery.tail == "drop"):
+                return None
+        if self._blocks is None:
+            self._blocks = self._open_blocks(plan)
+            for replayed in plan.replays():
+                self._report(*replayed)
+        rows = plan.rank_rows(start, stop)
+        places = self._report(start, stop)
+        batch = join_blocks(self._current, self._number, places, rows, plan.delivery)
+        self._fetched_rows = stop
+        return _Fetched(batch, stop, *self._start_exchange(stop))
+
+    def _report(self, start: int, stop: int) -> list[slice | Ints]:
+        """Take the blocks of the rows [start, stop) and report on them; returns the rows' places."""
+        plan = self._plan
+        self._advance()
+        places = plan.worker_places(plan.rank_rows(start, stop))
+        report = report_batch(
+            self._current, self._number, places, stop=stop, rank_index=plan.world_index
+        )
+        self._reports.append(report)
+        return places
+
+    def _advance(self) -> None:
+        """Make the next batch of the workers the current one."""
+        self._number += 1
+        if not self._current or self._number >= self._current[0].num_batches:
+            assert self._blocks is not None
+            self._current, self._number = next(self._blocks), 0
+            for block in self._current:
+                self._log.meter.traffic += block.traffic
+
+    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]]]:
+        plan = self._plan
+        if stop - self._window_start < plan.delivery.exchange_every * plan.global_batch:
+            return None, list
+        window = Window(self._window_start, stop, plan.world_size, plan.recipe)
+        report = merge_reports(self._reports)
+        self._window_start, self._reports = stop, []
+        return window, window.exchange(self._exchange, report)
+
+    def _finish(self, fetched: _Fetched) -> bool:
+        """Finish a batch's exchange and move the position past it; False where the lanes ended."""
+        before, window = self._position, fetched.window
+        lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
+        if window is not None:
+            reports = fetched.finish()
+            first_dry = window.first_dry(reports)
+            if first_dry < NEVER:
+                ended = lanes.after(Update(window, reports, first_dry), move_lanes)
+                self._measure(ended, first_dry, fetched.batch)
+                return False
+            lanes = lanes.after(Update(window, reports, fetched.stop), move_lanes)
+            table_rows = fetched.stop
+            if self._plan.tail is not None:
+                # the lanes stay where they ended
+                lanes = self._ended.with_lanes(counts=lanes.arrays.counts).lanes
+                table_rows, seq_len = self._plan.phase.start, self._plan.recipe.config.seq_len
+                tail = next_stages(tail or (), seq_len, table_rows, fetched.stop)
+        rows, skipped = fetched.stop, before.skipped
+        if self._is_skipping:
+            skipped = _join_ranges(skipped, (before.rows, rows))
+        self._position = Position(
+            rows, table_rows, lanes, tail, skipped, before.batches + 1, rows - before.rows
+        )
+        return True
+
     def _close_blocks(self) -> None:
-        blocks, self._blocks = self._blocks, None
+        blocks, self._blocks, self._current = self._blocks, None, []
         if blocks is not None:
             blocks.close()  # type: ignore[attr-defined]
 
-    def _take_replays(self) -> None:
-        for start, stop in self._plan.replays():
-            places = self._plan.worker_places(self._plan.rank_rows(start, stop))
-            self._window.append(join_progress(*self._next_blocks(), places, stop))
-
-    def _next_blocks(self) -> BatchParts:
-        """The blocks that have the next batch; their traffic is counted with the first batch that
-        they have."""
-        assert self._blocks is not None
-        parts = next(self._blocks)
-        if not parts.number:
-            for block in parts.blocks:
-                self._meter.traffic += block.traffic
-        return parts
-
-    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]] | None]:
-        plan = self._plan
-        if (
-            stop - self._window_start
-            < plan.delivery.exchange_every * plan.delivery.batch_size * plan.world_size
-        ):
-            return None, None
-        window = Window(self._window_start, stop, plan.world_size, plan.recipe)
-        report = window.report(plan.world_index, self._window)
-        self._window_start, self._window = stop, []
-        return window, window.exchange(self._exchange, report)
-
-    # ------------------------------------------------------------ the tail
+    # ------------------------------------------------------------ the end
 
     def _measure(self, ended: LaneTable, first_dry: int, batch: Batch) -> None:
-        """Go back to before `batch`, in which the lanes ended at row `first_dry`, and ask what they
-        had left."""
-        spans = batch.spans[batch.first_row + batch.spans[:, SPAN_ROW] * batch.row_step < first_dry]
-        self._tokens_before_end = int((spans[:, SPAN_STOP] - spans[:, SPAN_START]).sum())
-        for arrived in self._arrived:
-            if arrived.finish is not None:
-                arrived.finish()
-        self._arrived.clear()
+        """Return to before `batch`, in which the lanes ended at row `first_dry`."""
+        self._tokens_before_end = batch.count_tokens_before(first_dry)
+        for fetched in self._fetched:
+            if fetched is not None:
+                fetched.finish()
+        self._fetched.clear()
         self._close_blocks()
-        self._window = []
-        self._ended = self._position.with_lanes(
-            cursors=ended.arrays.cursors, residues=ended.arrays.residues
-        )
-        self._plan = replace(
-            self._plan, position=self._ended, is_measured=True, tail_start=first_dry
-        )
+        self._reports = []
+        arrays = ended.arrays
+        position = self._position.with_lanes(cursors=arrays.cursors, residues=arrays.residues)
+        self._plan = replace(self._plan, position=position, phase=Measuring(first_dry))
 
-    def _begin_tail(self, messages: list[Ints]) -> None:
-        """Pack what the lanes have left, and go on from before the batch in which they ended."""
-        plan, before, ended = self._plan, self._position, self._ended
-        try:
-            tail = pack_tail(
-                plan.recipe.packing,
-                start_row=plan.tail_start,
-                stages=before.tail or (),
-                cursors=ended.cursors[0],
-                residues=[ended.residue(0, lane) for lane in range(plan.num_lanes)],
-                sizes=self._sizes_by_lane(messages),
-            )
-        except ValueError as error:
-            raise StreamChangedError(
-                f"{error}. The state is damaged, or of another corpus, tokenizer or transform"
-            ) from error
-        if not tail.end:
-            streams = ", ".join(plan.recipe.labels)
-            raise DatasetError(
-                f"no document of {streams} gave a token: all are empty, or left out by the "
-                "transform or min_tokens"
-            )
-        self._tokens_before_end = sum(int(message[1]) for message in messages)
-        self._close_blocks()
-        self._plan = replace(plan, position=before, is_measured=False, tail=tail)
-        self._arrived_rows, self._window_start = before.rows, self._plan.window_start
-
-    def _num_left(self, lane: int) -> int:
-        """The ordinals that a lane had left where the lanes ended."""
-        return (self._plan.recipe.components[0].lanes.end(lane) or 0) - int(
-            self._ended.cursors[0, lane, CURSOR_ORDINAL]
-        )
-
-    def _join_sizes(self, blocks: list[Block]) -> Ints:
-        """The message of this rank: its virtual index, the tokens of its last rows from lanes, and
-        the sizes of what its lanes have left, lane after lane."""
+    def _enter_tail(self) -> None:
+        """Pack what all lanes have left, and continue from before the batch in which they ended."""
         plan = self._plan
-        sizes: dict[int, Ints] = {}
-        for worker, block in enumerate(blocks):
-            stops = np.cumsum([self._num_left(lane) for lane in plan.own_lanes(worker)])
-            sizes.update(
-                zip(plan.own_lanes(worker), np.split(block.lengths, stops[:-1]), strict=True)
-            )
-        return np.concatenate(
-            [[plan.world_index, self._tokens_before_end], *(sizes[lane] for lane in sorted(sizes))]
-        )
-
-    def _sizes_by_lane(self, messages: list[Ints]) -> list[Ints]:
-        sizes: list[Ints] = [np.empty(0, np.int64)] * self._plan.num_lanes
-        for message in messages:
-            lanes = range(int(message[0]), self._plan.num_lanes, self._plan.world_size)
-            stops = 2 + np.cumsum([self._num_left(lane) for lane in lanes])
-            for lane, part in zip(
-                lanes, np.split(message, [2, *stops.tolist()])[1:-1], strict=True
-            ):
-                sizes[lane] = part
-        return sizes
+        self._blocks = self._open_blocks(plan)
+        self._advance()
+        message = tail_exchange.join_sizes(plan, self._current, self._tokens_before_end)
+        messages = self._exchange.start(message)()
+        tail = tail_exchange.pack_rest(plan, self._position.tail or (), messages)
+        self._ended, self._tokens_before_end = plan.position, tail_exchange.sum_tokens(messages)
+        self._close_blocks()
+        phase = InTail(plan.phase.start, tail)
+        self._plan = replace(plan, position=self._position, phase=phase)
+        self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
 
     def _end(self) -> None:
-        """Tell of the tokens that are left over, and of what is left to count."""
-        plan, tail, position = self._plan, self._plan.tail, self._position
+        """Record the tokens that are left over, and the documents that no row counts."""
+        plan, position = self._plan, self._position
+        tail = plan.tail
         assert tail is not None
         dropped = tail.num_tokens(position.rows)
         uncounted: Ints = np.zeros_like(position.counts)
-        if position.rows < plan.tail_start:
+        if position.rows < plan.phase.start:
             dropped += self._tokens_before_end
         elif not tail.num_rows:
-            uncounted = self._count_units(tail.units)
-        self._record_end(dropped, uncounted)
+            uncounted = tail_exchange.count_units(plan, tail.units)
+        self._log.record_end(dropped, uncounted)
         self.close()
 
-    def _count_units(self, units: Ints) -> Ints:
-        """What documents without a token add to the statistics, where no row is left to count them
-        with."""
-        recipe = self._plan.recipe
-        [component] = recipe.components
-        orders, counts = (
-            component.orders(self._plan.cache_root),
-            np.zeros_like(self._position.counts),
-        )
-        for lane, ordinal, _, _, size in units[units[:, UNIT_SIZE] != SIZE_ABSENT].tolist():
-            epoch, place = component.lanes.place(lane, ordinal)
-            stream = recipe.corpus.streams_of(orders(epoch)[place])
-            counts[stream, FILTERED if size < 0 else EMPTY] += 1
-        return counts
 
-
-def _join_stretches(
-    stretches: tuple[tuple[int, int], ...], new: tuple[int, int]
+def _join_ranges(
+    ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
 ) -> tuple[tuple[int, int], ...]:
-    if stretches and stretches[-1][1] == new[0]:
-        return (*stretches[:-1], (stretches[-1][0], new[1]))
-    return (*stretches, new)
+    if ranges and ranges[-1][1] == new[0]:
+        return (*ranges[:-1], (ranges[-1][0], new[1]))
+    return (*ranges, new)

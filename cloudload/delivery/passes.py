@@ -1,73 +1,111 @@
-"""What `iter(loader)` gives: a pass over the batches, from where the loader stands to where it
-stops.
+"""Passes: `iter(loader)` gives one, from the loader's position to where `stop_every` ends it.
 
-    stop_every=3        first pass: batches 1 2 3 · next: 4 5 6 · resumed after batch 4: 5 6 · next: 7 8 9
+    stop_every=3    first pass: batches 1 2 3 · next: 4 5 6
+                    resumed after batch 4: 5 6 · next: 7 8 9
 
-The workers that read ahead go on from one pass to the next.
+The workers that read ahead continue from one pass to the next.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
+from cloudload.arrays import NEVER
 from cloudload.batch import Batch
-from cloudload.delivery.iteration import Batches
+from cloudload.config import DeliveryConfig
+from cloudload.delivery.iteration import Iteration
+from cloudload.delivery.world import World
+from cloudload.run.position import Position
+from cloudload.run.recipe import Recipe
+from cloudload.stats import READ
+
+
+def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
+    """The passes that are complete at a position, by rows: the batches they come in do not matter."""
+    every = delivery.stop_every
+    if every is None:
+        return 0
+    if isinstance(every, int):
+        return position.rows // (every * delivery.batch_size * world.size)
+    [component] = recipe.components
+    num_read = int(position.counts[:, READ].sum())
+    # the last epoch ends with the run
+    return min(num_read // component.lanes.num_positions, (recipe.config.epochs or NEVER) - 1)
+
+
+class Source(Protocol):
+    """What a pass reads from: a loader."""
+
+    def _start_iteration(self) -> Iteration:
+        """The iteration of the last pass, if it can continue, or a new one."""
+        ...
+
+    def _keep_iteration(self, iteration: Iteration) -> None:
+        """Keep an iteration, with its workers, for the next pass."""
+        ...
+
+    def _count_passes(self) -> int:
+        """The passes that are complete."""
+        ...
 
 
 class Pass(Iterator[Batch]):
-    """One pass; nothing is begun before its first batch is asked for."""
+    """One pass. Nothing starts before its first batch is asked for.
 
-    def __init__(
-        self,
-        begin: Callable[[], Batches],
-        num_complete: Callable[[], int],
-        keep: Callable[[Batches], None],
-    ) -> None:
-        self._begin, self._num_complete, self._keep = begin, num_complete, keep
-        self._batches: Batches | None = None
+    `has_stop` is False for a pass that `stop_every` does not end; a `reason` refuses the pass.
+    """
+
+    def __init__(self, source: Source, *, has_stop: bool = True, reason: str | None = None) -> None:
+        self._source, self._has_stop, self._reason = source, has_stop, reason
+        self._iteration: Iteration | None = None
         self._stop, self._is_over = 0, False
 
     def __next__(self) -> Batch:
+        if self._reason is not None:
+            raise ValueError(self._reason)
         if self._is_over:
             raise StopIteration
-        if self._batches is None:
-            self._batches, self._stop = self._begin(), self._num_complete() + 1
-        elif self._num_complete() >= self._stop:
-            # past its stop by a skip
-            self._end(self._batches)
+        if self._iteration is None:
+            self._iteration = self._source._start_iteration()
+            self._stop = self._source._count_passes() + 1
+        elif self._is_at_stop():
+            # a skip went past it
+            self._end(self._iteration)
             raise StopIteration
-        batch = next(self._batches)
-        if self._num_complete() >= self._stop:
-            # now, for who knows how many there are does not ask for one more
-            self._end(self._batches)
+        batch = next(self._iteration)
+        if self._is_at_stop():
+            # at once: callers that know len() never ask for one batch more
+            self._end(self._iteration)
         return batch
 
-    def _end(self, batches: Batches) -> None:
-        self._is_over, self._batches = True, None
-        self._keep(batches)
+    def _is_at_stop(self) -> bool:
+        return self._has_stop and self._source._count_passes() >= self._stop
+
+    def _end(self, iteration: Iteration) -> None:
+        self._is_over, self._iteration = True, None
+        self._source._keep_iteration(iteration)
 
 
 # ---------------------------------------------------------------- frameworks that need an adapter
 
 # Composer would not save the state, and skips batches by counting its own epochs; Lightning saves
-# it one batch too far, and does not load it at the end of an epoch.
-_INSTEAD = {
-    "composer.trainer.trainer": "Composer data_spec(loader), or eval_spec(loader), of "
-    "cloudload.integrations.composer",
-    "lightning.pytorch.utilities.combined_loader": (
-        "Lightning datamodule=CloudloadDataModule(loader), of cloudload.integrations.lightning; "
-        "and for evaluation "
-        "cloudload.FromStart(loader)"
+# it one batch too late, and does not load it at the end of an epoch
+_LIGHTNING = (
+    "Lightning datamodule=CloudloadDataModule(loader), of cloudload.integrations.lightning; and for "
+    "evaluation cloudload.FromStart(loader)"
+)
+_ADAPTERS = {
+    "composer.trainer.trainer": (
+        "Composer data_spec(loader), or eval_spec(loader), of cloudload.integrations.composer"
     ),
+    "lightning.pytorch.utilities.combined_loader": _LIGHTNING,
+    "pytorch_lightning.utilities.combined_loader": _LIGHTNING,
 }
-_INSTEAD["pytorch_lightning.utilities.combined_loader"] = _INSTEAD[
-    "lightning.pytorch.utilities.combined_loader"
-]
 
 
 def reason_to_refuse_caller() -> str | None:
-    """Why what called the caller of this may not iterate, and what it is to be given; None for all
-    but a few modules."""
-    instead = _INSTEAD.get(sys._getframe(2).f_globals.get("__name__", ""))
-    return instead and f"read like this, a resumed run would lose or repeat batches. Give {instead}"
+    """Why the caller of the function that calls this may not iterate; None for all but a few modules."""
+    adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
+    return adapter and f"read like this, a resumed run would lose or repeat batches. Give {adapter}"

@@ -1,7 +1,9 @@
-"""How the ranks' reports about a window of rows become one cursor table, the same on every rank.
+"""How the reports of all ranks about a window of rows become one cursor table, the same everywhere.
 
-blocks ─► Progress of a batch ─► Report of a rank about a window ─► exchanged ─► Update ─► the
-lanes' arrays
+    blocks of a batch ─► Report ─► merged over a Window ─► exchanged ─► Update ─► lane arrays
+
+A rank's report is its lanes' cursors (and residues) after each of its rows, what the rows add to the
+statistics, and the first row that a lane could not fill.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
-from cloudload.delivery.exchange import Exchange, NoExchange
+from cloudload.delivery.exchange import Exchange
 from cloudload.errors import RanksDisagreeError
 from cloudload.order.lanes import rank_rows
 from cloudload.packing.residue import split_residues
@@ -21,65 +23,67 @@ from cloudload.run.position import LaneArrays
 from cloudload.run.recipe import Recipe
 from cloudload.workers.block import Block
 
-
-class Progress(NamedTuple):
-    """What a batch's rows did to the lanes: cursors int64 [rows, 2] and residues after each row,
-    and counts of all together.
-
-    Residues are none where the packing has none.
-    """
-
-    cursors: Ints
-    residues: list[bytes]
-    counts: Ints
-    first_dry: int
-
-
-def join_progress(
-    blocks: Sequence[Block], number: int, places: Sequence[slice | Ints], stop: int
-) -> Progress:
-    """The progress of batch `number` of the workers' blocks, which ends before row `stop` of the
-    run.
-
-    `places` has the rows of the batch that are each worker's.
-    """
-    first_dry = min(block.first_dry for block in blocks)
-    first_dry = first_dry if first_dry < stop else NEVER
-    if len(blocks) == 1:
-        [block] = blocks
-        rows = block.rows_of(number)
-        return Progress(block.cursors[rows], block.residues[rows], block.counts[number], first_dry)
-    parts = [
-        (block.cursors[block.rows_of(number)], block.residues[block.rows_of(number)])
-        for block in blocks
-    ]
-    num_rows = sum(len(cursors) for cursors, _ in parts)
-    cursors = np.empty((num_rows, 2), np.int64)
-    residues = [b""] * num_rows if any(block.residues for block in blocks) else []
-    for (own_cursors, own_residues), own in zip(parts, places, strict=True):
-        cursors[own] = own_cursors
-        if residues:
-            for place, residue in zip(np.arange(num_rows)[own].tolist(), own_residues, strict=True):
-                residues[place] = residue
-    counts: Ints = np.sum([block.counts[number] for block in blocks], axis=0)
-    return Progress(cursors, residues, counts, first_dry)
-
-
 _HEADER = 3
 
 
 class Report(NamedTuple):
-    """What the rank of virtual index `rank_index` says of its rows in a window that ends before row
-    `stop` of the run."""
+    """What the rank of virtual index `rank_index` says of its rows before row `stop` of the run."""
 
     stop: int
     rank_index: int
     first_dry: int
     counts: Ints
     """int64 [streams, counts]."""
-    cursors: Sequence[Ints]
-    """int64 [rows, 2] in all: batch after batch."""
+    cursors: Ints
+    """int64 [rows, 2]: after each row."""
     residues: list[bytes]
+    """After each row; empty where the packing has none."""
+
+
+def report_batch(
+    blocks: Sequence[Block],
+    number: int,
+    places: Sequence[slice | Ints],
+    *,
+    stop: int,
+    rank_index: int,
+) -> Report:
+    """The report about batch `number` of the workers' blocks, which ends before row `stop`.
+
+    `places` has the indices of each worker's rows in the rank's rows.
+    """
+    first_dry = min(block.first_dry for block in blocks)
+    first_dry = first_dry if first_dry < stop else NEVER
+    if len(blocks) == 1:
+        [block] = blocks
+        rows = block.rows_of(number)
+        residues = block.residues[rows]
+        counts = block.counts[number]
+        return Report(stop, rank_index, first_dry, counts, block.cursors[rows], residues)
+    ranges = [block.rows_of(number) for block in blocks]
+    num_rows = sum(rows.stop - rows.start for rows in ranges)
+    cursors = np.empty((num_rows, 2), np.int64)
+    residues = [b""] * num_rows if any(block.residues for block in blocks) else []
+    for block, rows, own in zip(blocks, ranges, places, strict=True):
+        cursors[own] = block.cursors[rows]
+        if residues:
+            numbers = np.arange(num_rows)[own].tolist()
+            for place, residue in zip(numbers, block.residues[rows], strict=True):
+                residues[place] = residue
+    counts = np.sum([block.counts[number] for block in blocks], axis=0)
+    return Report(stop, rank_index, first_dry, counts, cursors, residues)
+
+
+def merge_reports(reports: Sequence[Report]) -> Report:
+    """The report of one rank about all the batches of a window."""
+    if len(reports) == 1:
+        return reports[0]
+    return reports[-1]._replace(
+        first_dry=min(report.first_dry for report in reports),
+        counts=np.sum([report.counts for report in reports], axis=0),
+        cursors=np.concatenate([report.cursors for report in reports]),
+        residues=[residue for report in reports for residue in report.residues],
+    )
 
 
 class Window(NamedTuple):
@@ -90,62 +94,38 @@ class Window(NamedTuple):
     world_size: int
     recipe: Recipe
 
-    def report(self, index: int, parts: Sequence[Progress]) -> Report:
-        """What a rank has to say, of the progress of its batches."""
-        if len(parts) == 1:
-            [part] = parts
-            return Report(
-                self.stop, index, part.first_dry, part.counts, [part.cursors], part.residues
-            )
-        counts: Ints = np.sum([part.counts for part in parts], axis=0)
-        residues = [residue for part in parts for residue in part.residues]
-        return Report(
-            self.stop,
-            index,
-            min(part.first_dry for part in parts),
-            counts,
-            [part.cursors for part in parts],
-            residues,
-        )
-
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], list[Report]]:
-        """Start to gather the reports of all ranks."""
-        if isinstance(exchange, NoExchange):
+        """Start to gather the reports of all ranks; the call returned waits for them."""
+        if exchange.is_alone:
             return lambda: [report]
         finish = exchange.start(self._encode(report))
         return lambda: [self._decode(message, report.counts.shape) for message in finish()]
 
     def _encode(self, report: Report) -> Ints:
-        """stop, index, first dry row, counts [streams, counts], cursors [rows, 2], sizes of
-        residues [rows], residues"""
-        arrays = [
-            np.array(report[:_HEADER], np.int64),
-            report.counts.ravel(),
-            *(part.ravel() for part in report.cursors),
-        ]
+        """stop, index, first dry row | counts | cursors | sizes of residues, residues: int64 [n]."""
+        header = np.array(report[:_HEADER], np.int64)
+        arrays = [header, report.counts.ravel(), report.cursors.ravel()]
         if report.residues:
             joined = b"".join(report.residues)
             joined += bytes(-len(joined) % 8)
-            arrays += [
-                np.array([len(residue) for residue in report.residues], np.int64),
-                np.frombuffer(joined, np.int64),
-            ]
+            sizes = np.array([len(residue) for residue in report.residues], np.int64)
+            arrays += [sizes, np.frombuffer(joined, np.int64)]
         return np.concatenate(arrays)
 
     def _decode(self, message: Ints, counts_shape: tuple[int, ...]) -> Report:
         stop, index, first_dry = message[:_HEADER].tolist()
         num_rows = len(rank_rows(self.start, self.stop, index, self.world_size))
-        _, counts, cursors, residues = np.split(
-            message, np.cumsum([_HEADER, math.prod(counts_shape), 2 * num_rows])
-        )
+        sizes = [_HEADER, math.prod(counts_shape), 2 * num_rows]
+        _, counts, cursors, residues = np.split(message, np.cumsum(sizes))
         parts = split_residues(residues[num_rows:].tobytes(), residues[:num_rows].tolist())
-        return Report(
-            stop, index, first_dry, counts.reshape(counts_shape), [cursors.reshape(-1, 2)], parts
-        )
+        counts, cursors = counts.reshape(counts_shape), cursors.reshape(-1, 2)
+        return Report(stop, index, first_dry, counts, cursors, parts)
 
     def first_dry(self, reports: Sequence[Report]) -> int:
-        """The first row of the window that a lane could not fill, by the reports of all ranks;
-        `NEVER` where there is none."""
+        """The first row of the window that a lane could not fill; `NEVER` if there is none.
+
+        Raises `RanksDisagreeError` where the ranks are at different rows.
+        """
         stops = [report.stop for report in reports]
         if any(stop != self.stop for stop in stops):
             raise RanksDisagreeError(
@@ -156,7 +136,7 @@ class Window(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What the reports of all ranks about a window say of its rows before `stop`."""
+    """The reports of all ranks about a window, of which the rows before `stop` count."""
 
     window: Window
     reports: Sequence[Report]
@@ -164,20 +144,17 @@ class Update(NamedTuple):
 
 
 def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
-    """Move lane arrays on by windows that follow each other."""
+    """Move lane arrays past consecutive windows, in place."""
     rows: list[Ints] = []
     cursors: list[Ints] = []
     residues: list[bytes] = []
     for window, reports, stop in updates:
         for report in reports:
-            own = rank_rows(window.start, window.stop, report.rank_index, window.world_size)
-            # the rows from where a lane ran dry on are void
-            known = len(rank_rows(window.start, stop, report.rank_index, window.world_size))
-            rows.append(np.arange(own.start, own.stop, own.step)[:known])
-            cursors += (
-                report.cursors if known == len(own) else [np.concatenate(report.cursors)[:known]]
-            )
-            residues += report.residues[:known]
+            # rows from the first dry one are void
+            own = rank_rows(window.start, stop, report.rank_index, window.world_size)
+            rows.append(np.arange(own.start, own.stop, own.step))
+            cursors.append(report.cursors[: len(own)])
+            residues += report.residues[: len(own)]
     recipe, all_rows = updates[0].window.recipe, np.concatenate(rows)
     lanes, components = all_rows % recipe.num_lanes, recipe.components_of(all_rows)
     # where a lane has several rows, the last one counts
@@ -186,7 +163,6 @@ def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
         [report.counts for update in updates for report in update.reports], axis=0
     )
     if arrays.residues is not None:
-        for component, lane, residue in zip(
-            components.tolist(), lanes.tolist(), residues, strict=True
-        ):
-            arrays.residues[component, lane] = residue
+        places = zip(components.tolist(), lanes.tolist(), strict=True)
+        for place, residue in zip(places, residues, strict=True):
+            arrays.residues[place] = residue

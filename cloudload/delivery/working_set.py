@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloudload.arrays import Ints
+from cloudload.arrays import NEVER, Ints
 from cloudload.delivery.world import World
 from cloudload.errors import CacheError
 from cloudload.mds.dataset import Corpus, is_in_place
 from cloudload.order.seekable import SeekableOrder
+from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.components import Component
+from cloudload.workers.plan import Plan
 
 _POSITIONS_AT_ONCE = 1 << 20
 
@@ -26,29 +28,61 @@ def check_cache_limit(
     world: World,
     downloads_at_once: int,
 ) -> None:
-    """Raises `CacheError`, with the number that would do, where `limit_bytes` is below the working
-    set of this node.
-
-    The lanes of a node go through their canonical nodes in step: a shard is in use from the first
-    to the last step at which one of its documents stands in the order of the component (sample ids
-    of an epoch). The shards that are being fetched ahead come on top.
-    """
+    """Raises `CacheError`, with the limit that would do, where `limit_bytes` is below the working set."""
     if limit_bytes is None:
         return
-    sizes = _cached_bytes(corpus)
-    needed = int(downloads_at_once * sizes.max(initial=0))
-    for component, order in zip(components, orders, strict=True):
-        # where samples are repeated, their shards come again and again, and are not in use in
-        # between
-        if component.sampling is None:
-            needed += _peak_bytes(corpus, component, order, sizes, world)
+    needed = measure_working_set(
+        corpus, components, orders, world=world, downloads_at_once=downloads_at_once
+    )
     if limit_bytes < needed:
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
-            "uses at a time. "
-            f"Raise it to {needed:,} or more, or make shuffle_block_size or "
+            f"uses at a time. Raise it to {needed:,} or more, or make shuffle_block_size or "
             "num_canonical_nodes smaller"
         )
+
+
+def measure_working_set(
+    corpus: Corpus,
+    components: Sequence[Component],
+    orders: Sequence[Ints | SeekableOrder],
+    *,
+    world: World,
+    downloads_at_once: int,
+) -> int:
+    """The most bytes of shards that this node has in use at a time, and in download on top.
+
+    The lanes of a node go through their canonical nodes in step: a shard is in use from the first to
+    the last step at which one of its documents is in the component's order of an epoch. Where samples
+    are repeated, their shards return again and again, and are not counted in between.
+    """
+    sizes = _cached_bytes(corpus)
+    needed = int(downloads_at_once * sizes.max(initial=0))
+    for component, order in zip(components, orders, strict=True):
+        if component.sampling is None:
+            needed += _peak_bytes(corpus, component, order, sizes, world)
+    return needed
+
+
+def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
+    """The orders of the epochs that this rank's lanes are in, built here and not in every worker.
+
+    Returns the latest order of each component.
+    """
+    current: list[Ints | SeekableOrder] = []
+    for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
+        orders, lanes = component.orders(plan.cache_root), component.lanes
+        last = (lanes.epochs or NEVER) - 1
+        own = np.array(world.lanes(plan.num_lanes))
+        epochs, _ = lanes.places(own, cursors[own, CURSOR_ORDINAL])
+        opened = [orders(min(last, epoch)) for epoch in np.unique(epochs)[-2:].tolist()]
+        current.append(opened[-1])
+    return current
+
+
+def count_downloads(plan: Plan, world: World) -> int:
+    """The shards that the workers of this node download at a time, at most."""
+    return plan.num_workers * world.ranks_per_node * plan.delivery.download_threads
 
 
 def _cached_bytes(corpus: Corpus) -> Ints:
@@ -67,10 +101,8 @@ def _peak_bytes(
     corpus: Corpus, component: Component, order: Ints | SeekableOrder, sizes: Ints, world: World
 ) -> int:
     """The most bytes of shards that are in use at any step of an epoch."""
-    num_nodes, num_hosts = (
-        component.order.num_canonical_nodes,
-        max(1, world.size // world.ranks_per_node),
-    )
+    num_nodes = component.order.num_canonical_nodes
+    num_hosts = max(1, world.size // world.ranks_per_node)
     is_own = np.ones(num_nodes, bool)
     if num_nodes % num_hosts == 0:
         is_own = component.lanes.hosts_of_nodes(num_hosts) == world.rank // world.ranks_per_node

@@ -66,6 +66,15 @@ class Recipe:
         """The lanes of the run."""
         return self.layout.num_lanes
 
+    @property
+    def has_row_per_document(self) -> bool:
+        """Whether each document of a finite run is exactly one row."""
+        config = self.config
+        is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
+        keeps_all = config.transform is None and config.min_tokens <= 1
+        has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
+        return is_cut and keeps_all and has_tokens and config.epochs is not None
+
     def components_of(self, rows: Ints) -> Ints:
         """The component of each row of the run."""
         return (

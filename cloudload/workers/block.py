@@ -1,5 +1,9 @@
-"""A block: one worker's rows of some consecutive batches, with their spans and the cursors after
-them."""
+"""A block: one worker's rows of some consecutive batches, and the builder that makes it.
+
+rows of the block    3 7 11 | 15 19 23          two batches, bounds 0 3 6
+cut from lanes       CutRows ─► builder.take ─► Pieces by row of the block ─► tokens, spans
+what rows do         cursors and residues after each, counts of each batch
+"""
 
 from __future__ import annotations
 
@@ -28,30 +32,33 @@ from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS,
 
 @dataclass(frozen=True)
 class Block:
-    """What one worker adds to some consecutive batches of its rank."""
+    """One worker's part of some consecutive batches of its rank."""
 
     bounds: Ints
-    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the
-    block."""
+    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the block."""
     tokens: Tokens
     """int32 [rows, seq_len], in the order of the rank's rows."""
     lengths: Ints
-    """int64 [rows]: the real tokens at the start of each row; the rest is padding. Where a plan is
-    measured, document sizes."""
+    """int64 [rows]: the real tokens at the start of each row; the rest is padding. In the phase
+    `Measuring`, the sizes of documents."""
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: list[bytes]
     """The lane's residue after each row; empty where the packing has none."""
     spans: Ints
-    """int64 [spans, 6]: row of the block, stream, epoch, sample, start, stop."""
+    """int64 [spans, 6], by `tables.SPAN_COLUMNS`; rows are those of the block."""
     counts: Ints
-    """int64 [batches, streams, counts]: what the rows of each batch add to the statistics, by
-    `stats.COUNTS`."""
+    """int64 [batches, streams, counts]: what the rows of each batch add to the statistics."""
     traffic: Traffic
     """What the worker's shard cache did since the worker's last block."""
     first_dry: int
-    """The first row of the run that its lane could not fill, from which on all is void; `NEVER`
-    where there is none."""
+    """The first row of the run that its lane could not fill; rows from there are void. `NEVER` if
+    there is none."""
+
+    @property
+    def num_batches(self) -> int:
+        """Its batches; 1 for a block of sizes."""
+        return max(1, len(self.bounds) - 1)
 
     def rows_of(self, batch: int) -> slice:
         """The rows of a batch."""
@@ -61,7 +68,7 @@ class Block:
         """The spans of a batch."""
         return slice(*self._span_bounds[batch : batch + 2])
 
-    # lists of integers, which the garbage collector has no look at
+    # the garbage collector does not track lists of plain integers
     @cached_property
     def _row_bounds(self) -> list[int]:
         bounds: list[int] = self.bounds.tolist()
@@ -78,34 +85,32 @@ class Block:
         return bool(self.lengths.min(initial=NEVER) >= self.tokens.shape[1])
 
 
-class Cut(NamedTuple):
-    """Documents, their tokens, and pieces of them by row of the block."""
+class Pieces(NamedTuple):
+    """A document table, the buffers of its tokens, and pieces of the documents by row of the block."""
 
     table: Ints
     buffers: Sequence[memoryview]
     pieces: Ints
 
     @staticmethod
-    def empty() -> Cut:
-        return Cut(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
+    def empty() -> Pieces:
+        return Pieces(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
 
-    def __add__(self, other: Cut) -> Cut:  # type: ignore[override]
-        """With the rows of `other` after these."""
+    def __add__(self, other: Pieces) -> Pieces:  # type: ignore[override]
+        """These, then the rows of `other`."""
         if not len(other.pieces):
             return self
         table, pieces = other.table.copy(), other.pieces.copy()
         table[:, BUFFER] += len(self.buffers)
         pieces[:, PIECE_DOCUMENT] += len(self.table)
-        joined = (
-            np.concatenate([self.table, table]),
-            [*self.buffers, *other.buffers],
-            np.concatenate([self.pieces, pieces]),
+        buffers = [*self.buffers, *other.buffers]
+        return Pieces(
+            np.concatenate([self.table, table]), buffers, np.concatenate([self.pieces, pieces])
         )
-        return Cut(*joined)
 
 
-class BlockRows:
-    """A block in the making: what its rows do to their lanes and to the statistics."""
+class BlockBuilder:
+    """Collects what a block's rows do to their lanes and to the statistics."""
 
     def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
         self.rows, self._bounds, self._packing = rows, bounds, packing
@@ -118,8 +123,7 @@ class BlockRows:
         self.spans = np.empty((0, len(SPAN_COLUMNS)), np.int64)
 
     def take(self, cut: CutRows, places: Ints) -> Ints:
-        """Rows of lanes that become the block's rows at `places`; returns their pieces, by row of
-        the block."""
+        """Make rows of lanes the block's rows at `places` (int64 [rows]); returns their pieces."""
         self._cursors[places] = cut.cursors
         if cut.residues is not None:
             for place, residue in zip(places.tolist(), cut.residues, strict=True):
@@ -128,12 +132,9 @@ class BlockRows:
         self._count(places[rows], streams, counts, sizes)
         pieces = cut.pieces
         pieces[:, PIECE_ROW] = places[pieces[:, PIECE_ROW]]
-        in_order: Ints = (
-            pieces
-            if (np.diff(places) > 0).all()
-            else pieces[np.argsort(pieces[:, PIECE_ROW], kind="stable")]
-        )
-        return in_order
+        if (np.diff(places) > 0).all():
+            return pieces
+        return pieces[np.argsort(pieces[:, PIECE_ROW], kind="stable")]
 
     def count_units(self, place: int, units: Ints) -> None:
         """Count documents of a tail, (stream, size) each, with the row at `place`."""
@@ -141,21 +142,9 @@ class BlockRows:
         counts = np.where(sizes == SIZE_FILTERED, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
         self._count(np.full(len(units), place), streams, counts, sizes)
 
-    def _count(self, places: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
-        self._tally(places, streams, counts, 1)
-        if self._packing.cuts:
-            self._tally(places, streams, TRUNCATED, np.maximum(0, sizes - self._packing.seq_len))
-
-    def _tally(self, places: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int) -> None:
-        """Add to the counts of the batches whose rows stand at `places`."""
-        _, num_streams, num_counts = self._counts.shape
-        np.add.at(
-            self._counts.reshape(-1),
-            (self._batches[places] * num_streams + streams) * num_counts + counts,
-            amounts,
-        )
-
-    def count_tokens(self, cut: Cut, lengths: Ints, padding_streams: Ints, first_dry: int) -> None:
+    def count_tokens(
+        self, cut: Pieces, lengths: Ints, padding_streams: Ints, first_dry: int
+    ) -> None:
         """Count the tokens of pieces, and the padding of rows before `first_dry`."""
         rows, documents, starts, stops = cut.pieces.T
         self._tally(rows, cut.table[documents, STREAM], TOKENS, stops - starts)
@@ -163,8 +152,19 @@ class BlockRows:
         short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
         self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])
 
-    def block(self, tokens: Tokens, first_dry: int, traffic: Traffic) -> Block:
-        """The block, whose tokens are these, and what it took to read them."""
+    def _count(self, places: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
+        self._tally(places, streams, counts, 1)
+        if self._packing.cuts:
+            self._tally(places, streams, TRUNCATED, np.maximum(0, sizes - self._packing.seq_len))
+
+    def _tally(self, places: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int) -> None:
+        """Add amounts to the counts of the batches that the rows at `places` belong to."""
+        _, num_streams, num_counts = self._counts.shape
+        cells = (self._batches[places] * num_streams + streams) * num_counts + counts
+        np.add.at(self._counts.reshape(-1), cells, amounts)
+
+    def build(self, tokens: Tokens, first_dry: int, traffic: Traffic) -> Block:
+        """The block with these tokens (int32 [rows, seq_len]), and the traffic of reading them."""
         return Block(
             bounds=self._bounds,
             tokens=tokens,

@@ -1,7 +1,11 @@
-"""What the workers of a rank are asked for, and what they give back: a plan, and blocks.
+"""The plan of a rank: what its workers are asked for.
 
-Plan     the recipe of the rows, the rank's place in the world, and where the lanes stand          picklable, made once
-Block    a worker's rows of some batches, with their spans and the cursors after them              arrays, never pickled
+    Plan: recipe of the rows, place in the world, position of the lanes, phase
+      └─► pickled to each worker ─► read_blocks ─► Block, Block, …
+
+A run is in one of three phases. Only a finite run (`epochs=N`) leaves the first:
+
+    Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged ──► InTail ──► end
 """
 
 from __future__ import annotations
@@ -20,10 +24,35 @@ from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.tokenization.backend import Choice
 
-# enough in one call that the tokenizer's work hides ours, and not so much that anybody waits for it
+# large enough to amortize the overhead of a call, small enough to keep latency low
 _ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024}
 _TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Rows come from the lanes."""
+
+    start: int = NEVER
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """The lanes ended at row `start`: workers report the sizes of the documents that are left."""
+
+    start: int
+
+
+@dataclass(frozen=True)
+class InTail:
+    """The lanes ended at row `start`: the rows from there come from the tail."""
+
+    start: int
+    tail: Tail
+
+
+Phase = Steady | Measuring | InTail
 
 
 @dataclass(frozen=True)
@@ -33,20 +62,14 @@ class Plan:
     recipe: Recipe
     delivery: DeliveryConfig
     backend: Choice
-    """By what documents are encoded."""
+    """The tokenizer backend that encodes documents."""
     cache_root: Path
     world_index: int
     world_size: int
     num_workers: int
     position: Position
-    """From where they go on."""
-    is_measured: bool = False
-    """Whether the sizes of all documents that the lanes have left are asked for, in place of
-    rows."""
-    tail_start: int = NEVER
-    """The row at which the lanes ended."""
-    tail: Tail | None = None
-    """Where the rows from there on come from."""
+    """The position to continue from."""
+    phase: Phase
 
     @property
     def num_lanes(self) -> int:
@@ -54,24 +77,31 @@ class Plan:
         return self.recipe.num_lanes
 
     @property
+    def tail(self) -> Tail | None:
+        """The tail, once it is packed."""
+        return self.phase.tail if isinstance(self.phase, InTail) else None
+
+    @property
     def batches_at_once(self) -> int:
-        """The batches whose blocks every worker makes at once."""
+        """The number of batches in a block; the same for every worker."""
         rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
         most = _ROWS_AT_ONCE[self.backend.name]
-        return max(
-            1, min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len) // rows_of_worker
-        )
+        most = min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len)
+        return max(1, most // rows_of_worker)
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of a batch, all ranks together."""
+        return self.delivery.batch_size * self.world_size
 
     @property
     def window_start(self) -> int:
-        """The row from which on rows have yet to be exchanged."""
-        return (
-            self.position.table_rows if self.position.rows < self.tail_start else self.position.rows
-        )
+        """The first row that has yet to be exchanged."""
+        position = self.position
+        return position.table_rows if position.rows < self.phase.start else position.rows
 
     def replays(self) -> Iterator[tuple[int, int]]:
-        """The stretches [start, stop) of rows that are read again, each for one block of each
-        worker."""
+        """The ranges [start, stop) of rows that are read again, each as one block of each worker."""
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)
@@ -85,14 +115,14 @@ class Plan:
         return rank_rows(start, stop, self.world_index, self.world_size)
 
     def worker_places(self, rows: range) -> list[slice | Ints]:
-        """Where the rows of each worker stand among the rank's `rows`."""
+        """For each worker, the indices of its rows in the rank's `rows`: int64 [rows], or a slice."""
         if self.num_workers == 1:
             return [slice(None)]
         workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
         return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
 
     def worker_rows(self, worker: int, start: int, stop: int) -> Ints:
-        """The rows of one worker of this rank among [start, stop)."""
+        """The rows of one worker among [start, stop): int64 [rows], ascending."""
         rows = self.rank_rows(start, stop)
         numbers = np.arange(rows.start, rows.stop, rows.step)
         own: Ints = numbers[self.worker_places(rows)[worker]]

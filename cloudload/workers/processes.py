@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.system.open_files import allow_descriptors
@@ -195,26 +195,25 @@ def _work(plan: Plan, number: int, ring: Ring, slots_each: int, connection: Conn
         connection.send(_Failed(traceback.format_exc()))
 
 
-class BatchParts(NamedTuple):
-    """The workers' blocks that have a batch, and which of their batches it is."""
-
-    blocks: list[Block]
-    number: int
-
-
-def inline_blocks(plan: Plan) -> Iterator[BatchParts]:
-    """The blocks of each batch, made in this process."""
+def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
+    """A block of each worker, again and again, made in this process."""
     workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
     try:
         while True:
-            yield from _by_batch([next(worker) for worker in workers])
+            yield [next(worker) for worker in workers]
     finally:
         for worker in workers:
             worker.close()  # type: ignore[attr-defined]
 
 
-def process_blocks(plan: Plan) -> Iterator[BatchParts]:
-    """The blocks of each batch, from worker processes that run ahead."""
+def process_blocks(plan: Plan) -> Iterator[list[Block]]:
+    """A block of each worker, again and again, from worker processes that run ahead.
+
+        worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
+        worker 1    [batch 0] [batches 1 and 2] [batches 3 to 6] …
+
+    The tokens of a block are valid until the next blocks are asked for.
+    """
     # the block that is being read, and at least two beyond it
     slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
     ring = Ring(plan.num_workers * slots_each, slot_bytes(plan))
@@ -228,11 +227,7 @@ def process_blocks(plan: Plan) -> Iterator[BatchParts]:
             packed = [block for worker in workers if (block := worker.receive()) is not None]
             if len(packed) < len(workers):
                 return
-            yield from _by_batch([unpack_block(block, ring) for block in packed])
+            yield [unpack_block(block, ring) for block in packed]
     finally:
-        # not left to the collector: the next iteration must not fork beside these
+        # not left to the garbage collector: the next iteration must not fork beside these
         end_workers(workers)
-
-
-def _by_batch(blocks: list[Block]) -> Iterator[BatchParts]:
-    return (BatchParts(blocks, number) for number in range(max(1, len(blocks[0].bounds) - 1)))

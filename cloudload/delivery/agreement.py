@@ -1,0 +1,48 @@
+"""What ranks must agree on before they exchange anything."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from cloudload.config import EPOCH, DeliveryConfig
+from cloudload.delivery.world import World
+from cloudload.errors import RanksDisagreeError
+from cloudload.run.position import Position
+from cloudload.run.recipe import Recipe
+
+_RANKS_PER_NODE = "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks)"
+
+
+def list_facts(
+    recipe: Recipe, delivery: DeliveryConfig, world: World, position: Position
+) -> dict[str, Any]:
+    """The facts to compare, by the name that an error gives them."""
+    residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
+    return {
+        **recipe.fields,
+        "seq_len": recipe.config.seq_len,
+        "mixture": recipe.mixture.to_json(),
+        "batch_size": delivery.batch_size,
+        "tail": delivery.tail,
+        "exchange_every": delivery.exchange_every,
+        "stop_every": delivery.stop_every,
+        "world_size": world.size,
+        _RANKS_PER_NODE: world.ranks_per_node,
+        "rows": position.rows,
+        "table_rows": position.table_rows,
+        "cursors": hashlib.sha256(position.cursors.tobytes() + residues).hexdigest()[:16],
+    }
+
+
+def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
+    """Raises `RanksDisagreeError` where ranks that cannot communicate would have to end together."""
+    epochs = recipe.config.epochs
+    if epochs is None and delivery.stop_every != EPOCH:
+        return
+    end = f"epochs={epochs}" if epochs else "stop_every='epoch'"
+    raise RanksDisagreeError(
+        f"{end} on {world.size} ranks: to end on the same step they have to communicate. "
+        "Initialize torch.distributed before iterating, or leave "
+        f"{end.partition('=')[0]} out and use take(n)"
+    )

@@ -1,0 +1,157 @@
+"""What a loader settled: each value, and whether it was given, or taken from the data, a state, or
+a default."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cloudload.config import AUTO
+from cloudload.delivery.working_set import (
+    count_downloads,
+    measure_working_set,
+    open_current_orders,
+)
+from cloudload.delivery.world import World
+from cloudload.workers.plan import Plan
+
+GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One settled value."""
+
+    name: str
+    value: Any
+    origin: str
+    """`given`, `from the data`, `from the state` or `default`."""
+    note: str = ""
+
+    def __str__(self) -> str:
+        shown = f"{self.value:,}" if type(self.value) is int else str(self.value)
+        return f"{shown} {self.note}".rstrip()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `CloudLoader.describe` returns: text in a terminal, a table in a notebook."""
+
+    title: str
+    settings: tuple[Setting, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a setting. Raises `KeyError` for a name that there is not."""
+        return {setting.name: setting.value for setting in self.settings}[name]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values by name, as plain JSON types."""
+        return {setting.name: setting.value for setting in self.settings}
+
+    def __str__(self) -> str:
+        rows = [(setting.name, str(setting), setting.origin) for setting in self.settings]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines = [
+            f"  {name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows
+        ]
+        return "\n".join([self.title, *(line.rstrip() for line in lines)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        cells = [
+            "".join(f"<td>{html.escape(text)}</td>" for text in (each.name, str(each), each.origin))
+            for each in self.settings
+        ]
+        rows = "".join(f"<tr>{row}</tr>" for row in cells)
+        head = "<tr><th>setting</th><th>value</th><th>origin</th></tr>"
+        return f"<table><caption>{html.escape(self.title)}</caption>{head}{rows}</table>"
+
+
+def describe(title: str, plan: Plan, world: World, *, is_resumed: bool) -> Description:
+    """Describe a plan. Builds the orders of the epochs that the lanes are in, as iterating would."""
+    settings = [
+        *_layout(plan, is_resumed),
+        *_rows(plan),
+        *_tokenizer(plan),
+        *_ranks(plan, world),
+        *_cache(plan, world),
+        *_streams(plan),
+    ]
+    return Description(title, tuple(settings))
+
+
+def _layout(plan: Plan, is_resumed: bool) -> Iterator[Setting]:
+    config, layout = plan.recipe.config, plan.recipe.layout
+    settled = STATE if is_resumed else DATA
+    yield Setting("num_lanes", layout.num_lanes, GIVEN if config.num_lanes else settled)
+    origin = GIVEN if config.num_canonical_nodes else settled
+    yield Setting("num_canonical_nodes", _join(layout.canonical_nodes), origin)
+    if config.shuffle:
+        origin = GIVEN if config.shuffle_block_size else settled
+        blocks = layout.shuffle_block_sizes
+        yield Setting("shuffle_block_size", _join(blocks), origin, "documents")
+
+
+def _rows(plan: Plan) -> Iterator[Setting]:
+    config = plan.recipe.config
+    yield Setting("seq_len", config.seq_len, GIVEN, "tokens")
+    names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "text_key", "min_tokens"]
+    for name in names + ["open_rows"] * (config.packing == "best_fit"):
+        yield _option(config, name)
+
+
+def _option(config: Any, name: str) -> Setting:
+    defaults = {option.name: option.default for option in fields(config)}
+    value = getattr(config, name)
+    return Setting(name, value, DEFAULT if value == defaults[name] else GIVEN)
+
+
+def _tokenizer(plan: Plan) -> Iterator[Setting]:
+    spec, backend = plan.recipe.tokenizer, plan.backend
+    name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
+    note = f"({spec.vocab_size:,} ids, fingerprint {spec.fingerprint[:12]})"
+    yield Setting("tokenizer", name, GIVEN, note)
+    origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
+    reason = f"({backend.reason})" if backend.reason else f"({backend.versions})"
+    yield Setting("tokenizer_backend", backend.name, origin, reason)
+
+
+def _ranks(plan: Plan, world: World) -> Iterator[Setting]:
+    yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows a rank")
+    yield Setting("global_batch", plan.global_batch, DATA, f"rows on {world.size:,} ranks")
+    origin = _option(plan.delivery, "num_workers").origin
+    yield Setting("num_workers", plan.num_workers, origin, "a rank")
+
+
+def _cache(plan: Plan, world: World) -> Iterator[Setting]:
+    recipe = plan.recipe
+    needed = measure_working_set(
+        recipe.corpus,
+        recipe.components,
+        open_current_orders(plan, world),
+        world=world,
+        downloads_at_once=count_downloads(plan, world),
+    )
+    yield Setting("working_set_bytes", needed, DATA, "of shards on this node at a time")
+    limit = plan.delivery.cache_limit_bytes()
+    yield Setting("cache_limit_bytes", limit, DEFAULT if limit is None else GIVEN)
+    yield Setting("local", str(plan.cache_root), GIVEN if plan.delivery.local else DEFAULT)
+
+
+def _streams(plan: Plan) -> Iterator[Setting]:
+    recipe = plan.recipe
+    weights = dict(zip(recipe.mixture.names, recipe.mixture.schedule[-1][1], strict=True))
+    for stream, label in enumerate(recipe.labels):
+        dataset = recipe.corpus.datasets[stream]
+        samples = sum(shard.samples for shard in dataset.shards)
+        share = f", weight {weights[label]:g}" if recipe.config.is_mixed else ""
+        note = f"samples in {len(dataset.shards):,} shards{share}"
+        yield Setting(f"stream {label}", samples, DATA, note)
+
+
+def _join(numbers: tuple[int, ...]) -> int | str:
+    return numbers[0] if len(set(numbers)) == 1 else ", ".join(f"{number:,}" for number in numbers)

@@ -1,0 +1,62 @@
+"""Where a loader runs: its world, how its ranks exchange messages, and where its workers run.
+
+    Environment              torch.distributed and worker processes
+    cloudload.testing's      ranks in threads of one process, workers inline
+
+A loader takes the environment that is current when it is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from cloudload.config import DeliveryConfig
+from cloudload.delivery.exchange import DistributedExchange, Exchange
+from cloudload.delivery.world import World, find_world
+from cloudload.workers.block import Block
+from cloudload.workers.plan import Plan
+from cloudload.workers.processes import inline_blocks, process_blocks
+
+
+class Environment:
+    """The processes of a job."""
+
+    def find_world(self, delivery: DeliveryConfig) -> World:
+        """The ranks as they are now: torch.distributed may be initialized after the loader is made."""
+        return find_world(delivery.dp_rank, delivery.dp_world_size)
+
+    def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
+        """The exchange with the other ranks; takes all processes."""
+        import torch.distributed as dist
+
+        # the processes of a single rank compare their facts where a mesh names them; a rank that was
+        # given by number may be alone
+        has_others = delivery.has_mesh or self.find_world(delivery).size > 1
+        is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if has_others and is_ready:
+            return DistributedExchange(delivery.exchange_timeout_s)
+        return Exchange()
+
+    def open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
+        """Start the workers of a plan."""
+        return process_blocks(plan) if plan.delivery.num_workers else inline_blocks(plan)
+
+
+_current: ContextVar[Environment | None] = ContextVar("cloudload_environment", default=None)
+
+
+def current_environment() -> Environment:
+    """The environment for a loader that is made now."""
+    return _current.get() or Environment()
+
+
+@contextlib.contextmanager
+def use_environment(environment: Environment) -> Iterator[None]:
+    """Make an environment the current one."""
+    token = _current.set(environment)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,93 @@
+"""The run log: the last positions that were handed out, what was left at the end, how batches came.
+
+    iteration ── record, record_end ──► RunLog ◄── state_dict, stats, seek ── loader
+
+The loader owns it and the iteration writes to it; neither holds the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.run.position import Position
+from cloudload.run.recipe import Recipe
+from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
+from cloudload.tokenization.backend import Choice
+
+_KEPT_POSITIONS = 4
+
+
+class RunLog:
+    """Where a run is, for one loader."""
+
+    def __init__(self, position: Position) -> None:
+        self.meter = DeliveryMeter()
+        self.start_at(position)
+
+    def start_at(self, position: Position) -> None:
+        """Continue from a position that was loaded."""
+        self.started_at, self.has_read = position, False
+        self.move_to(position)
+
+    def move_to(self, position: Position) -> None:
+        """Continue from a later position, which was not reached by reading."""
+        self._positions: deque[Position] = deque([position], maxlen=_KEPT_POSITIONS)
+        self.record_end(0, np.zeros_like(position.counts))
+
+    def record(self, position: Position) -> None:
+        """A batch was handed out, or skipped."""
+        self.has_read = True
+        self._positions.append(position)
+
+    def record_end(self, dropped: int, uncounted: Ints) -> None:
+        """The data ended: `dropped` tokens are left over, and `uncounted` is what no row counts."""
+        self._dropped, self._uncounted = dropped, uncounted
+
+    @property
+    def position(self) -> Position:
+        """The position after the last batch."""
+        return self._positions[-1]
+
+    @property
+    def last_step(self) -> tuple[Position, Position]:
+        """The positions before and after the last batch; equal before the first."""
+        return self._positions[-min(2, len(self._positions))], self._positions[-1]
+
+    def past(self, lag: int) -> Position:
+        """The position `lag` batches ago. Raises `ValueError` for one that is not kept."""
+        if not 0 <= lag < _KEPT_POSITIONS:
+            raise ValueError(f"lag is {lag!r}; it must be from 0 to {_KEPT_POSITIONS - 1}")
+        if lag >= len(self._positions):
+            handed_out = len(self._positions) - 1
+            raise ValueError(f"lag is {lag}, but only {handed_out} batches were handed out")
+        return self._positions[-1 - lag]
+
+    def stats(self, recipe: Recipe, backend: Choice) -> Stats:
+        """What the run has read so far."""
+        position = self.position
+        totals = position.counts + self._uncounted
+        num_tokens = max(1, int(totals[:, TOKENS].sum()))
+        streams = {}
+        for component in recipe.components:
+            num_read = int(totals[component.streams][:, READ].sum())
+            for stream in component.streams:
+                each = dict(zip(COUNTS, totals[stream].tolist(), strict=True))
+                del each["padding"]
+                streams[recipe.labels[stream]] = StreamStats(
+                    **each,
+                    epoch=num_read / component.lanes.num_positions,
+                    share=each["tokens"] / num_tokens,
+                )
+        return Stats(
+            rows=position.rows,
+            **dict(zip(COUNTS, totals.sum(axis=0).tolist(), strict=True)),
+            skipped_rows=sum(stop - start for start, stop in position.skipped),
+            dropped=self._dropped,
+            streams=streams,
+            delivery=self.meter.stats(),
+            tokenizer_backend=backend.name,
+            tokenizer_backend_reason=backend.reason,
+        )

@@ -1,0 +1,101 @@
+"""How all ranks come to the same tail, once a lane of a finite run cannot fill its row.
+
+    each rank: sizes of the documents that its lanes have left ─► one message ─► exchanged
+    every rank: sizes by lane ─► packed as one sequence ─► the same Tail
+
+The plan is one in the phase `Measuring`; its position is where the lanes ended.
+
+    message    virtual index | tokens of this rank's last rows of lanes | sizes, lane after lane
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.packing.tables import CURSOR_ORDINAL, SIZE_ABSENT, UNIT_SIZE
+from cloudload.packing.tail import Stages, Tail, pack_tail
+from cloudload.stats import EMPTY, FILTERED
+from cloudload.workers.block import Block
+from cloudload.workers.plan import Plan
+
+_HEADER = 2
+
+
+def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
+    """The message of this rank (int64 [n]), from its workers' blocks of sizes."""
+    sizes: dict[int, Ints] = {}
+    for worker, block in enumerate(blocks):
+        lanes = plan.own_lanes(worker)
+        stops = np.cumsum([_num_left(plan, lane) for lane in lanes])
+        sizes.update(zip(lanes, np.split(block.lengths, stops[:-1]), strict=True))
+    header = [plan.world_index, tokens_before_end]
+    return np.concatenate([header, *(sizes[lane] for lane in sorted(sizes))])
+
+
+def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
+    """The tail, from the messages of all ranks; `stages` are its rows that were read before.
+
+    Raises `StreamChangedError` where the state does not fit the documents, and `DatasetError` where
+    the whole run has no token.
+    """
+    ended = plan.position
+    try:
+        tail = pack_tail(
+            plan.recipe.packing,
+            start_row=plan.phase.start,
+            stages=stages,
+            cursors=ended.cursors[0],
+            residues=[ended.residue(0, lane) for lane in range(plan.num_lanes)],
+            sizes=_sizes_by_lane(plan, messages),
+        )
+    except ValueError as error:
+        raise StreamChangedError(
+            f"{error}. The state is damaged, or of another corpus, tokenizer or transform"
+        ) from error
+    if not tail.end:
+        raise DatasetError(
+            f"no document of {', '.join(plan.recipe.labels)} gave a token: all are empty, or "
+            "filtered out by the transform or min_tokens"
+        )
+    return tail
+
+
+def sum_tokens(messages: Sequence[Ints]) -> int:
+    """The tokens of the last rows of lanes, of all ranks."""
+    return sum(int(message[1]) for message in messages)
+
+
+def count_units(plan: Plan, units: Ints) -> Ints:
+    """What documents without a token add to the statistics where no row is left to count them with.
+
+    `units` is int64 [units, 5]; returns int64 [streams, counts].
+    """
+    recipe = plan.recipe
+    [component] = recipe.components
+    orders, counts = component.orders(plan.cache_root), np.zeros_like(plan.position.counts)
+    for lane, ordinal, _, _, size in units[units[:, UNIT_SIZE] != SIZE_ABSENT].tolist():
+        epoch, place = component.lanes.place(lane, ordinal)
+        stream = recipe.corpus.streams_of(orders(epoch)[place])
+        counts[stream, FILTERED if size < 0 else EMPTY] += 1
+    return counts
+
+
+def _sizes_by_lane(plan: Plan, messages: Sequence[Ints]) -> list[Ints]:
+    sizes: list[Ints] = [np.empty(0, np.int64)] * plan.num_lanes
+    for message in messages:
+        lanes = range(int(message[0]), plan.num_lanes, plan.world_size)
+        stops = _HEADER + np.cumsum([_num_left(plan, lane) for lane in lanes])
+        parts = np.split(message, [_HEADER, *stops.tolist()])[1:-1]
+        for lane, part in zip(lanes, parts, strict=True):
+            sizes[lane] = part
+    return sizes
+
+
+def _num_left(plan: Plan, lane: int) -> int:
+    """The ordinals that a lane has left where the lanes ended."""
+    end = plan.recipe.components[0].lanes.end(lane) or 0
+    return end - int(plan.position.cursors[0, lane, CURSOR_ORDINAL])

@@ -1,0 +1,64 @@
+"""Every option is explained once, below the dataclass field that holds it; `help` shows it too.
+
+seq_len: int            ─► explained ─►    Args:
+\"\"\"Tokens a row.\"\"\"                            seq_len: Tokens a row.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import textwrap
+from collections.abc import Iterable
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+C = TypeVar("C", bound=type)
+
+
+def explained(cls: C) -> C:
+    """Add the fields of a dataclass to its docstring."""
+    cls.__doc__ = f"{cls.__doc__}\n\nArgs:\n{explain_fields(fields(cls), field_docs(cls))}"
+    return cls
+
+
+def explain_fields(options: Iterable[Field[Any]], docs: dict[str, str]) -> str:
+    """The options as the lines of an `Args` section, with their defaults."""
+    lines = []
+    for option in options:
+        default = "" if option.default is MISSING else f" Default: `{option.default!r}`."
+        lines += textwrap.wrap(
+            f"{option.name}: {docs[option.name]}{default}",
+            width=96,
+            initial_indent="    ",
+            subsequent_indent="        ",
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring below each field of a class, on one line; empty where there is no source."""
+    found = dict.fromkeys((option.name for option in fields(cls)), "")
+    for statement in _parse_module(cls.__module__):
+        if isinstance(statement, ast.ClassDef) and statement.name == cls.__name__:
+            for field, text in zip(statement.body, statement.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    found[field.target.id] = _text_of(text)
+    return found
+
+
+def _text_of(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return " ".join(str(statement.value.value).split())
+    return ""
+
+
+@cache
+def _parse_module(name: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(Path(str(sys.modules[name].__file__)).read_text("utf-8")).body
+    except OSError:
+        return []

@@ -1,0 +1,162 @@
+"""Keep the lanes of a worker filled: read their next documents until the wanted rows are there.
+
+lanes short of tokens ─► so many documents, by their mean size ─► find ─► prefetch
+                                                 packer ◄─ tokenize ◄─ read ◄─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloudload.arrays import NEVER, Flags, Ints, count_within
+from cloudload.errors import DatasetError
+from cloudload.packing.best_fit_lanes import BestFitLanes
+from cloudload.packing.concat_lanes import ConcatLanes
+from cloudload.packing.lane_packer import CutRows, LaneRows, PackerLanes
+from cloudload.packing.packers import Packing
+from cloudload.packing.tables import (
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    FLAT_LANE,
+    SIZE,
+    Documents,
+)
+from cloudload.workers.documents import LaneDocuments, Places
+from cloudload.workers.plan import Plan
+from cloudload.workers.prefetch import ReadAhead
+
+_GUESSED_BYTES_PER_TOKEN = 4
+_GUESS_WEIGHT_DOCUMENTS = 64
+_MOST_DOCUMENTS_OF_LANE = 64
+# how many times the missing tokens are read at once: a call costs as much as some documents, and
+# documents that wait take memory
+_MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
+
+
+def open_lane_rows(
+    packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
+) -> LaneRows:
+    """The packers of lanes at `cursors` (int64 [flat_lanes, 2]) with `residues`."""
+    if packing.name == "concat":
+        return ConcatLanes(packing.seq_len, num_lanes, cursors)
+    if packing.name == "best_fit":
+        return BestFitLanes(packing, num_lanes, cursors, residues)
+    return PackerLanes(packing, num_lanes, cursors, residues)
+
+
+class LaneReader:
+    """Reads the documents of one worker's lanes into their packers. Lanes are flat lanes."""
+
+    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
+        self._components, self._num_lanes = plan.recipe.components, plan.num_lanes
+        self._documents, self._labels = documents, plan.recipe.labels
+        position = plan.position
+        cursors = position.cursors.reshape(-1, 2)
+        residues = None if position.residues is None else position.residues.ravel().tolist()
+        self._packer = open_lane_rows(plan.recipe.packing, plan.num_lanes, cursors, residues)
+        self.next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
+        """The next document of each lane: int64 [flat_lanes]."""
+        self.ends = _find_ends(plan)
+        """The ordinal at which each lane has read all epochs: int64 [flat_lanes]."""
+        self.begun = np.where(cursors[:, CURSOR_OFFSET] > 0, self.next_ordinals, -1)
+        """The document that each lane's first cursor is inside of, or -1: int64 [flat_lanes]."""
+        self._barren = np.zeros(len(cursors), np.int64)
+        """Documents of each lane without a token since the last one that had some."""
+        self._mean_tokens = np.array(
+            [
+                max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
+                for each in self._components
+            ]
+        )
+        num_own = len(plan.own_lanes(worker)) * len(self._components)
+        waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
+        self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, _MOST_EAGERNESS))
+        self._prefetch = ReadAhead(plan, worker, documents, self.next_ordinals, self.ends)
+
+    def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
+        """The next `wanted` rows of each lane (int64 [lanes] both), fewer where its end is reached.
+
+        `is_awaited` while the training loop waits for its first batch: then no more is fetched than
+        these rows need. Raises `ValueError` for a cursor or residue that does not fit the documents.
+        """
+        self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
+        self._prefetch.build_orders(lanes)
+        return self._packer.cut(lanes, wanted)
+
+    def _fill(self, lanes: Ints, wanted: Ints, eagerness: float, is_awaited: bool) -> None:
+        """Read each lane until it has the wanted rows, or reaches its end."""
+        again = self._packer.unread(lanes)
+        if len(again[0]):
+            self._add(self._documents.find(*again), is_awaited, again=True)
+        means = self._mean_tokens[lanes // self._num_lanes]
+        while True:
+            missing = self._packer.missing(lanes, wanted)
+            room = self.ends[lanes] - self.next_ordinals[lanes]
+            short = np.flatnonzero((missing > 0) & (room > 0))
+            if not len(short):
+                return
+            lanes, wanted, means = lanes[short], wanted[short], means[short]
+            numbers = np.ceil(eagerness * missing[short] / means).astype(np.int64)
+            numbers = np.minimum(np.clip(numbers, 1, _MOST_DOCUMENTS_OF_LANE), room[short])
+            repeated = np.repeat(lanes, numbers)
+            ordinals = self.next_ordinals[repeated] + count_within(numbers)
+            self.next_ordinals[lanes] += numbers
+            self._add(self._documents.find(repeated, ordinals), is_awaited)
+            eagerness *= 2
+
+    def _add(self, places: Places, is_awaited: bool, *, again: bool = False) -> None:
+        """Pack documents of lanes; `again` where they were packed before a state was saved."""
+        if not len(places):
+            return
+        self._prefetch.fetch(places, is_awaited=is_awaited)
+        has_begun: Flags = (self.begun[places.flat_lanes] == places.ordinals) | again
+        documents = self._documents.read(places, has_begun if has_begun.any() else None)
+        self._packer.add(documents, has_begun)
+        if not again:
+            self._learn_sizes(documents)
+
+    def _learn_sizes(self, documents: Documents) -> None:
+        sizes, lanes = documents.table[:, SIZE].copy(), documents.table[:, FLAT_LANE].copy()
+        components = lanes // self._num_lanes
+        for component in np.unique(components).tolist():
+            own = sizes[components == component]
+            weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
+            mean = self._mean_tokens[component]
+            self._mean_tokens[component] += weight * (max(1.0, own.mean()) - mean)
+        if sizes.all():
+            self._barren[lanes] = 0
+        else:
+            self._count_barren(lanes, sizes)
+
+    def _count_barren(self, flat_lanes: Ints, sizes: Ints) -> None:
+        lanes, firsts = np.unique(flat_lanes, return_index=True)
+        numbers = np.diff(np.append(firsts, len(flat_lanes)))
+        last_full = np.maximum.reduceat(np.where(sizes > 0, np.arange(len(sizes)), -1), firsts)
+        trailing = firsts + numbers - 1 - last_full
+        self._barren[lanes] = np.where(last_full >= firsts, trailing, self._barren[lanes] + numbers)
+        for lane in lanes[last_full < firsts].tolist():
+            self._check_barren(lane)
+
+    def _check_barren(self, flat_lane: int) -> None:
+        """Raises `DatasetError` for an endless lane that a whole epoch of documents gave no token."""
+        place, lane = divmod(flat_lane, self._num_lanes)
+        component = self._components[place]
+        is_endless = component.lanes.epochs is None
+        if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
+            urls = ", ".join(self._labels[stream] for stream in component.streams)
+            raise DatasetError(
+                f"a whole epoch of lane {lane} of {urls} gave no token: all its documents are empty "
+                "or filtered out. Use more documents, fewer lanes (num_lanes), an eos, or another "
+                "transform or min_tokens"
+            )
+
+
+def _find_ends(plan: Plan) -> Ints:
+    ends = [
+        NEVER if (end := component.lanes.end(lane)) is None else end
+        for component in plan.recipe.components
+        for lane in range(plan.num_lanes)
+    ]
+    return np.array(ends, np.int64)

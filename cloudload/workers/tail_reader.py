@@ -1,0 +1,121 @@
+"""A worker's part in the end of a finite run: the sizes of the documents left, and the tail's rows.
+
+    Measuring    lanes ─► documents left in each ─► their sizes, to be exchanged
+    InTail       tail ─► pieces of this worker's rows ─► documents of any lane, read when needed
+
+The rows of a tail hold documents of all lanes, and are shared out to the workers like rows of lanes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.arrays import Ints, count_within
+from cloudload.errors import StreamChangedError
+from cloudload.packing.lane_packer import own_documents
+from cloudload.packing.tables import (
+    BUFFER,
+    COUNT,
+    PIECE_DOCUMENT,
+    SIZE,
+    SIZE_ABSENT,
+    SIZE_FILTERED,
+    TAIL_UNIT,
+    UNIT_LANE,
+    UNIT_ORDINAL,
+    UNIT_SIZE,
+)
+from cloudload.packing.tail import Tail
+from cloudload.run.recipe import Recipe
+from cloudload.stats import FILTERED
+from cloudload.workers.block import BlockBuilder, Pieces
+from cloudload.workers.documents import LaneDocuments
+
+_DOCUMENTS_AT_ONCE = 256
+
+
+def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, begun: Ints) -> Ints:
+    """The sizes of the documents that lanes have left, lane after lane: int64 [documents].
+
+    `own` are the lanes (int64 [lanes]), `heads` and `ends` the ordinals between which they are left,
+    `begun` the document that each is inside of. A hole at the end of an epoch is `SIZE_ABSENT`, a
+    document that is filtered out `SIZE_FILTERED`.
+
+        heads [3 5]  ends [5 6]      ─►      sizes of lane 0's 3 and 4, then of lane 1's 5
+    """
+    numbers = ends - heads
+    lanes = np.repeat(own, numbers)
+    firsts = np.cumsum(numbers) - numbers
+    ordinals = np.repeat(heads, numbers) + count_within(numbers)
+    sizes = np.full(len(lanes), SIZE_ABSENT, np.int64)
+    canonical = np.lexsort((lanes, ordinals))
+    places = documents.find(lanes[canonical], ordinals[canonical])
+    for first in range(0, len(places), _DOCUMENTS_AT_ONCE):
+        chunk = places[slice(first, first + _DOCUMENTS_AT_ONCE)]
+        documents.prefetch(places.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
+        place = np.searchsorted(own, chunk.flat_lanes)
+        table = documents.read(chunk, begun[place] == chunk.ordinals).table
+        is_filtered = table[:, COUNT] == FILTERED
+        found = np.where(is_filtered, SIZE_FILTERED, table[:, SIZE])
+        sizes[firsts[place] + chunk.ordinals - heads[place]] = found
+    return sizes
+
+
+class TailReader:
+    """Cuts a worker's rows of a tail, and holds the documents that its last rows were cut from."""
+
+    def __init__(self, recipe: Recipe, documents: LaneDocuments) -> None:
+        self._recipe, self._documents = recipe, documents
+        self._held: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
+
+    def cut(self, block: BlockBuilder, tail: Tail, first_place: int) -> Pieces:
+        """The pieces of the block's rows from `first_place` on; counts the units that they finish."""
+        units: list[Ints] = []
+        pieces: list[Ints] = []
+        for place in range(first_place, len(block.rows)):
+            row = int(block.rows[place])
+            of_row = tail.row_pieces(row)
+            units.append(tail.units[of_row[:, TAIL_UNIT]])
+            pieces.append(np.column_stack([np.full(len(of_row), place), of_row]))
+            block.count_units(place, self._find_units(tail.row_units(row)))
+        if not any(map(len, units)):
+            return Pieces.empty()
+        return self._join(np.concatenate(units), np.concatenate(pieces))
+
+    def _join(self, units: Ints, pieces: Ints) -> Pieces:
+        keys = list(zip(units[:, UNIT_LANE].tolist(), units[:, UNIT_ORDINAL].tolist(), strict=True))
+        self._read(keys)
+        self._check_sizes(units)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        table = np.stack([self._held[key][0] for key in numbers])
+        table[:, BUFFER] = np.arange(len(table))
+        pieces[:, PIECE_DOCUMENT] = [numbers[key] for key in keys]
+        return Pieces(table, [self._held[key][1] for key in numbers], pieces)
+
+    def _check_sizes(self, units: Ints) -> None:
+        for lane, ordinal, _, stop, size in units.tolist():
+            found = int(self._held[lane, ordinal][0][SIZE])
+            if size == SIZE_ABSENT and found != stop:
+                raise StreamChangedError(
+                    f"lane {lane}: document {ordinal} had {stop} tokens, and now has {found}. "
+                    "The state is damaged, or of another corpus, tokenizer or transform"
+                )
+
+    def _read(self, keys: list[tuple[int, int]]) -> None:
+        """Hold these documents, and let go of all others."""
+        held = {key: self._held[key] for key in keys if key in self._held}
+        missing = [key for key in dict.fromkeys(keys) if key not in held]
+        if missing:
+            lanes, ordinals = np.array(missing, np.int64).T
+            places = self._documents.find(lanes, ordinals)
+            # whether one is filtered out was settled when it was measured
+            read = own_documents(self._documents.read(places, np.ones(len(places), np.bool_)))
+            held |= dict(zip(missing, read, strict=True))
+        self._held = held
+
+    def _find_units(self, units: Ints) -> Ints:
+        """(stream, size) of the units that have yet to be counted: int64 [units, 2]."""
+        units = units[units[:, UNIT_SIZE] != SIZE_ABSENT]
+        places = self._documents.find(units[:, UNIT_LANE], units[:, UNIT_ORDINAL])
+        streams = self._recipe.corpus.streams_of(places.samples)
+        return np.column_stack([streams, units[:, UNIT_SIZE]])
