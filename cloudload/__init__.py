@@ -1,47 +1,82 @@
 """Pretrain straight from object storage: raw text in MDS shards, tokenized and packed on the fly,
-resumable to the token."""
+resumable to the token.
+
+    convert_to_mds ─► shards on S3, GCS, … ─► CloudLoader ─► Batch ─► training loop
+                                                  │ ▲
+                                     state_dict() ▼ │ load_state_dict()
+
+    loader.py         what users hold; `config` has its options, `batch` and `stats` what it gives
+      order           which document comes when           ┐
+      tokenization    text to ids                         │ which tokens, in which order
+      packing         documents to rows                   │
+      run             what a run is, and where it is      ┘
+      storage         objects by URL                      ┐
+      mds             the shard format                    │
+      cache           shards on this node                 │ how they arrive
+      workers         documents to blocks                 │
+      delivery        blocks to batches, ranks in step    ┘
+    convert           raw corpora to MDS                  integrations    training frameworks
+    system            files, threads and processes
+
+Names below are public, and so are `cloudload.errors`, `.config`, `.segments`, `.testing`,
+`.provenance` and `.integrations`. Everything else may change.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from cloudload._version import __version__ as __version__
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from cloudload.batch import Batch as Batch
     from cloudload.config import Stream as Stream
     from cloudload.convert.convert import convert_to_mds as convert_to_mds
+    from cloudload.convert.journal import ConvertReport as ConvertReport
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.loader import CloudLoader as CloudLoader
     from cloudload.loader import FromStart as FromStart
     from cloudload.run.state import merge_state_dicts as merge_state_dicts
+    from cloudload.stats import Stats as Stats
     from cloudload.storage.base import Retry as Retry
+    from cloudload.workers.trace import TracedSpan as TracedSpan
 
 # imported when first used, so that `cloudload --help` and the converter never wait for torch
 _HOMES = {
     "Batch": "batch",
     "CloudLoader": "loader",
     "CloudloadError": "errors",
+    "ConvertReport": "convert.journal",
     "FromStart": "loader",
     "Retry": "storage.base",
+    "Stats": "stats",
     "Stream": "config",
-    "convert_to_mds": "convert",
+    "TracedSpan": "workers.trace",
+    "convert_to_mds": "convert.convert",
     "merge_state_dicts": "run.state",
 }
 __all__ = [
     "Batch",
     "CloudLoader",
     "CloudloadError",
+    "ConvertReport",
     "FromStart",
     "Retry",
+    "Stats",
     "Stream",
+    "TracedSpan",
     "convert_to_mds",
     "merge_state_dicts",
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'cloudload' has no attribute {name!r}")
-    return getattr(import_module(f"cloudload.{_HOMES[name]}"), name)
+    return getattr(_import_module(f"cloudload.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -20,8 +20,8 @@ SpanParts = list[tuple[Ints, int, slice | Ints]]
 class Batch(dict[str, torch.Tensor]):
     """The tensors of a batch, as a model takes them: `model(**batch)`.
 
-    `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same ids, with -100 on
-    padding (and, with `mask_edges`, on a document's first token); models shift them themselves.
+    `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same ids, with -100
+    on padding (and, with `mask_edges`, on a document's first token); models shift them themselves.
     `fields` adds `position_ids` and `segment_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32
     [segments + 1]; and `max_seqlen`, int32 [].
 
@@ -62,8 +62,8 @@ class Batch(dict[str, torch.Tensor]):
     def spans(self) -> Ints:
         """The documents that the rows are made of: int64 [spans, 6], row by row.
 
-        The columns are row of the batch, stream, epoch, sample of the stream, and start and stop, in
-        tokens of the document. Raises `ValueError` for a copy of the tensors.
+        The columns are row of the batch, stream, epoch, sample of the stream, and start and stop,
+        in tokens of the document. Raises `ValueError` for a copy of the tensors.
         """
         if self._spans is None:
             raise _copied("spans")
@@ -84,7 +84,8 @@ class Batch(dict[str, torch.Tensor]):
 
 def _copied(what: str) -> ValueError:
     return ValueError(
-        f"this is a copy of a batch's tensors, which knows no {what}. Ask the batch that the loader "
+        f"this is a copy of a batch's tensors, which knows no {what}. "
+        "Ask the batch that the loader "
         "handed out"
     )
 

@@ -1,7 +1,7 @@
-"""What a loader is asked for, in two halves.
+"""The options of a loader, in two halves.
 
-`RowsConfig` says *which tokens, in which order*; it goes into the state, and a resume is held to
-it. `DeliveryConfig` says *how they arrive*; it is free to change at every resume.
+`RowsConfig` says *which tokens, in which order*; the state holds a resume to it. `DeliveryConfig`
+says *how they arrive*; it is free to change at every resume.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from cloudload.arrays import divisors
 from cloudload.option_docs import explained
@@ -23,19 +23,28 @@ from cloudload.storage.redaction import hide_secrets
 from cloudload.storage.urls import check_location, join_url
 
 SEEKABLE = "seekable"
-SHUFFLE_ALGORITHMS = ("py1e", "py1br", "py1s", "py2s", "naive", SEEKABLE)
-PACKINGS = ("concat", "best_fit", "one_per_row")
-OVERFLOWS = ("cut", "rows")
-TAILS = ("pad", "drop")
-START_METHODS = (None, "fork", "spawn", "forkserver")
 ONCE, ALWAYS, OFF = "once", "always", "off"
-VERIFICATIONS = (ONCE, ALWAYS, OFF)
 EPOCH = "epoch"
 AUTO = "auto"
 HF = "hf"
 FASTOKENS = "fastokens"
-TOKENIZER_BACKENDS = (AUTO, HF, FASTOKENS)
 SAME = "same"
+
+ShuffleAlgorithm = Literal["py1e", "py1br", "py1s", "py2s", "naive", "seekable"]
+PackingName = Literal["concat", "best_fit", "one_per_row"]
+Overflow = Literal["cut", "rows"]
+TailMode = Literal["pad", "drop"]
+StartMethod = Literal["fork", "spawn", "forkserver"]
+Verification = Literal["once", "always", "off"]
+TokenizerBackend = Literal["auto", "hf", "fastokens"]
+
+SHUFFLE_ALGORITHMS = get_args(ShuffleAlgorithm)
+PACKINGS = get_args(PackingName)
+OVERFLOWS = get_args(Overflow)
+TAILS = get_args(TailMode)
+START_METHODS = (None, *get_args(StartMethod))
+VERIFICATIONS = get_args(Verification)
+TOKENIZER_BACKENDS = get_args(TokenizerBackend)
 
 Transform = Callable[[dict[str, Any]], str | None]
 
@@ -43,25 +52,26 @@ Transform = Callable[[dict[str, Any]], str | None]
 @explained
 @dataclass(frozen=True)
 class Stream:
-    """One MDS dataset: where it lies, and how much of it to read."""
+    """One MDS dataset: its location, and how much of it to read."""
 
     remote: str
     """URL or folder that holds `index.json`, or the folder above its splits."""
     split: str | None = None
-    """Sub-folder to read, such as `train`."""
+    """Subfolder to read, such as `train`."""
     proportion: float | None = None
-    """Share of the rows, relative to the other streams': each stream is then read in an order and
-    epochs of its own."""
+    """Share of the rows, relative to the other streams. Each stream then has its own shuffle order
+    and epochs."""
     repeat: float | None = None
-    """How many times its samples come in an epoch of all streams together, as StreamingDataset has
-    it: 0.5 is every other one."""
+    """How many times an epoch of all streams together reads its samples, as in StreamingDataset:
+    0.5 reads every other one."""
     choose: int | None = None
-    """How many of its samples come in an epoch of all streams together; in place of `repeat`."""
+    """How many of its samples an epoch of all streams together reads; an alternative to
+    `repeat`."""
     name: str | None = None
-    """By which a schedule, statistics and traces call it; default: its URL."""
+    """The name for schedules, statistics and traces. By default its URL."""
     bos: str | None = SAME
-    """Token before each of its documents, where it is not as for the other streams: a token, None,
-    or `auto`."""
+    """Token before each of its documents: a token, None, `auto`, or `same` as for the other
+    streams."""
     eos: str | None = SAME
     """Token after each of its documents, likewise."""
 
@@ -110,51 +120,53 @@ class Stream:
 @explained
 @dataclass(frozen=True)
 class RowsConfig:
-    """Which tokens, in which order. None means: from the data (see `lanes.resolve`)."""
+    """Which tokens, in which order. None means: settled from the data (see `describe()`)."""
 
     streams: tuple[Stream, ...]
     """The datasets, read as one, in this order."""
     seq_len: int
-    """Tokens a row; may change at a resume."""
-    packing: str = "concat"
-    """`concat`: documents run on over the ends of rows. `best_fit`: no document that fits a row is
-    split. `one_per_row`."""
+    """Tokens per row. May change at a resume."""
+    packing: PackingName = "concat"
+    """How documents fill rows. `concat`: documents continue across the ends of rows. `best_fit`: no
+    document that fits a row is split. `one_per_row`: one document a row."""
     open_rows: int = 16
-    """Rows that `best_fit` holds open in each lane."""
-    overflow: str = "cut"
-    """What `one_per_row` does with the rest of a longer document: `cut` it, or give it `rows` of
-    its own."""
+    """Rows that `best_fit` keeps open in each lane."""
+    overflow: Overflow = "cut"
+    """What `one_per_row` does with the rest of a longer document: `cut` it off, or give it
+    `rows`."""
     shuffle: bool = True
     """Whether each epoch is shuffled."""
-    shuffle_algo: str = "py1e"
-    """StreamingDataset's, or `seekable`: as py1br, found position by position, for 10^8 documents
-    and more."""
+    shuffle_algo: ShuffleAlgorithm = "py1e"
+    """The shuffle: one of StreamingDataset's, or `seekable`, which is like py1br but found position
+    by position, for 10^8 documents and more."""
     shuffle_block_size: int | None = None
-    """Documents that are shuffled among each other, per canonical node."""
+    """Documents that are shuffled with each other, in each canonical node. By default four shards
+    of them."""
     num_canonical_nodes: int | None = None
-    """Parts that the shuffled epoch is cut into; the node counts that divide it touch only their
-    own shards."""
+    """Parts that the shuffled epoch is divided into. A number of nodes that divides it downloads
+    each shard on one node only. By default up to 64, with at least four shards each."""
     seed: int = 17
-    """Seed of the shuffle; the epoch's number is mixed in by StreamingDataset's algorithm."""
+    """Seed of the shuffle, 0 to 2^32 - 1. StreamingDataset's algorithm mixes in the epoch."""
     num_lanes: int | None = None
-    """Logical shards that are packed on their own; every world size must divide it."""
+    """Logical shards that are packed separately. Every world size must divide it. By default 12 to
+    3,840, by the number of documents."""
     epochs: int | None = None
-    """Passes over the data; None is endless."""
+    """Passes over the data. None is endless."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
-    """(row, {stream: weight}) from which rows on the streams have which shares; None: the streams'
-    proportions, for ever."""
+    """Pairs of a row and the streams' weights from that row on. None keeps the streams'
+    proportions."""
     text_key: str = "text"
     """The column that holds the document."""
     transform: Transform | None = None
-    """From a sample to its text, or None to leave it out; deterministic, and picklable where
-    workers are spawned."""
+    """A function from a sample (a dict) to its text, or to None to filter it out. It must be
+    deterministic, and picklable where workers are spawned."""
     min_tokens: int = 0
-    """Documents of fewer tokens, bos and eos included, are left out."""
+    """Documents with fewer tokens, bos and eos included, are filtered out."""
     bos: str | None = AUTO
-    """Token before each document: a token, None, or `auto`: where the tokenizer's own template has
-    one."""
+    """Token before each document: a token, None, or `auto`, which takes it from the tokenizer's own
+    template."""
     eos: str | None = AUTO
-    """Token after each document: a token, None, or `auto`: the tokenizer's own end-of-text
+    """Token after each document: a token, None, or `auto`, which is the tokenizer's end-of-text
     token."""
 
     def __post_init__(self) -> None:
@@ -255,9 +267,11 @@ class RowsConfig:
 
 def _name_function(function: Callable[..., Any]) -> str:
     inner = getattr(function, "func", function)  # of a functools.partial
-    name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    qualified = getattr(inner, "__qualname__", type(inner).__qualname__)
+    name = f"{getattr(inner, '__module__', '')}.{qualified}"
     if inner is not function:
-        name += f"{getattr(function, 'args', ())!r}{sorted(getattr(function, 'keywords', {}).items())!r}"
+        keywords = sorted(getattr(function, "keywords", {}).items())
+        name += f"{getattr(function, 'args', ())!r}{keywords!r}"
     try:
         source = inspect.getsource(inner if inspect.isroutine(inner) else type(inner))
     except (OSError, TypeError):
@@ -271,55 +285,55 @@ class DeliveryConfig:
     """How rows arrive."""
 
     batch_size: int
-    """Rows per rank and step."""
-    tail: str = "pad"
-    """The last global batch of a finite run: `pad` it with masked rows, or `drop` it where it is
-    not whole."""
+    """Rows per rank and step. The global batch is this times the number of data-parallel ranks."""
+    tail: TailMode = "pad"
+    """The last global batch of a finite run: `pad` it with masked rows, or `drop` it if it is not
+    full."""
     fields: Sequence[str] = ()
-    """What batches have beside input_ids and labels: position_ids, segment_ids, cu_seqlens (with
-    max_seqlen)."""
+    """Tensors beside input_ids and labels: `position_ids`, `segment_ids`, `cu_seqlens` (with
+    `max_seqlen`)."""
     mask_edges: bool = False
-    """Whether the label of a document's first token is masked, which only the document before it
+    """Whether to mask the label of each document's first token, which only the document before it
     could predict."""
     local: str | os.PathLike[str] | None = None
-    """The node's shard cache; default `~/.cache/cloudload` (or `$CLOUDLOAD_CACHE`)."""
-    tokenizer_backend: str = AUTO
-    """What encodes, to the same ids: `hf`, `fastokens`, or `auto`: fastokens where it is found to
-    give hf's ids, else hf."""
+    """Folder of the node's shard cache. By default `$CLOUDLOAD_CACHE`, or `~/.cache/cloudload`."""
+    tokenizer_backend: TokenizerBackend = "auto"
+    """What encodes, to the same ids: `hf`, `fastokens`, or `auto`, which is fastokens if it is
+    found to give hf's ids, and else hf."""
     num_workers: int = 4
-    """Worker processes per rank, at most one for each of its lanes; 0 works in the training
+    """Worker processes per rank, at most one for each of its lanes. 0 works in the training
     process."""
     prefetch_batches: int = 4
-    """Batches that the workers run ahead of the training loop, at least."""
+    """Batches that workers run ahead of the training loop, at least."""
     predownload: int | None = None
-    """Documents of look-ahead per worker, whose shards are fetched; None: two shards for each
+    """Documents of look-ahead per worker, whose shards are fetched. By default two shards for each
     canonical node."""
     download_threads: int = 4
     """Shards that one worker fetches at a time."""
     cache_limit: int | str | None = None
-    """Most bytes of the node's shard cache, or a text such as `200gb`; None is no limit."""
-    verify: str = ONCE
+    """Upper bound of the node's shard cache: bytes, or text such as `200gb`. None is no limit."""
+    verify: Verification = "once"
     """When a shard's hash in the index is checked: `once`, when it is fetched, and again only if
-    its file was written to since; `always`, also whenever a process first opens it; or `off`. Sizes
-    and heads are always checked."""
+    its file was modified; `always`, also whenever a process first opens it; or `off`. Sizes and
+    headers are always checked."""
     retry: Retry = field(default_factory=Retry)
-    """How long the store is tried."""
-    stop_every: int | str | None = None
-    """When a pass over the loader ends: after so many batches of the run, at each `epoch` of the
-    data, or, None, with the run."""
+    """How long to retry the object store."""
+    stop_every: int | Literal["epoch"] | None = None
+    """When a pass over the loader ends: after this many batches of the run, at each `epoch` of the
+    data, or, with None, with the run."""
     exchange_every: int = 1
-    """Batches between exchanges of cursors among the ranks; a resume replays at most one less.
-    Always 1 with `epochs`, and with stop_every="epoch"."""
+    """Batches between exchanges of cursors among the ranks; a resume replays at most one fewer.
+    Always 1 with `epochs` or stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
     """Seconds that a rank waits for the others."""
-    start_method: str | None = None
-    """How workers start: `fork`, `spawn`, `forkserver`; None is Python's default."""
+    start_method: StartMethod | None = None
+    """How workers start: `fork`, `spawn`, `forkserver`. None is Python's default."""
     pin_memory: bool = False
-    """Whether batches are in page-locked memory, where there is CUDA."""
+    """Whether batches are in page-locked memory, if there is CUDA."""
     dp_rank: int | None = None
-    """Data-parallel rank, where it is not the rank of the process."""
+    """Data-parallel rank, if it is not the rank of the process."""
     dp_world_size: int | None = None
-    """Data-parallel ranks, where not every process is one."""
+    """Number of data-parallel ranks, if not every process is one."""
     has_mesh: bool = False
     """Whether `dp_rank` and `dp_world_size` are those of a `device_mesh`."""
 
@@ -367,8 +381,8 @@ class DeliveryConfig:
 def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:
     """The two configs of a loader's options, by the names of their fields.
 
-    Where the data ends a pass, the ranks must agree on its last batch before it is handed out: there
-    `exchange_every` is 1.
+    Where the data ends a pass, the ranks must agree on its last batch before it is handed out:
+    there `exchange_every` is 1.
     """
     rows = RowsConfig(streams=_as_streams(options["data"]), **_pick(RowsConfig, options))
     given = {**_pick(DeliveryConfig, options), "retry": options["retry"] or Retry()}
@@ -377,7 +391,8 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
         delivery = replace(delivery, exchange_every=1)
     if delivery.stop_every == EPOCH and rows.is_mixed:
         raise ValueError(
-            f"stop_every is {EPOCH!r}, but streams that are mixed by proportion each have their own "
+            f"stop_every is {EPOCH!r}, but streams that are mixed by "
+            "proportion each have their own "
             "epochs. Give a number of batches"
         )
     return rows, delivery
@@ -392,7 +407,8 @@ def _as_streams(data: Any) -> tuple[Stream, ...]:
     items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
         raise ValueError(
-            f"data is {wrong[0]!r}; give the URL or folder of an MDS dataset, a Stream, or a list of "
+            f"data is {wrong[0]!r}; give the URL or folder of an MDS "
+            "dataset, a Stream, or a list of "
             "them"
         )
     return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)

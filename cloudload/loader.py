@@ -16,17 +16,23 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from cloudload.batch import Batch
 from cloudload.cache.folder import default_cache, open_cache_folder
 from cloudload.config import (
     AUTO,
-    ONCE,
     DeliveryConfig,
+    Overflow,
+    PackingName,
     RowsConfig,
+    ShuffleAlgorithm,
+    StartMethod,
     Stream,
+    TailMode,
+    TokenizerBackend,
     Transform,
+    Verification,
     read_options,
 )
 from cloudload.delivery.agreement import check_can_end, list_facts
@@ -67,20 +73,21 @@ class CloudLoader:
 
     Iterating continues from the loader's position: after the last batch handed out, or where
     `load_state_dict` put it, to the end of the run, or to where `stop_every` ends a pass. A loader
-    has one live iterator: a new one ends the old when it is first asked for a batch, and the old one
-    then raises; one that is dropped ends with its workers. After the last batch of `epochs`, nothing
-    is left to iterate.
+    has one live iterator: a new one ends the old when it is first asked for a batch, and the old
+    one then raises; one that is dropped ends with its workers. After the last batch of `epochs`,
+    nothing is left to iterate.
 
     Args:
-        data: URL or folder of an MDS dataset, a `Stream`, or a list of them: read as one corpus, or,
-            where they have proportions, mixed.
+        data: URL or folder of an MDS dataset, a `Stream`, or a list of them: read as one corpus,
+            or, where they have proportions, mixed.
         tokenizer: name, folder, tokenizer.json, or `PreTrainedTokenizerFast`.
-        device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, in place of `dp_rank` and
+        device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}
 
-    The options are the fields of `cloudload.config.RowsConfig` (which tokens, in which order: a state
-    holds a run to them) and of `DeliveryConfig` (how they arrive: free to change at every resume).
+    The options are the fields of `cloudload.config.RowsConfig` (which tokens, in which order: a
+    state holds a run to them) and of `DeliveryConfig` (how they arrive: free to change at every
+    resume).
 
     Raises:
         ValueError: arguments that do not fit together; says what would.
@@ -95,13 +102,13 @@ class CloudLoader:
         seq_len: int,
         batch_size: int,
         local: str | os.PathLike[str] | None = None,
-        packing: str = "concat",
+        packing: PackingName = "concat",
         open_rows: int = 16,
-        overflow: str = "cut",
+        overflow: Overflow = "cut",
         schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
         shuffle: bool = True,
         seed: int = 17,
-        shuffle_algo: str = "py1e",
+        shuffle_algo: ShuffleAlgorithm = "py1e",
         shuffle_block_size: int | None = None,
         num_canonical_nodes: int | None = None,
         num_lanes: int | None = None,
@@ -111,21 +118,21 @@ class CloudLoader:
         min_tokens: int = 0,
         bos: str | None = AUTO,
         eos: str | None = AUTO,
-        tail: str = "pad",
+        tail: TailMode = "pad",
         fields: Sequence[str] = (),
         mask_edges: bool = False,
-        tokenizer_backend: str = AUTO,
+        tokenizer_backend: TokenizerBackend = "auto",
         num_workers: int = 4,
         prefetch_batches: int = 4,
         predownload: int | None = None,
         download_threads: int = 4,
         cache_limit: int | str | None = None,
-        verify: str = ONCE,
+        verify: Verification = "once",
         retry: Retry | None = None,
-        stop_every: int | str | None = None,
+        stop_every: int | Literal["epoch"] | None = None,
         exchange_every: int = 1,
         exchange_timeout_s: float = 1800.0,
-        start_method: str | None = None,
+        start_method: StartMethod | None = None,
         pin_memory: bool = False,
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
@@ -135,7 +142,8 @@ class CloudLoader:
         if device_mesh is not None:
             if dp_rank is not None or dp_world_size is not None:
                 raise ValueError(
-                    "device_mesh says what dp_rank and dp_world_size say. Give the mesh or the numbers"
+                    "device_mesh says what dp_rank and dp_world_size say. "
+                    "Give the mesh or the numbers"
                 )
             options["dp_rank"], options["dp_world_size"] = place_in_mesh(device_mesh)
         self._asked, self._delivery = read_options({**options, "has_mesh": device_mesh is not None})
@@ -162,7 +170,8 @@ class CloudLoader:
         return Pass(self, reason=reason_to_refuse_caller())
 
     def take(self, number: int) -> Iterator[Batch]:
-        """The next `number` batches, or fewer where the data ends; `stop_every` does not end them."""
+        """The next `number` batches, or fewer where the data ends; `stop_every` does not end
+        them."""
         return itertools.islice(Pass(self, has_stop=False), number)
 
     def skip(self, number: int) -> None:
@@ -294,7 +303,8 @@ class CloudLoader:
         """The state after the last batch handed out, or `lag` batches (0 to 3) earlier.
 
         Global, the same on every rank, without communication. `lag` is for loops that run ahead.
-        Raises `RanksDisagreeError` where the ranks cannot communicate: use `local_state_dict` there.
+        Raises `RanksDisagreeError` where the ranks cannot communicate: use `local_state_dict`
+        there.
         """
         position = self._log.past(lag)
         if not self._knows_all_lanes and self._log.has_read:
@@ -324,10 +334,11 @@ class CloudLoader:
     ) -> None:
         """Continue from where a state was saved, with any world size that divides its lanes.
 
-        Workers, batch size, and `seq_len` may change too. Proportions, schedule, and streams added at
-        the end count from the next row on. Every other change is refused, unless it can be accepted:
-        `on_change={"min_tokens": "accept"}`. Where the documents themselves change (data, tokenizer,
-        bos_eos, text_key, transform, overflow), lanes that are inside a document drop the rest of it.
+        Workers, batch size, and `seq_len` may change too. Proportions, schedule, and streams added
+        at the end count from the next row on. Every other change is refused, unless it can be
+        accepted: `on_change={"min_tokens": "accept"}`. Where the documents themselves change (data,
+        tokenizer, bos_eos, text_key, transform, overflow), lanes that are inside a document drop
+        the rest of it.
 
         Raises `StreamChangedError` that lists every field that differs, or says what is damaged.
         """
@@ -426,7 +437,8 @@ class CloudLoader:
         return self._tracer.trace(spans, rows)
 
     def close(self) -> None:
-        """End the workers and close the connections. The state stays readable; iterating restarts."""
+        """End the workers and close the connections. The state stays readable; iterating
+        restarts."""
         self._stop_iteration("the loader was closed")
         if self._tracer is not None:
             self._tracer.close()
@@ -450,7 +462,8 @@ class CloudLoader:
 
 
 class FromStart:
-    """A loader of which every pass starts where it is now: an evaluation reads the same batches each time.
+    """A loader of which every pass starts where it is now: an evaluation reads the same batches
+    each time.
 
     Give it its own loader, with `epochs=1`, or with `stop_every` for a part of the data. Raises
     `ValueError` for a loader that has no end.
@@ -481,4 +494,6 @@ def _explain_options() -> str:
     return explain_fields([option for option in options if option.name in parameters], docs)
 
 
-CloudLoader.__doc__ = f"{CloudLoader.__doc__}".replace("{options}", _explain_options().lstrip())
+CloudLoader.__doc__ = inspect.cleandoc(f"{CloudLoader.__doc__}").replace(
+    "    {options}", _explain_options()
+)

@@ -7,6 +7,7 @@ seq_len: int            ─► explained ─►    Args:
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -20,7 +21,8 @@ C = TypeVar("C", bound=type)
 
 def explained(cls: C) -> C:
     """Add the fields of a dataclass to its docstring."""
-    cls.__doc__ = f"{cls.__doc__}\n\nArgs:\n{explain_fields(fields(cls), field_docs(cls))}"
+    text = inspect.cleandoc(f"{cls.__doc__}")
+    cls.__doc__ = f"{text}\n\nArgs:\n{explain_fields(fields(cls), field_docs(cls))}"
     return cls
 
 
@@ -28,15 +30,20 @@ def explain_fields(options: Iterable[Field[Any]], docs: dict[str, str]) -> str:
     """The options as the lines of an `Args` section, with their defaults."""
     lines = []
     for option in options:
-        default = "" if option.default is MISSING else f" Default: `{option.default!r}`."
+        text = f"{option.name}: {docs[option.name]}{_explain_default(option, docs[option.name])}"
         lines += textwrap.wrap(
-            f"{option.name}: {docs[option.name]}{default}",
+            text,
             width=96,
             initial_indent="    ",
             subsequent_indent="        ",
             break_on_hyphens=False,
         )
     return "\n".join(lines)
+
+
+def _explain_default(option: Field[Any], text: str) -> str:
+    is_explained = option.default is None and ("None" in text or "default" in text)
+    return "" if option.default is MISSING or is_explained else f" Default: `{option.default!r}`."
 
 
 def field_docs(cls: type) -> dict[str, str]:

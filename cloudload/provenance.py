@@ -1,11 +1,11 @@
 """Rows and documents of a run, from one of its states and the data alone.
 
-    a state ─► the loader that it was of ─► row 41,574,400 ─► its spans ─► ids, shards, text      trace_steps
-            └► the lane that will read a document ─► its rows ─► the steps that have them         find_document
+    trace_steps      state ─► loader ─► row 41,574,400 ─► its spans ─► ids, shards, text
+    find_document    state ─► the lane that reads it ─► its rows ─► the steps that use them
 
 A step counts global batches from the run's start: the first is step 1. The world that the run had
-does not matter. What a single lane can tell is read from that lane alone, as the rank that would
-own it in a world of a rank a lane.
+does not matter. Questions about a single lane read that lane alone, as the rank that would own it
+in a world of one rank a lane.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.order.canonical import positions_of
 from cloudload.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_ROW, SPAN_STREAM
+from cloudload.run.recipe import HELD_OPTIONS
 from cloudload.run.state import Saved, read_state
 from cloudload.workers.plan import Plan
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -35,7 +36,7 @@ _MISSED_EPOCHS = 3
 
 @dataclass(frozen=True)
 class Run:
-    """A run as a state tells of it, and how to make its loader."""
+    """A run, as a state describes it, and the arguments that make its loader."""
 
     state: Mapping[str, Any]
     arguments: Mapping[str, Any]
@@ -43,16 +44,16 @@ class Run:
 
     @property
     def labels(self) -> list[str]:
-        """What its streams are called."""
+        """The names of its streams."""
         return [stream.label for stream in self.arguments["data"]]
 
     @property
     def saved(self) -> Saved:
-        """What the state says."""
+        """The state, read."""
         return read_state(self.state)
 
     def loader(self, **delivery: Any) -> CloudLoader:
-        """A loader that stands where the state was saved."""
+        """A loader at the position of the state; `delivery` are options of `DeliveryConfig`."""
         loader = CloudLoader(**self.arguments, **delivery)
         loader.load_state_dict(self.state)
         return loader
@@ -90,8 +91,10 @@ class Occurrence:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """The cloudload state in a file: JSON, or what `torch.save` wrote, wherever in it the state
-    lies. Unpickles nothing."""
+    """The cloudload state in a file, JSON or written by `torch.save`, at any depth.
+
+    Unpickles nothing. Raises `StreamChangedError` for a file that holds none.
+    """
     try:
         content = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError):
@@ -138,8 +141,13 @@ def open_run(
     transform: Transform | str | None = None,
     global_batch: int | None = None,
 ) -> Run:
-    """The run of a state; `data` and `tokenizer` where they are elsewhere now, `transform` where it
-    had one."""
+    """The run of a state.
+
+    Give `data` (a URL for each stream) and `tokenizer` if they have moved, `transform` (a function
+    or `module:function`) if the run had one, and `global_batch` (rows) if the state is from before
+    the first batch. Raises `StreamChangedError` for a damaged state, and `ValueError` for what is
+    missing.
+    """
     saved = read_state(state)
     try:
         sources = json.loads(state["sources"])
@@ -163,23 +171,12 @@ def open_run(
         transform = _import(transform)
     if transform is None and state["transform"] is not None:
         raise ValueError(f"the run had the transform {state['transform']!r}: name it")
-    names = {
-        "packing",
-        "open_rows",
-        "overflow",
-        "shuffle",
-        "shuffle_algo",
-        "seed",
-        "epochs",
-        "text_key",
-        "min_tokens",
-    }
     mixture = saved.mixture
     schedule = [
         (row, dict(zip(mixture.names, weights, strict=True))) for row, weights in mixture.schedule
     ]
     arguments = {
-        **{name: state[name] for name in names},
+        **{name: state[name] for name in HELD_OPTIONS},
         "data": streams,
         "tokenizer": tokenizer,
         "transform": transform,
@@ -293,7 +290,7 @@ def _occurrences(
 ) -> Iterator[Occurrence]:
     """Where a loader reads a document, in one epoch or in all, up to a row of the run."""
     for batch in loader:
-        rows = batch.first_row + batch.spans[:, SPAN_ROW] * batch.row_step
+        rows = batch.rows[batch.spans[:, SPAN_ROW]]
         for (_, stream, of_epoch, sample, start, stop), row in zip(
             batch.spans.tolist(), rows.tolist(), strict=True
         ):

@@ -417,7 +417,7 @@ def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None
     loader = write(["abc"]).make_loader(batch_size=1, num_workers=0, dp_rank=1, dp_world_size=3)
     with pytest.raises(
         RanksDisagreeError,
-        match=r"epochs=1 on 3 ranks.*[Ii]nitialise torch.distributed.*leave epochs out.*take\(n\)",
+        match=r"epochs=1 on 3 ranks.*[Ii]nitiali[sz]e torch.distributed.*leave epochs out.*take\(n\)",
     ):
         next(iter(loader))
 

@@ -36,7 +36,8 @@ def list_facts(
 
 
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
-    """Raises `RanksDisagreeError` where ranks that cannot communicate would have to end together."""
+    """Raises `RanksDisagreeError` where ranks that cannot communicate would have to end
+    together."""
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:
         return

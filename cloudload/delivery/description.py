@@ -72,7 +72,8 @@ class Description:
 
 
 def describe(title: str, plan: Plan, world: World, *, is_resumed: bool) -> Description:
-    """Describe a plan. Builds the orders of the epochs that the lanes are in, as iterating would."""
+    """Describe a plan. Builds the orders of the epochs that the lanes are in, as iterating
+    would."""
     settings = [
         *_layout(plan, is_resumed),
         *_rows(plan),

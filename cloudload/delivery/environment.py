@@ -24,15 +24,16 @@ class Environment:
     """The processes of a job."""
 
     def find_world(self, delivery: DeliveryConfig) -> World:
-        """The ranks as they are now: torch.distributed may be initialized after the loader is made."""
+        """The ranks as they are now: torch.distributed may be initialized after the loader is
+        made."""
         return find_world(delivery.dp_rank, delivery.dp_world_size)
 
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         """The exchange with the other ranks; takes all processes."""
         import torch.distributed as dist
 
-        # the processes of a single rank compare their facts where a mesh names them; a rank that was
-        # given by number may be alone
+        # the processes of a single rank compare their facts where a mesh names them; a rank that
+        # was given by number may be alone
         has_others = delivery.has_mesh or self.find_world(delivery).size > 1
         is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if has_others and is_ready:

@@ -36,13 +36,15 @@ class Exchange:
 
     is_alone: ClassVar[bool] = True
     runs_ahead: ClassVar[bool] = False
-    """Whether a batch is fetched one batch early, so that its exchange is done when it is asked for."""
+    """Whether a batch is fetched one batch early, so that its exchange is done when it is asked
+    for."""
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
-        """Send `message` (int64 [n], of any length); the call returned waits for all ranks' messages.
+        """Send `message` (int64 [n], of any length); the call returned waits for all ranks'
+        messages.
 
-        All ranks start and finish their messages in the same order. Raises `RanksDisagreeError` where
-        another rank has stopped.
+        All ranks start and finish their messages in the same order. Raises `RanksDisagreeError`
+        where another rank has stopped.
         """
         return lambda: [message]
 

@@ -118,7 +118,8 @@ class Iteration(Iterator[Batch]):
     def close(self, reason: str = "") -> None:
         """End the workers; the next iteration reads again what they had read ahead.
 
-        With a `reason`, asking for another batch is an error: it must not look like the end of data.
+        With a `reason`, asking for another batch is an error: it must not look like the end of
+        data.
         """
         if reason and not self.is_over:
             self._failure = self._failure or WorkerError(
@@ -165,7 +166,8 @@ class Iteration(Iterator[Batch]):
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
     def _report(self, start: int, stop: int) -> list[slice | Ints]:
-        """Take the blocks of the rows [start, stop) and report on them; returns the rows' places."""
+        """Take the blocks of the rows [start, stop) and report on them; returns the rows'
+        places."""
         plan = self._plan
         self._advance()
         places = plan.worker_places(plan.rank_rows(start, stop))

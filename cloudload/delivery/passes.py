@@ -23,7 +23,8 @@ from cloudload.stats import READ
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
-    """The passes that are complete at a position, by rows: the batches they come in do not matter."""
+    """The passes that are complete at a position, by rows: the batches they come in do not
+    matter."""
     every = delivery.stop_every
     if every is None:
         return 0
@@ -93,7 +94,8 @@ class Pass(Iterator[Batch]):
 # Composer would not save the state, and skips batches by counting its own epochs; Lightning saves
 # it one batch too late, and does not load it at the end of an epoch
 _LIGHTNING = (
-    "Lightning datamodule=CloudloadDataModule(loader), of cloudload.integrations.lightning; and for "
+    "Lightning datamodule=CloudloadDataModule(loader), of "
+    "cloudload.integrations.lightning; and for "
     "evaluation cloudload.FromStart(loader)"
 )
 _ADAPTERS = {
@@ -106,6 +108,7 @@ _ADAPTERS = {
 
 
 def reason_to_refuse_caller() -> str | None:
-    """Why the caller of the function that calls this may not iterate; None for all but a few modules."""
+    """Why the caller of the function that calls this may not iterate; None for all but a few
+    modules."""
     adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
     return adapter and f"read like this, a resumed run would lose or repeat batches. Give {adapter}"

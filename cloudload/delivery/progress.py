@@ -2,8 +2,8 @@
 
     blocks of a batch ─► Report ─► merged over a Window ─► exchanged ─► Update ─► lane arrays
 
-A rank's report is its lanes' cursors (and residues) after each of its rows, what the rows add to the
-statistics, and the first row that a lane could not fill.
+A rank's report is its lanes' cursors (and residues) after each of its rows, what the rows add to
+the statistics, and the first row that a lane could not fill.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class Window(NamedTuple):
         return lambda: [self._decode(message, report.counts.shape) for message in finish()]
 
     def _encode(self, report: Report) -> Ints:
-        """stop, index, first dry row | counts | cursors | sizes of residues, residues: int64 [n]."""
+        """stop, index, first dry row | counts | cursors | sizes of residues, residues: int64
+        [n]."""
         header = np.array(report[:_HEADER], np.int64)
         arrays = [header, report.counts.ravel(), report.cursors.ravel()]
         if report.residues:

@@ -28,7 +28,8 @@ def check_cache_limit(
     world: World,
     downloads_at_once: int,
 ) -> None:
-    """Raises `CacheError`, with the limit that would do, where `limit_bytes` is below the working set."""
+    """Raises `CacheError`, with the limit that would do, where `limit_bytes` is below the working
+    set."""
     if limit_bytes is None:
         return
     needed = measure_working_set(
@@ -52,9 +53,9 @@ def measure_working_set(
 ) -> int:
     """The most bytes of shards that this node has in use at a time, and in download on top.
 
-    The lanes of a node go through their canonical nodes in step: a shard is in use from the first to
-    the last step at which one of its documents is in the component's order of an epoch. Where samples
-    are repeated, their shards return again and again, and are not counted in between.
+    The lanes of a node go through their canonical nodes in step: a shard is in use from the first
+    to the last step at which one of its documents is in the component's order of an epoch. Where
+    samples are repeated, their shards return again and again, and are not counted in between.
     """
     sizes = _cached_bytes(corpus)
     needed = int(downloads_at_once * sizes.max(initial=0))

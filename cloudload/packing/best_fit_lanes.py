@@ -317,7 +317,8 @@ class BestFitLanes:
             packed_size = int(self._table[pieces[0], SIZE])
             if size != packed_size:
                 raise ValueError(
-                    f"lane {flat_lane % self._num_lanes}: document {ordinal} had {packed_size} tokens, "
+                    f"lane {flat_lane % self._num_lanes}: document {ordinal} "
+                    f"had {packed_size} tokens, "
                     f"and now has {size}"
                 )
             again = np.repeat(table[place : place + 1], len(pieces), axis=0)

@@ -60,7 +60,8 @@ class ConcatLanes:
             ):
                 if offset > size:
                     raise ValueError(
-                        f"lane {flat_lane % self._num_lanes}: the cursor stands at token {offset} of "
+                        f"lane {flat_lane % self._num_lanes}: the cursor "
+                        f"stands at token {offset} of "
                         f"document {ordinal}, "
                         f"but it has {size} tokens"
                     )

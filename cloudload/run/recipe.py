@@ -27,7 +27,7 @@ from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
 
-_CONFIG_FIELDS = (
+HELD_OPTIONS = (
     "packing",
     "open_rows",
     "overflow",
@@ -97,7 +97,7 @@ class Recipe:
             for each in self.components
         ]
         return {
-            **{name: getattr(self.config, name) for name in _CONFIG_FIELDS},
+            **{name: getattr(self.config, name) for name in HELD_OPTIONS},
             "transform": self.config.transform_name,
             "num_lanes": self.layout.num_lanes,
             "num_canonical_nodes": ",".join(map(str, self.layout.canonical_nodes)),

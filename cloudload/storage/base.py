@@ -13,12 +13,15 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from cloudload.option_docs import explained
+
 CHUNK_BYTES = 1 << 16  # small, so that a body that trickles meets the deadline
 
 
+@explained
 @dataclass(frozen=True)
 class Retry:
-    """How long to try."""
+    """How long to retry the object store."""
 
     timeout_s: float = 20.0
     """Seconds for one request."""

@@ -35,7 +35,8 @@ class Block:
     """One worker's part of some consecutive batches of its rank."""
 
     bounds: Ints
-    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the block."""
+    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the
+    block."""
     tokens: Tokens
     """int32 [rows, seq_len], in the order of the rank's rows."""
     lengths: Ints
@@ -86,7 +87,8 @@ class Block:
 
 
 class Pieces(NamedTuple):
-    """A document table, the buffers of its tokens, and pieces of the documents by row of the block."""
+    """A document table, the buffers of its tokens, and pieces of the documents by row of the
+    block."""
 
     table: Ints
     buffers: Sequence[memoryview]

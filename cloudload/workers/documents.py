@@ -1,11 +1,12 @@
 """The documents of lanes: found in the order of their epoch, fetched, read and tokenized, many at a
 time.
 
-    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► ids ─► a row of the document table
+    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► ids ─┐
+                                                     a row of the document table ◄───┘
 
-A document is a row of integers and a range of token ids; nothing here is one object a document. The
-lanes of all components are numbered through: `component * num_lanes + lane`. One `LaneDocuments`
-per process; all that is lazy, shared or threaded below it belongs to its shard cache.
+A document is a row of integers and a range of token ids; nothing here is one object a document.
+Lanes are flat lanes, `component * num_lanes + lane`. There is one `LaneDocuments` per process;
+everything lazy, shared or threaded below it belongs to its shard cache.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ from cloudload.workers.plan import Plan
 
 
 class DocumentReader:
-    """Reads the texts of a corpus' samples, fetching their shards."""
+    """Reads the texts of a corpus's samples, and fetches their shards."""
 
     def __init__(
         self, corpus: Corpus, cache: ShardCache, text_key: str, transform: Transform | None = None
     ) -> None:
-        self._corpus, self._cache, self._text_key, self._transform = (
-            corpus,
-            cache,
-            text_key,
-            transform,
-        )
+        self._corpus, self._cache = corpus, cache
+        self._text_key, self._transform = text_key, transform
 
     def read(self, samples: Ints) -> list[str | None]:
-        """The texts of samples, in their order, None where the transform leaves one out; each shard
-        is opened once."""
+        """The texts of samples (int64 [samples]), in their order; None for one that is filtered
+        out.
+
+        Each shard is opened once. Raises `DatasetError` where a text or a transform fails, and what
+        kept a shard from being fetched.
+        """
         if not len(samples):
             return []
         numbers = self._corpus.shards_of(samples)
@@ -79,13 +80,12 @@ class DocumentReader:
         return in_order
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
-        """The shard of a sample, and those of `columns` that it has."""
+        """The shard of a sample, and the values of those `columns` that it has."""
         shard, within = self._find(sample)
         return shard, shard.read_columns(within, columns)
 
     def where(self, sample: int) -> str:
-        """A sample's place for a message: its number in its shard, the shard, and its id where it
-        has one."""
+        """A sample for a message: its number in its shard, the shard, and its id if it has one."""
         shard, within = self._find(sample)
         return shard.where(within)
 
@@ -94,7 +94,7 @@ class DocumentReader:
         return self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
 
     def prefetch(self, samples: Ints) -> None:
-        """Begin to fetch the shards of samples, those of the first samples first."""
+        """Start to fetch the shards of samples (int64 [samples]), the first samples' first."""
         self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
 
     def _transformed(self, shard: Shard, sample: int) -> str | None:
@@ -112,14 +112,15 @@ class DocumentReader:
         if text is not None and not isinstance(text, str):
             raise DatasetError(
                 f"the transform gave {type(text).__name__} for {shard.where(sample)}; it must give "
-                "text, or None to leave it out"
+                "text, or None to filter it out"
             )
         return text
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where documents stand: int64 [documents] each; `samples` count through the corpus."""
+    """The places of documents, int64 [documents] each; `samples` are numbered through the
+    corpus."""
 
     flat_lanes: Ints
     ordinals: Ints
@@ -148,21 +149,17 @@ class LaneDocuments:
         reader: DocumentReader,
         tokenizer: DocumentTokenizer,
     ) -> None:
-        self._corpus, self._components, self._min_tokens = (
-            recipe.corpus,
-            recipe.components,
-            recipe.config.min_tokens,
-        )
-        self._num_lanes = recipe.num_lanes
+        self._corpus, self._components = recipe.corpus, recipe.components
+        self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
         frames = tokenizer.frames
         self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
-        self._num_framing = self._num_bos + np.array(
-            [eos is not None for _, eos in frames], np.int64
-        )
+        num_eos = np.array([eos is not None for _, eos in frames], np.int64)
+        self._num_framing = self._num_bos + num_eos
 
     def find(self, flat_lanes: Ints, ordinals: Ints) -> Places:
-        """The places of lanes' documents, less the holes at the ends of epochs."""
+        """The places of lanes' documents (int64 [documents] both), without holes at epochs'
+        ends."""
         if len(self._components) == 1:
             epochs, samples = self._find(0, flat_lanes, ordinals)
         else:
@@ -191,33 +188,28 @@ class LaneDocuments:
         return epochs, samples
 
     def read(self, places: Places, has_begun: Flags | None = None) -> Documents:
-        """The documents at places, in their order, with `buffer` and `start` 0.
+        """The documents at places, in their order, with `BUFFER` and `START` 0.
 
-        One that `has_begun`, of which rows have tokens already, is not left out.
+        One that `has_begun` (bool [documents]), so that rows hold tokens of it, is never filtered
+        out. Raises `TokenizerError`, which names the sample, for a text that cannot be encoded.
         """
         table = np.zeros((len(places), NUM_DOCUMENT_COLUMNS), np.int64)
-        table[:, FLAT_LANE], table[:, ORDINAL], table[:, EPOCH] = (
-            places.flat_lanes,
-            places.ordinals,
-            places.epochs,
-        )
+        table[:, FLAT_LANE], table[:, ORDINAL] = places.flat_lanes, places.ordinals
         streams = self._corpus.streams_of(places.samples)
-        table[:, STREAM], table[:, SAMPLE] = (
-            streams,
-            places.samples - self._corpus.stream_starts[streams],
-        )
+        table[:, STREAM], table[:, EPOCH] = streams, places.epochs
+        table[:, SAMPLE] = places.samples - self._corpus.stream_starts[streams]
         texts = self._reader.read(places.samples)
-        is_left_out = np.zeros(len(texts), np.bool_)
+        is_filtered = np.zeros(len(texts), np.bool_)
         if None in texts:
-            is_left_out[:] = [text is None for text in texts]
+            is_filtered[:] = [text is None for text in texts]
         ids, offsets = self._encode([text or "" for text in texts], places.samples)
         sizes = np.diff(offsets) + self._num_framing[streams]
-        is_left_out |= sizes < self._min_tokens
+        is_filtered |= sizes < self._min_tokens
         if has_begun is not None:
-            is_left_out &= ~has_begun
+            is_filtered &= ~has_begun
         table[:, BASE] = offsets[:-1] - self._num_bos[streams]
-        table[:, SIZE] = np.where(is_left_out, 0, sizes)
-        table[:, COUNT] = np.where(is_left_out, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
+        table[:, SIZE] = np.where(is_filtered, 0, sizes)
+        table[:, COUNT] = np.where(is_filtered, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
 
     def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
@@ -230,11 +222,11 @@ class LaneDocuments:
             raise
 
     def has_order(self, component: int, epoch: int) -> bool:
-        """Whether the order of an epoch is there, or next to nothing to build."""
+        """Whether the order of an epoch is built, or takes next to no time."""
         return self._orders[component].is_ready(epoch)
 
     def build_order(self, component: int, epoch: int) -> None:
-        """See to it that the order of an epoch is there when it is needed; returns at once."""
+        """Start to build the order of an epoch before it is needed; returns at once."""
         self._orders[component].build_in_background(epoch)
 
     def decode(self, tokens: Tokens) -> str:
@@ -242,15 +234,14 @@ class LaneDocuments:
         return self._tokenizer.decode(tokens)
 
     def prefetch(self, samples: Ints) -> None:
-        """Begin to fetch the shards of samples of the corpus, those of the first samples first."""
+        """Start to fetch the shards of samples (int64 [samples]), the first samples' first."""
         self._reader.prefetch(samples)
 
 
 def open_reader(plan: Plan, cache: ShardCache) -> DocumentReader:
     """The texts of a plan's corpus."""
-    return DocumentReader(
-        plan.recipe.corpus, cache, plan.recipe.config.text_key, plan.recipe.config.transform
-    )
+    config = plan.recipe.config
+    return DocumentReader(plan.recipe.corpus, cache, config.text_key, config.transform)
 
 
 def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:

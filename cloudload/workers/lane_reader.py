@@ -25,7 +25,7 @@ from cloudload.packing.tables import (
 )
 from cloudload.workers.documents import LaneDocuments, Places
 from cloudload.workers.plan import Plan
-from cloudload.workers.prefetch import ReadAhead
+from cloudload.workers.prefetch import Prefetcher
 
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
@@ -73,13 +73,14 @@ class LaneReader:
         num_own = len(plan.own_lanes(worker)) * len(self._components)
         waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
         self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, _MOST_EAGERNESS))
-        self._prefetch = ReadAhead(plan, worker, documents, self.next_ordinals, self.ends)
+        self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 
     def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
         """The next `wanted` rows of each lane (int64 [lanes] both), fewer where its end is reached.
 
         `is_awaited` while the training loop waits for its first batch: then no more is fetched than
-        these rows need. Raises `ValueError` for a cursor or residue that does not fit the documents.
+        these rows need. Raises `ValueError` for a cursor or residue that does not fit the
+        documents.
         """
         self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
         self._prefetch.build_orders(lanes)
@@ -140,14 +141,16 @@ class LaneReader:
             self._check_barren(lane)
 
     def _check_barren(self, flat_lane: int) -> None:
-        """Raises `DatasetError` for an endless lane that a whole epoch of documents gave no token."""
+        """Raises `DatasetError` for an endless lane that a whole epoch of documents gave no
+        token."""
         place, lane = divmod(flat_lane, self._num_lanes)
         component = self._components[place]
         is_endless = component.lanes.epochs is None
         if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
             urls = ", ".join(self._labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"a whole epoch of lane {lane} of {urls} gave no token: all its documents are empty "
+                f"a whole epoch of lane {lane} of {urls} gave no token: "
+                "all its documents are empty "
                 "or filtered out. Use more documents, fewer lanes (num_lanes), an eos, or another "
                 "transform or min_tokens"
             )

@@ -101,7 +101,8 @@ class Plan:
         return position.table_rows if position.rows < self.phase.start else position.rows
 
     def replays(self) -> Iterator[tuple[int, int]]:
-        """The ranges [start, stop) of rows that are read again, each as one block of each worker."""
+        """The ranges [start, stop) of rows that are read again, each as one block of each
+        worker."""
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)
@@ -115,7 +116,8 @@ class Plan:
         return rank_rows(start, stop, self.world_index, self.world_size)
 
     def worker_places(self, rows: range) -> list[slice | Ints]:
-        """For each worker, the indices of its rows in the rank's `rows`: int64 [rows], or a slice."""
+        """For each worker, the indices of its rows in the rank's `rows`: int64 [rows], or a
+        slice."""
         if self.num_workers == 1:
             return [slice(None)]
         workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)

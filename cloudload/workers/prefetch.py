@@ -1,9 +1,9 @@
-"""What is fetched and built before it is needed: the shards of the documents that lanes read next,
-and the next epoch's order.
+"""Prefetch: the shards of the documents that lanes read next, and the order of the next epoch.
 
-    lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►      two shards for each canonical node, by default
+    lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►
+                          by default, two shards for each canonical node
 
-Nothing here changes what is read, only when its bytes come.
+Nothing here changes which bytes are read, only when they arrive.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from cloudload.workers.documents import LaneDocuments, Places
 from cloudload.workers.plan import Plan
 
 
-class ReadAhead:
-    """Looks ahead for the lanes of one worker, by flat_lane; `next_ordinals` are their next documents,
-    `ends` their ends."""
+class Prefetcher:
+    """Looks ahead for the lanes of one worker.
+
+    `next_ordinals` and `ends` are int64 [flat_lanes]: the next document of each lane, and its end.
+    """
 
     def __init__(
         self, plan: Plan, worker: int, documents: LaneDocuments, next_ordinals: Ints, ends: Ints
@@ -26,13 +28,13 @@ class ReadAhead:
         self._components = plan.recipe.components
         self._next_ordinals, self._ends = next_ordinals, ends
         self._looked_ahead = next_ordinals.copy()
-        """The ordinals up to which shards have been asked for."""
+        """The ordinals up to which shards were requested."""
         self._ahead = np.array(
             [self._documents_ahead(component) for component in range(len(self._components))]
         )
         """Documents of look-ahead for the lanes of each component."""
         self._ordered_epochs = [0] * len(self._components)
-        """The last epoch of each component that an order was asked for."""
+        """The last epoch of each component whose order was requested."""
 
     def _documents_ahead(self, component: int) -> int:
         plan, of = self._plan, self._components[component]
@@ -43,10 +45,10 @@ class ReadAhead:
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
     def fetch(self, needed: Places, *, is_awaited: bool) -> None:
-        """Begin to fetch the shards of what is needed, then of what its lanes will read next;
-        seldom, for long stretches.
+        """Start to fetch the shards of `needed`, then of what its lanes read next.
 
-        While somebody waits for the first batch, only what it needs.
+        It runs seldom, and then for long ranges. While the training loop waits for its first batch
+        (`is_awaited`), it fetches nothing beyond `needed`.
         """
         if is_awaited:
             self._documents.prefetch(needed.samples)
@@ -73,8 +75,7 @@ class ReadAhead:
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
 
     def _epoch_ends(self, flat_lanes: Ints) -> Ints:
-        """The ordinals that end the epochs whose order is there: what comes after would have to
-        wait for one to be built."""
+        """The ordinals that end the epochs whose orders are built: more would wait for a build."""
         ends = np.empty_like(flat_lanes)
         components = flat_lanes // self._plan.num_lanes
         for component in np.unique(components).tolist():
@@ -92,8 +93,8 @@ class ReadAhead:
         return ends
 
     def build_orders(self, flat_lanes: Ints) -> None:
-        """Have the order of the next epoch built once one of these lanes is in the second half of
-        this one."""
+        """Build the next epoch's order once one of these lanes is in the second half of this
+        one."""
         for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes
             furthest = (

@@ -1,10 +1,10 @@
 """Worker processes: started, listened to, ended.
 
-    trainer ◄── started, where each block lies, an error ── worker
-            ──────────── a slot is free again ────────────►
+    trainer ◄── started, the slot of each block, an error ── worker
+            ──────────── a slot is free again ─────────────►
 
-Each worker has a pair of connected sockets of its own and shares no lock with anybody: whatever
-moment one is killed at, the trainer reads the end of its stream, and nobody waits for it.
+Each worker has its own pair of connected sockets and shares no lock with any other process: if it
+is killed, at any moment, the trainer reads the end of its stream, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _STARTS, _START_S, _END_S, _LOOK_EVERY_S = 3, 60.0, 3.0, 1.0
 
 @dataclass(frozen=True)
 class _Failed:
-    """An error that is none of ours, as its traceback."""
+    """The traceback of an unexpected error in a worker."""
 
     traceback: str
 
 
 class WorkerProcess:
-    """One worker of a plan, and the slots that its blocks come in."""
+    """One worker of a plan, and the slots of its blocks."""
 
     def __init__(self, plan: Plan, number: int, ring: Ring, slots_each: int) -> None:
         self._arguments = (plan, number, ring, slots_each)
@@ -67,9 +67,9 @@ class WorkerProcess:
     def await_start(self) -> None:
         """Wait until the process runs.
 
-        A fork is a child of one thread with the locks of all: now and then CPython's, or a
-        library's, is held at that moment, and the child waits for it for ever
-        (python/cpython#84559). Such a child has not said that it started, and is replaced.
+        A forked child has one thread, but the locks of all: if one of them is held at that moment,
+        the child waits for it forever (python/cpython#84559). A child that does not report its
+        start is replaced. Raises `WorkerError` after three attempts.
         """
         for _ in range(_STARTS):
             if self._context.get_start_method() != "fork" or self._connection.poll(_START_S):
@@ -117,38 +117,14 @@ class WorkerProcess:
 
     def _raise_end(self) -> None:
         self._process.join(_END_S)
-        code = self._process.exitcode
-        what = f"has ended with status {code}"
-        if code is not None and code < 0:
-            named = {int(each): each.name for each in signal.Signals}
-            what = f"was ended by {named.get(-code, f'signal {-code}')}"
-        if code in (
-            -signal.SIGSEGV,
-            -signal.SIGBUS,
-            -signal.SIGABRT,
-            -signal.SIGILL,
-            -signal.SIGFPE,
-        ):
-            what += (
-                " (native code failed, of a transform or the tokenizer: "
-                "tokenizer_backend='hf' "
-                "and num_workers=0 may tell which)"
-            )
-        if code == TOLD_TO_END:
-            what = "was told to end by SIGTERM"
-        if code == -signal.SIGKILL:
-            what += (
-                " (if nobody killed it, the machine ran out of memory: "
-                "see its kernel log, and "
-                "use fewer workers)"
-            )
+        end = _describe_end(self._process.exitcode)
         raise WorkerError(
-            f"a worker process failed: process {self._process.pid} "
-            f"{what}. Resume from the last state"
+            f"a worker process failed: process {self._process.pid} {end}. "
+            "Resume from the last state"
         ) from None
 
     def ask_to_end(self) -> None:
-        """Have it end; returns at once."""
+        """Ask it to end; returns at once."""
         self._process.terminate()
 
     def end(self, deadline: float) -> None:
@@ -161,8 +137,8 @@ class WorkerProcess:
 
 
 def end_workers(workers: Sequence[WorkerProcess]) -> None:
-    """End workers, all at once, whatever they wait for; those of another process, which forked this
-    one, are left alone."""
+    """End workers together, whatever they wait for, except those that a parent of this process
+    started."""
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
         worker.ask_to_end()
@@ -171,13 +147,38 @@ def end_workers(workers: Sequence[WorkerProcess]) -> None:
         worker.end(deadline)
 
 
+_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
+
+
+def _describe_end(code: int | None) -> str:
+    """How a process ended, by its exit code, and what to do about it."""
+    if code == TOLD_TO_END:
+        return "was told to end by SIGTERM"
+    if code is None or code >= 0:
+        return f"has ended with status {code}"
+    names = {int(each): each.name for each in signal.Signals}
+    what = f"was ended by {names.get(-code, f'signal {-code}')}"
+    if code in _CRASHES:
+        what += (
+            " (native code failed, of a transform or the tokenizer: tokenizer_backend='hf' and "
+            "num_workers=0 may tell which)"
+        )
+    if code == -signal.SIGKILL:
+        what += (
+            " (if nobody killed it, the machine ran out of memory: see "
+            "its kernel log, and use fewer "
+            "workers)"
+        )
+    return what
+
+
 def _work(plan: Plan, number: int, ring: Ring, slots_each: int, connection: Connection) -> None:
-    """What runs in the process."""
+    """The main function of a worker process."""
     import torch
 
     tie_to_parent()
     connection.send("started")
-    # one thread a worker: workers are how the work is spread
+    # one thread a worker: work is parallel across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     allow_descriptors()  # for as many mapped shards as the lanes are in
@@ -187,9 +188,9 @@ def _work(plan: Plan, number: int, ring: Ring, slots_each: int, connection: Conn
             connection.send(packed)
         connection.send(None)
     except (EOFError, ConnectionError):
-        pass  # nobody is there to read on
+        pass  # the trainer has gone
     except CloudloadError as error:
-        # without the traceback, whose frames are the worker's own
+        # without the traceback, whose frames belong to the worker
         connection.send(type(error)(str(error)))
     except Exception:
         connection.send(_Failed(traceback.format_exc()))

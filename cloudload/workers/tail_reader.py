@@ -3,7 +3,8 @@
     Measuring    lanes ─► documents left in each ─► their sizes, to be exchanged
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane, read when needed
 
-The rows of a tail hold documents of all lanes, and are shared out to the workers like rows of lanes.
+The rows of a tail hold documents of all lanes, and are shared out to the workers like rows of
+lanes.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _DOCUMENTS_AT_ONCE = 256
 def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, begun: Ints) -> Ints:
     """The sizes of the documents that lanes have left, lane after lane: int64 [documents].
 
-    `own` are the lanes (int64 [lanes]), `heads` and `ends` the ordinals between which they are left,
-    `begun` the document that each is inside of. A hole at the end of an epoch is `SIZE_ABSENT`, a
-    document that is filtered out `SIZE_FILTERED`.
+    `own` are the lanes (int64 [lanes]), `heads` and `ends` the ordinals between which they are
+    left, `begun` the document that each is inside of. A hole at the end of an epoch is
+    `SIZE_ABSENT`, a document that is filtered out `SIZE_FILTERED`.
 
         heads [3 5]  ends [5 6]      ─►      sizes of lane 0's 3 and 4, then of lane 1's 5
     """
@@ -69,7 +70,8 @@ class TailReader:
         self._held: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
 
     def cut(self, block: BlockBuilder, tail: Tail, first_place: int) -> Pieces:
-        """The pieces of the block's rows from `first_place` on; counts the units that they finish."""
+        """The pieces of the block's rows from `first_place` on; counts the units that they
+        finish."""
         units: list[Ints] = []
         pieces: list[Ints] = []
         for place in range(first_place, len(block.rows)):

@@ -61,8 +61,8 @@ class Tracer:
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
-        """The documents of spans (int64 [spans, 6], `tables.SPAN_COLUMNS`); `rows` has the row of the
-        run for each of their rows."""
+        """The documents of spans (int64 [spans, 6], `tables.SPAN_COLUMNS`); `rows` has the row of
+        the run for each of their rows."""
         keys = [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
         samples = {key: int(self._starts[key[0]]) + key[1] for key in keys}
         tokens = self._read_tokens(samples)

@@ -1,13 +1,12 @@
-"""How a block crosses from a worker to the training process: in a slot of the ring; what is sent is
-where it lies.
+"""How a block crosses from a worker to the training process: through a slot of shared memory.
 
-slot    tokens [rows, seq_len] | bounds, lengths, cursors, spans, counts | residues
+slot    tokens [rows, seq_len] | header | bounds, lengths, cursors, spans, counts | residues
+sent    PackedBlock: which slot, and how much of it
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,45 +20,43 @@ from cloudload.system.shared_memory import Ring
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
-# beside the tokens of a row, in a slot: its spans, cursor, and residue
+# of a row in a slot, beside its tokens: spans, cursor, residue
 _EXTRA_BYTES_PER_ROW = 1024
 
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """Where a block lies: tokens at the start of a slot, and all else behind them. What did not fit
-    comes along."""
+    """Where a block is: its tokens at the start of a slot, and the rest behind them."""
 
     slot: int
     shape: tuple[int, int]
     size: int
-    """Bytes of all else."""
+    """Bytes of the rest."""
     tokens: bytes | None = None
+    """The tokens, if they did not fit the slot."""
     rest: bytes | None = None
+    """The rest, if it did not fit the slot."""
 
 
 def slot_bytes(plan: Plan) -> int:
+    """The bytes of a slot that holds nearly every block of a plan."""
     rows = plan.delivery.batch_size * plan.batches_at_once
     own = min(rows, -(-rows // plan.num_workers) * 5 // 4 + 1)
     return own * (4 * plan.recipe.config.seq_len + _EXTRA_BYTES_PER_ROW) + (1 << 14)
 
 
 class Slots:
-    """The slots of one worker, `first` and those after it; once all are used, `await_free` waits
-    for the oldest."""
+    """The slots of one worker, from `first` on; once all are used, `await_free` waits for the
+    oldest."""
 
     def __init__(
         self, ring: Ring, first: int, count: int, await_free: Callable[[], object]
     ) -> None:
-        self._ring, self._slots, self._number = (
-            ring,
-            itertools.cycle(range(first, first + count)),
-            first,
-        )
-        self._num_free, self._await_free = count, await_free
+        self._ring, self._slots = ring, itertools.cycle(range(first, first + count))
+        self._number, self._num_free, self._await_free = first, count, await_free
 
     def new_tokens(self, num_rows: int, seq_len: int) -> Tokens:
-        """The tokens of the next block: in the next slot, where they fit."""
+        """The tokens of the next block, int32 [rows, seq_len]: in the next slot, if they fit."""
         if self._num_free:
             self._num_free -= 1
         else:
@@ -70,23 +67,15 @@ class Slots:
         return self._ring.array(self._number, np.int32, (num_rows, seq_len))
 
     def pack(self, block: Block) -> PackedBlock:
-        """Put all else of the block behind its tokens."""
+        """Put the rest of a block behind its tokens."""
         sizes = np.array([len(residue) for residue in block.residues], np.int64)
-        shape = [
-            len(block.bounds),
-            len(block.lengths),
-            len(block.cursors),
-            len(block.spans),
-            block.counts.shape[1],
-            len(sizes),
-        ]
-        head = np.array([*shape, block.first_dry, *block.traffic], np.int64)
         arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
-        numbers = np.concatenate([head, *(array.ravel() for array in arrays)])
+        lengths = [array.size for array in arrays]
+        header = np.array([*lengths, block.first_dry, *block.traffic], np.int64)
+        numbers = np.concatenate([header, *(array.ravel() for array in arrays)])
         rest = b"".join([numbers.tobytes(), *block.residues])
-        packed = PackedBlock(
-            self._number, (block.tokens.shape[0], block.tokens.shape[1]), len(rest)
-        )
+        num_rows, seq_len = block.tokens.shape
+        packed = PackedBlock(self._number, (num_rows, seq_len), len(rest))
         used = block.tokens.nbytes
         if used > self._ring.slot_bytes:
             return replace(packed, tokens=block.tokens.tobytes(), rest=rest)
@@ -96,11 +85,12 @@ class Slots:
         return packed
 
 
-_HEAD = 7 + len(Traffic._fields)
+_NUM_ARRAYS = 6
+_HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
-    """The block; its tokens are the slot's, and good until the next block of the worker is asked
+    """The block; its tokens are in the slot, and valid until the worker's next block is asked
     for."""
     rows, seq_len = packed.shape
     rest = packed.rest
@@ -111,24 +101,11 @@ def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
         tokens = ring.array(packed.slot, np.int32, packed.shape)
     else:
         tokens = np.frombuffer(packed.tokens, np.int32).reshape(packed.shape)
-    head = np.frombuffer(rest, np.int64, _HEAD).tolist()
-    num_bounds, num_lengths, num_cursors, num_spans, num_streams, num_sizes, first_dry, *traffic = (
-        head
-    )
-    counts_shape = (num_bounds - 1, num_streams, len(COUNTS))
-    numbers = [
-        num_bounds,
-        num_lengths,
-        2 * num_cursors,
-        num_spans * len(SPAN_COLUMNS),
-        math.prod(counts_shape),
-        num_sizes,
-    ]
-    stops = list(itertools.accumulate(numbers, initial=_HEAD))
+    header = np.frombuffer(rest, np.int64, _HEADER).tolist()
+    stops = list(itertools.accumulate(header[:_NUM_ARRAYS], initial=_HEADER))
     body = np.frombuffer(rest, np.int64, stops[-1])
-    bounds, lengths, cursors, spans, counts, sizes = (
-        body[start:stop] for start, stop in itertools.pairwise(stops)
-    )
+    bounds, lengths, cursors, spans, counts, sizes = np.split(body, stops)[1:-1]
+    num_streams = len(counts) // max(1, (len(bounds) - 1) * len(COUNTS))
     return Block(
         bounds=bounds,
         tokens=tokens,
@@ -136,7 +113,7 @@ def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
         cursors=cursors.reshape(-1, 2),
         residues=split_residues(rest[8 * stops[-1] :], sizes.tolist()),
         spans=spans.reshape(-1, len(SPAN_COLUMNS)),
-        counts=counts.reshape(counts_shape),
-        traffic=Traffic(*traffic),
-        first_dry=first_dry,
+        counts=counts.reshape(len(bounds) - 1, num_streams, len(COUNTS)),
+        traffic=Traffic(*header[_NUM_ARRAYS + 1 :]),
+        first_dry=header[_NUM_ARRAYS],
     )

@@ -30,9 +30,9 @@ NewTokens = Callable[[int, int], Tokens]
 def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) -> Iterator[Block]:
     """The blocks of one worker, each of as many batches as the other workers' blocks.
 
-    They never end, except in the phase `Measuring`: there is one, which holds sizes. The first block
-    has one batch, and each of the next twice as many, so that training starts soon. Blocks of rows
-    that are replayed hold cursors and no tokens.
+    They never end, except in the phase `Measuring`: there is one, which holds sizes. The first
+    block has one batch, and each of the next twice as many, so that training starts soon. Blocks of
+    rows that are replayed hold cursors and no tokens.
     """
     cache = open_cache(plan)
     try:

@@ -1,0 +1,61 @@
+"""`describe()` says what was settled, and where each value is from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cloudload import CloudLoader, Stream
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+
+
+def make_loader(data: Any, **options: Any) -> CloudLoader:
+    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16, "batch_size": 4}
+    return CloudLoader(data, **{**defaults, "num_workers": 0, **options})
+
+
+def origins(loader: CloudLoader) -> dict[str, str]:
+    return {setting.name: setting.origin for setting in loader.describe().settings}
+
+
+def test_values_are_given_or_from_data_state_or_default(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "mds", random_documents(7, 60), shard_bytes=2_000)
+    loader = make_loader(folder, seed=5)
+    found = origins(loader)
+    assert found["seq_len"] == found["seed"] == found["tokenizer"] == "given"
+    assert (found["num_workers"], found["packing"]) == ("given", "default")
+    assert found["num_lanes"] == found["num_canonical_nodes"] == "from the data"
+    assert loader.describe()["num_lanes"] == loader.num_lanes
+
+    resumed = make_loader(folder, seed=5)
+    resumed.load_state_dict(loader.state_dict())
+    assert origins(resumed)["num_lanes"] == "from the state"
+    assert origins(make_loader(folder, num_lanes=24))["num_lanes"] == "given"
+
+
+def test_streams_are_listed_with_samples_and_shards(tmp_path: Path) -> None:
+    streams = [
+        Stream(
+            write_mds(tmp_path / name, random_documents(seed, 40), shard_bytes=2_000),
+            name=name,
+            proportion=weight,
+        )
+        for seed, (name, weight) in enumerate([("web", 3.0), ("code", 1.0)])
+    ]
+    description = make_loader(streams, num_lanes=12).describe()
+    assert description["stream web"] == description["stream code"] == 40
+    assert "weight 3" in str(description)
+    assert "weight 3" in description._repr_html_()
+
+
+def test_a_description_is_plain_values_text_and_a_table(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "<mds>", random_documents(7, 60), shard_bytes=2_000)
+    description = make_loader(folder).describe()
+    assert json.loads(json.dumps(description.as_dict()))["seq_len"] == 16
+    lines = str(description).splitlines()
+    assert lines[0].startswith("CloudLoader(")
+    assert len(lines) == 1 + len(description.settings)
+    assert "<mds>" not in description._repr_html_()
+    assert "&lt;mds&gt;" in description._repr_html_()

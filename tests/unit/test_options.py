@@ -1,0 +1,55 @@
+"""Every option is named once: the loader's signature, its configs and its help agree."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields
+
+import pytest
+
+from cloudload import CloudLoader, Retry, Stream
+from cloudload.config import DeliveryConfig, RowsConfig
+from cloudload.delivery.collate import FIELDS
+from cloudload.option_docs import field_docs
+
+NOT_FIELDS = {"self", "data", "tokenizer", "device_mesh"}
+NOT_OPTIONS = {"streams", "has_mesh"}
+PARAMETERS = inspect.signature(CloudLoader.__init__).parameters
+OPTIONS = [
+    option
+    for option in (*fields(RowsConfig), *fields(DeliveryConfig))
+    if option.name not in NOT_OPTIONS
+]
+
+
+def test_every_option_is_a_field_of_one_config() -> None:
+    assert sorted(option.name for option in OPTIONS) == sorted(PARAMETERS.keys() - NOT_FIELDS)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_signature_and_config_agree(option: object) -> None:
+    parameter = PARAMETERS[option.name]
+    assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    if option.name == "retry":  # None is a fresh one
+        assert (parameter.annotation, parameter.default) == ("Retry | None", None)
+        return
+    assert parameter.annotation == option.type
+    default = inspect.Parameter.empty if option.default is MISSING else option.default
+    assert parameter.default == default
+
+
+@pytest.mark.parametrize("cls", [Stream, Retry, RowsConfig, DeliveryConfig])
+def test_help_explains_every_field(cls: type) -> None:
+    for name, text in field_docs(cls).items():
+        assert len(text) > 10, f"{cls.__name__}.{name} has no docstring"
+        assert f"\n    {name}: " in cls.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"self", "dp_rank"}))
+def test_help_of_the_loader_explains_every_argument(name: str) -> None:
+    assert CloudLoader.__doc__.count(f"\n    {name}: ") == 1
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_of_a_batch_is_explained(field: str) -> None:
+    assert f"`{field}`" in field_docs(DeliveryConfig)["fields"]
