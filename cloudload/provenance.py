@@ -342,8 +342,10 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
     positions = positions_of(component.orders(plan.cache_root)(epoch), within)
-    residues = (epoch * component.lanes.stride + positions) % plan.num_lanes
-    lanes: list[int] = np.flatnonzero(np.isin(component.lanes.residues, residues)).tolist()
+    first_positions = (epoch * component.lanes.stride + positions) % plan.num_lanes
+    lanes: list[int] = np.flatnonzero(
+        np.isin(component.lanes.first_positions, first_positions)
+    ).tolist()
     return lanes
 
 

@@ -29,6 +29,7 @@ from cloudload.tokenization.encoders import FastokensEncoder, HFEncoder, open_en
 from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
+from tests.support.reference_tokens import encode
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "tokenizer" / "tokenizer.json"
 
@@ -161,7 +162,7 @@ def test_special_tokens_stay_text_and_documents_get_their_streams_ends(
 ) -> None:
     spec = load_tokenizer(tokenizer_folder, [("auto", "auto"), ("<|pad|>", None)])
     tokenizer = DocumentTokenizer(spec, backend)
-    first, second, empty = tokenizer.encode(["<|endoftext|>", "a<|pad|>", ""], [0, 1, 0])
+    first, second, empty = encode(tokenizer, ["<|endoftext|>", "a<|pad|>", ""], [0, 1, 0])
     assert tokenizer.frames == ((None, 0), (1, None))
     assert (first[-1], second[0], empty.tolist()) == (0, 1, [0])
     assert not {0, 1} & {*first[:-1].tolist(), *second[1:].tolist()}

@@ -85,10 +85,6 @@ class Packing:
             return _OnePerRowPacker(self.seq_len, self.overflow == "cut", cursor)
         return _ConcatPacker(self.seq_len, cursor)
 
-    def num_truncated(self, size: int) -> int:
-        """The tokens of a document that no row will have."""
-        return max(0, size - self.seq_len) if self.cuts else 0
-
 
 class _Start:
     """The offset of the cursor, for the document that it stands in."""

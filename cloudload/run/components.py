@@ -19,7 +19,8 @@ from cloudload.cache.folder import ORDERS_FOLDER
 from cloudload.config import RowsConfig
 from cloudload.mds.dataset import Corpus
 from cloudload.order.epoch_orders import EpochOrders
-from cloudload.order.lanes import Lanes, Layout
+from cloudload.order.lanes import Lanes
+from cloudload.order.layout import Layout
 from cloudload.order.spec import OrderConfig, Sampling
 
 

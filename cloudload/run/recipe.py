@@ -19,7 +19,7 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.config import SAME, RowsConfig
 from cloudload.mds.dataset import Corpus, check_text_column, open_corpus
-from cloudload.order.lanes import Layout, resolve
+from cloudload.order.layout import Layout, resolve_layout
 from cloudload.order.mixture import Mixture, build_mixture
 from cloudload.packing.packers import Packing
 from cloudload.run.components import Component, build_components, component_sizes
@@ -104,7 +104,7 @@ class Recipe:
 
     def settle(self, saved: Layout | None) -> Recipe:
         """What was left open filled in: as it was `saved`, else from the data."""
-        layout = resolve(self.config, component_sizes(self.config, self.corpus), saved)
+        layout = resolve_layout(self.config, component_sizes(self.config, self.corpus), saved)
         return replace(
             self, layout=layout, components=build_components(self.config, self.corpus, layout)
         )
@@ -124,7 +124,7 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
     corpus = open_corpus(config.streams, retry, may_be_empty=not config.is_mixed)
     if config.transform is None:
         check_text_column(corpus, config.text_key)
-    layout = resolve(config, component_sizes(config, corpus))
+    layout = resolve_layout(config, component_sizes(config, corpus))
     return Recipe(
         config=config,
         tokenizer=spec,

@@ -31,7 +31,7 @@ import numpy as np
 
 from cloudload._version import __version__
 from cloudload.errors import StreamChangedError
-from cloudload.order.lanes import Layout
+from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.position import LaneArrays, LaneTable, Position

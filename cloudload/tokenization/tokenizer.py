@@ -16,8 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.config import AUTO, HF
 from cloudload.errors import TokenizerError
@@ -214,9 +212,6 @@ class DocumentTokenizer:
     def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
         self._json = spec.json
         self._encoder = open_encoder(spec.json, backend)
-        self._ends = [
-            ([] if bos is None else [bos], [] if eos is None else [eos]) for bos, eos in spec.frames
-        ]
         self.frames = spec.frames
         """The ids put before and after each document, by stream."""
 
@@ -224,15 +219,6 @@ class DocumentTokenizer:
         """The ids of all documents, int32 [tokens], and their bounds, int64 [documents + 1];
         without bos and eos."""
         return self._encoder.encode(documents)
-
-    def encode(self, documents: Sequence[str], streams: Sequence[int]) -> list[Tokens]:
-        """The ids of each document: int32 [tokens], with its stream's bos and eos."""
-        ids, offsets = self.encode_flat(documents)
-        bounds = offsets.tolist()
-        return [
-            _frame(ids[start:stop], *self._ends[stream])
-            for start, stop, stream in zip(bounds[:-1], bounds[1:], streams, strict=True)
-        ]
 
     def explain_failure(self, document: str) -> TokenizerError | None:
         """What is wrong with a document by itself, or None."""
@@ -245,12 +231,3 @@ class DocumentTokenizer:
     def decode(self, tokens: Tokens) -> str:
         """The text of ids, control tokens included."""
         return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))
-
-
-def _frame(ids: Tokens, head: list[int], tail: list[int]) -> Tokens:
-    stop = len(head) + len(ids)
-    tokens = np.empty(stop + len(tail), np.int32)
-    tokens[: len(head)] = head
-    tokens[len(head) : stop] = ids
-    tokens[stop:] = tail
-    return tokens
