@@ -310,10 +310,10 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
         ({"cursors": table(*[((1 << 30) + 1, 0)] * 12)}, "cursors: lane 0 stands at"),
         ({"residues": residues(sizes=[4] * 12)}, "residues: sizes that do not add up"),
         ({"residues": residues(sizes=[-4] + [0] * 11)}, "residues: sizes that do not add up"),
-        ({"residues": residues([0, 1, 1, 0])}, "residues: lane 0 has spans that lie outside"),
-        ({"residues": residues([0, 1, 9, 0, 4])}, "residues: lane 0 has spans that lie outside"),
-        ({"residues": residues([0, 1, 1, 4, 4])}, "residues: lane 0 has spans that lie outside"),
-        ({"residues": residues([], [-1])}, "residues: lane 1 has spans that lie outside"),
+        ({"residues": residues([0, 1, 1, 0])}, "residues: lane 0 has spans outside"),
+        ({"residues": residues([0, 1, 9, 0, 4])}, "residues: lane 0 has spans outside"),
+        ({"residues": residues([0, 1, 1, 4, 4])}, "residues: lane 0 has spans outside"),
+        ({"residues": residues([], [-1])}, "residues: lane 1 has spans outside"),
         ({"residues": residues([0, 0])}, "residues: lane 0 has an open row without a span"),
         (
             {"residues": residues([0, 1, 1, 0, 4, 1, 1, 4, 8])},
@@ -374,9 +374,7 @@ def test_a_cursor_past_its_document_is_an_error_not_a_silent_skip(folder: str) -
     loader.load_state_dict(
         {**loader.state_dict(), "rows": 12, "table_rows": 12, "cursors": table(*[(0, 10**6)] * 12)}
     )
-    with pytest.raises(
-        StreamChangedError, match="the cursor stands at token 1000000 of document 0"
-    ):
+    with pytest.raises(StreamChangedError, match="the cursor is at token 1000000 of document 0"):
         next(iter(loader))
 
 
