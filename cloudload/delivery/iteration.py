@@ -34,7 +34,7 @@ from cloudload.packing.tables import (
     UNIT_SIZE,
 )
 from cloudload.packing.tail import next_stages, pack_tail
-from cloudload.run.position import LaneTable, Position
+from cloudload.run.position import LaneLog, Position
 from cloudload.stats import EMPTY, FILTERED, DeliveryMeter
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
@@ -198,13 +198,13 @@ class Batches(Iterator[Batch]):
             first_dry = window.first_dry(reports)
             if first_dry < NEVER:
                 self._measure(
-                    lanes.after(Update(window, reports, first_dry), move_lanes),
+                    lanes.with_update(Update(window, reports, first_dry), move_lanes),
                     first_dry,
                     arrived.batch,
                 )
                 return None
             lanes, table_rows = (
-                lanes.after(Update(window, reports, arrived.stop), move_lanes),
+                lanes.with_update(Update(window, reports, arrived.stop), move_lanes),
                 arrived.stop,
             )
             if self._plan.tail is not None:
@@ -274,7 +274,7 @@ class Batches(Iterator[Batch]):
 
     # ------------------------------------------------------------ the tail
 
-    def _measure(self, ended: LaneTable, first_dry: int, batch: Batch) -> None:
+    def _measure(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
         """Go back to before `batch`, in which the lanes ended at row `first_dry`, and ask what they
         had left."""
         spans = batch.spans[batch.first_row + batch.spans[:, SPAN_ROW] * batch.row_step < first_dry]
