@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 import numpy as np
 
 from cloudload.order import streaming_shuffles as shuffles
-from cloudload.order.canonical import canonical_order
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig
+from tests.support.reference_order import canonical_order
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]

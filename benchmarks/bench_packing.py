@@ -212,8 +212,10 @@ def count_tokens(texts: Sequence[str], tokenizer: str) -> list[int]:
     from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 
     encoder = DocumentTokenizer(load_tokenizer(tokenizer))
+    frame = sum(token is not None for token in encoder.frames[0])
     chunks = [texts[start : start + 64] for start in range(0, len(texts), 64)]
-    sizes = [len(tokens) for chunk in chunks for tokens in encoder.encode(chunk, [0] * len(chunk))]
+    bounds = [encoder.encode_flat(chunk)[1] for chunk in chunks]
+    sizes = [int(size) + frame for offsets in bounds for size in np.diff(offsets)]
     note(
         f"{Path(tokenizer).name}: {sum(sizes):,} tokens, "
         f"{np.median(sizes):.0f} a document at the median"
@@ -260,7 +262,8 @@ def measure_fill(sizes: Sequence[int], lane_counts: Iterable[int]) -> list[Row]:
         ]:
             packing = Packing(name, seq_len, open_rows, overflow)
             what = f"best_fit, {open_rows} open" if name == "best_fit" else f"{name}, {overflow}"
-            left_out = sum(map(packing.num_truncated, sizes)) / total
+            truncated = sum(max(0, size - seq_len) for size in sizes) if packing.cuts else 0
+            left_out = truncated / total
             table.append(
                 {
                     "rows by": what,

@@ -54,7 +54,7 @@ from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
 from cloudload.run.recipe import open_recipe
-from cloudload.run.resume import go_on
+from cloudload.run.resume import resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
@@ -345,7 +345,7 @@ class CloudLoader:
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
         recipe = self._opened.settle(saved.layout)
-        position = go_on(saved, recipe, on_change or {})
+        position = resume_position(saved, recipe, on_change or {})
         names = recipe.mixture.names[: len(saved.mixture.names)]
         mixture = recipe.mixture.resume(replace(saved.mixture, names=names), position.rows)
         self._recipe = replace(recipe, mixture=mixture)

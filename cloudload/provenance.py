@@ -25,7 +25,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.order.canonical import positions_of
 from cloudload.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_ROW, SPAN_STREAM
-from cloudload.run.recipe import HELD_OPTIONS
+from cloudload.run.recipe import HELD_CONFIG_FIELDS
 from cloudload.run.state import Saved, read_state
 from cloudload.workers.plan import Plan
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -176,7 +176,7 @@ def open_run(
         (row, dict(zip(mixture.names, weights, strict=True))) for row, weights in mixture.schedule
     ]
     arguments = {
-        **{name: state[name] for name in HELD_OPTIONS},
+        **{name: state[name] for name in HELD_CONFIG_FIELDS},
         "data": streams,
         "tokenizer": tokenizer,
         "transform": transform,
@@ -339,8 +339,10 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
     positions = positions_of(component.orders(plan.cache_root)(epoch), within)
-    residues = (epoch * component.lanes.stride + positions) % plan.num_lanes
-    lanes: list[int] = np.flatnonzero(np.isin(component.lanes.residues, residues)).tolist()
+    first_positions = (epoch * component.lanes.stride + positions) % plan.num_lanes
+    lanes: list[int] = np.flatnonzero(
+        np.isin(component.lanes.first_positions, first_positions)
+    ).tolist()
     return lanes
 
 

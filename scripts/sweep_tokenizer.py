@@ -1,4 +1,4 @@
-"""Compare fastokens with tokenizers on every code point, and say what the gate says of a tokenizer.
+"""Compare fastokens with tokenizers on every code point, and run the checks of the backend choice.
 
     python scripts/sweep_tokenizer.py gpt2-folder llama3-folder
 
@@ -33,13 +33,17 @@ def main() -> int:
 
 def sweep(name: str) -> int:
     """Print what is found of one tokenizer; 1 where it has other ids."""
-    from cloudload.tokenization.backend import check_probes, check_structure, sweep_code_points
+    from cloudload.tokenization.backend import (
+        find_probe_mismatch,
+        find_unsupported_feature,
+        sweep_code_points,
+    )
     from cloudload.tokenization.probes import all_code_points
     from cloudload.tokenization.tokenizer import load_tokenizer
 
     text = load_tokenizer(name, [(None, None)]).json
     content = json.loads(text)
-    refusal = check_structure(content) or check_probes(text, content)
+    refusal = find_unsupported_feature(content) or find_probe_mismatch(text, content)
     print(f"{name}: {refusal or 'passes the structure checks and the probes'}", flush=True)
     if refusal and "load" in refusal:
         return 0

@@ -253,7 +253,8 @@ class TestWhatCannotBe:
         lanes = kind(Packing("best_fit", 8, 2, "cut"), 2, np.array([[0, 0], [4, 30]]), None)
         with pytest.raises(
             ValueError,
-            match=r"^lane 1: the cursor stands at token 30 of document 4, but 4 has 22 tokens$",
+            match=r"^lane 1: the cursor is at token 30 of document 4, but document 4 has 22 "
+            r"tokens$",
         ):
             lanes.add(Corpus([21]).read(np.array([1]), np.array([4])), np.array([True]))
 
@@ -263,7 +264,7 @@ class TestWhatCannotBe:
         lanes = kind(Packing("best_fit", 8, 2, "cut"), 2, np.array([[0, 0], [4, 3]]), None)
         with pytest.raises(
             ValueError,
-            match=r"^lane 1: the cursor stands at token 3 of document 4, but 5 has 22 tokens$",
+            match=r"^lane 1: the cursor is at token 3 of document 4, but document 5 has 22 tokens$",
         ):
             lanes.add(Corpus([21]).read(np.array([1]), np.array([5])), np.array([False]))
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
-from cloudload.order.canonical import canonical_order
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.packing.residue import residue_spans
 from cloudload.run.state import State, read_state
 from cloudload.testing import Leg, MakeLoader, Row, check_resume, check_worlds, real_tokens, run_leg
 from tests.support.awkward import EOS, EOS_ID, Case, byte_tokenizer, cases, tokenize, write_case
 from tests.support.corpora import random_documents, write_mds
+from tests.support.reference_order import canonical_order
 
 # for each kind of run; `make test-long` tries 1,000
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "12"))

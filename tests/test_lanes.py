@@ -21,7 +21,8 @@ from cloudload.config import RowsConfig, Stream, parse_bytes
 from cloudload.delivery.exchange import group_processes
 from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
-from cloudload.order.lanes import Lanes, rank_rows, resolve, worker_of_rows
+from cloudload.order.lanes import Lanes, rank_rows, worker_of_rows
+from cloudload.order.layout import resolve_layout
 
 
 @given(
@@ -122,7 +123,7 @@ def test_a_node_touches_only_its_own_canonical_nodes() -> None:
 def test_defaults_follow_from_the_data_alone(
     num_samples: int, num_shards: int, lanes: int, nodes: int
 ) -> None:
-    layout = resolve(RowsConfig((Stream("x"),), 8), [(num_samples, num_shards)])
+    layout = resolve_layout(RowsConfig((Stream("x"),), 8), [(num_samples, num_shards)])
     assert (layout.num_lanes, layout.canonical_nodes) == (lanes, (nodes,))
 
 
@@ -131,7 +132,7 @@ def test_whatever_the_data_the_defaults_fit_together(
     num_samples: int, num_shards: int, nodes: int | None
 ) -> None:
     assume(num_shards <= num_samples and (nodes is None or nodes <= num_samples))
-    layout = resolve(
+    layout = resolve_layout(
         RowsConfig((Stream("x"),), 8, num_canonical_nodes=nodes), [(num_samples, num_shards)]
     )
     [found] = layout.canonical_nodes

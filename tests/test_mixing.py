@@ -176,7 +176,8 @@ def test_a_stream_added_at_a_resume_begins_there_and_the_others_go_on(
     check_again, _ = run_leg(after, Leg(batch_size=24, batches=1), more[2])
     assert check_again == second[48:72]
     with pytest.raises(
-        StreamChangedError, match=r"the state has 2 streams, but only 1 .* give it proportion=0"
+        StreamChangedError,
+        match=r"the state has 2 streams, but the loader only 1. .* give it proportion=0",
     ):
         run_leg(before, Leg(), more[-1])
 

@@ -18,6 +18,7 @@ from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.order.mixture import Mixture, Weights, build_mixture
 from cloudload.order.mixture_step import find_step
+from tests.support.reference_order import shares_at
 
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
 MANY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -125,7 +126,7 @@ def test_shorter_and_longer_windows_are_even_too(num_lanes: int, window: int, mo
 def test_a_small_stream_gets_its_rows_over_a_long_run() -> None:
     streams = plain(1, 1e-4).components(np.arange(1_000_000), 960)
     assert abs(int(streams.sum()) - 100) <= 10
-    assert plain(1e300, 1e-300).shares(0) == (1.0, 0.0)
+    assert shares_at(plain(1e300, 1e-300), 0) == (1.0, 0.0)
 
 
 # ---------------------------------------------------------------- random access
@@ -133,7 +134,7 @@ def test_a_small_stream_gets_its_rows_over_a_long_run() -> None:
 
 def stream_of(mixture: Mixture, row: int, num_lanes: int) -> int:
     """`components`, one row at a time, in Python's integers."""
-    share = [Fraction(part) for part in mixture.shares(row)]
+    share = [Fraction(part) for part in shares_at(mixture, row)]
     ends = list(itertools.accumulate(share))
     point = row * find_step(num_lanes) % 2**64
     return next(index for index, end in enumerate(ends) if point < 2**64 * end // ends[-1])
@@ -197,14 +198,14 @@ def test_weights_change_at_their_row_exactly(mixture: Mixture, num_lanes: int) -
     for (start, given_weights), end in zip(mixture.schedule, ends, strict=True):
         alone = plain(*given_weights)
         assert streams[start:end].tolist() == alone.components(rows[start:end], num_lanes).tolist()
-        assert mixture.shares(start) == mixture.shares(end - 1) == alone.shares(0)
+        assert shares_at(mixture, start) == shares_at(mixture, end - 1) == shares_at(alone, 0)
 
 
 def test_a_stream_that_an_entry_does_not_name_gets_no_row() -> None:
     mixture = build_mixture(["a", "b", "c"], [1, 1, 1], [(0, {"a": 1, "c": 3}), (100, {"b": 2})])
     assert mixture == Mixture(("a", "b", "c"), ((0, (1, 0, 3)), (100, (0, 2, 0))))
-    assert mixture.shares(99) == (0.25, 0, 0.75)
-    assert mixture.shares(100) == mixture.shares(10**9) == (0, 1, 0)
+    assert shares_at(mixture, 99) == (0.25, 0, 0.75)
+    assert shares_at(mixture, 100) == shares_at(mixture, 10**9) == (0, 1, 0)
     assert set(mixture.components(np.arange(100), 60)) == {0, 2}
     assert set(mixture.components(np.arange(100, 200), 60)) == {1}
 
@@ -248,7 +249,7 @@ def test_any_chain_of_resumes_reads_what_each_asked_for(chain: list[tuple[Mixtur
         mixture = after.resume(mixture, row)
         wanted[row:] = after.components(np.arange(row, 500), 60)
         assert mixture.components(np.arange(500), 60).tolist() == wanted.tolist()
-        shares = [mixture.shares(row) for row, _ in mixture.schedule]
+        shares = [shares_at(mixture, row) for row, _ in mixture.schedule]
         assert all(one != other for one, other in itertools.pairwise(shares)), (
             "it says each thing once"
         )
@@ -262,7 +263,7 @@ def test_a_stream_that_is_added_begins_at_the_resume(
     resumed = after.resume(before, row)
     check_rows(resumed, [(row, before), (500, after)])
     assert resumed.names == after.names
-    assert all(resumed.shares(earlier)[2:] == (0, 0) for earlier in range(row))
+    assert all(shares_at(resumed, earlier)[2:] == (0, 0) for earlier in range(row))
 
 
 def test_the_same_shares_in_other_numbers_are_no_change() -> None:
@@ -354,8 +355,8 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
 @pytest.mark.parametrize(
     ("given_names", "proportions", "schedule", "message"),
     [
-        ([], [], None, r"streams: the names are \[\]; give each"),
-        (["a", "a"], [1, 1], None, r"streams: the names are \['a', 'a'\]; give each"),
+        ([], [], None, r"streams: the names are \[\]; give at least one"),
+        (["a", "a"], [1, 1], None, r"streams: the names are \['a', 'a'\]; give at least one"),
         (["a", "b"], [1], None, "1 weights for 2 streams; give one for each"),
         (["a", "b"], [1, -0.5], None, "'b' has weight -0.5 from row 0; give it 0 or more"),
         (["a", "b"], [float("nan"), 1], None, "'a' has weight nan from row 0; give it 0 or more"),
@@ -381,7 +382,7 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
             ["a"],
             [1],
             [(0, {"a": 1}), (7, {"b": 1})],
-            r"the entry of row 7 names \['b'\], which are no streams; use \['a'\]",
+            r"the entry of row 7 names \['b'\], which are not streams; use \['a'\]",
         ),
         (
             ["a"],

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from cloudload.cache.folder import sweep
 from cloudload.errors import CacheError
 from cloudload.order import epoch_orders
-from cloudload.order.canonical import canonical_order, interleave
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.sampling import reads_per_shard
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.order.streaming_shuffles import shuffle_nodes
 from cloudload.system.file_locks import locked
 from tests.support.corpora import write_mds
+from tests.support.reference_order import canonical_order, interleave
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 
@@ -587,14 +587,14 @@ def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
         (
             10,
             {"repeat": 0.09},
-            "streams[1] has repeat 0.09, which is none of its 10 samples. "
-            "Give it more, or leave it out",
+            "streams[1] has repeat 0.09, which selects none of its 10 samples. "
+            "Increase it, or leave the stream out",
         ),
         (
             0,
             {"choose": 3},
-            "streams[1] has choose 3, which is none of its 0 samples. "
-            "Give it more, or leave it out",
+            "streams[1] has choose 3, which selects none of its 0 samples. "
+            "Increase it, or leave the stream out",
         ),
     ],
 )

@@ -229,11 +229,11 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"cursors": table(*[(1 << 30, 0)] * 12)}, None),
         (
             {"cursors": wide(*[(1 << 39, 0)] * 12)},
-            r"cursors: lane 0 stands at \[549755813888, 0\], further than any run",
+            r"cursors: lane 0 is at \[549755813888, 0\], further than any run",
         ),
         (
             {"cursors": wide(*[(0, 1 << 62)] * 12)},
-            "cursors: lane 0 stands at .*, further than any run",
+            "cursors: lane 0 is at .*, further than any run",
         ),
         ({"num_canonical_nodes": "0"}, r"num_canonical_nodes: \(0,\) do not divide num_lanes 12"),
         ({"num_canonical_nodes": "5"}, r"num_canonical_nodes: \(5,\) do not divide num_lanes 12"),
@@ -307,13 +307,13 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
             {"residues": base64.b64encode(zlib.compress(bytes(48)) + b"x").decode()},
             "residues: not one whole zlib stream",
         ),
-        ({"cursors": table(*[((1 << 30) + 1, 0)] * 12)}, "cursors: lane 0 stands at"),
+        ({"cursors": table(*[((1 << 30) + 1, 0)] * 12)}, "cursors: lane 0 is at"),
         ({"residues": residues(sizes=[4] * 12)}, "residues: sizes that do not add up"),
         ({"residues": residues(sizes=[-4] + [0] * 11)}, "residues: sizes that do not add up"),
-        ({"residues": residues([0, 1, 1, 0])}, "residues: lane 0 has spans that lie outside"),
-        ({"residues": residues([0, 1, 9, 0, 4])}, "residues: lane 0 has spans that lie outside"),
-        ({"residues": residues([0, 1, 1, 4, 4])}, "residues: lane 0 has spans that lie outside"),
-        ({"residues": residues([], [-1])}, "residues: lane 1 has spans that lie outside"),
+        ({"residues": residues([0, 1, 1, 0])}, "residues: lane 0 has spans outside"),
+        ({"residues": residues([0, 1, 9, 0, 4])}, "residues: lane 0 has spans outside"),
+        ({"residues": residues([0, 1, 1, 4, 4])}, "residues: lane 0 has spans outside"),
+        ({"residues": residues([], [-1])}, "residues: lane 1 has spans outside"),
         ({"residues": residues([0, 0])}, "residues: lane 0 has an open row without a span"),
         (
             {"residues": residues([0, 1, 1, 0, 4, 1, 1, 4, 8])},
@@ -374,9 +374,7 @@ def test_a_cursor_past_its_document_is_an_error_not_a_silent_skip(folder: str) -
     loader.load_state_dict(
         {**loader.state_dict(), "rows": 12, "table_rows": 12, "cursors": table(*[(0, 10**6)] * 12)}
     )
-    with pytest.raises(
-        StreamChangedError, match="the cursor stands at token 1000000 of document 0"
-    ):
+    with pytest.raises(StreamChangedError, match="the cursor is at token 1000000 of document 0"):
         next(iter(loader))
 
 
@@ -454,7 +452,7 @@ def test_local_states_of_all_ranks_merge_and_others_do_not(folder: str) -> None:
     assert whole == single.state_dict()
     with pytest.raises(StreamChangedError, match="leave lanes without a cursor"):
         merge_state_dicts(parts[:2])
-    with pytest.raises(StreamChangedError, match="no local states"):
+    with pytest.raises(StreamChangedError, match="there are no local states"):
         merge_state_dicts([])
     next(iter(loaders[0]))
     with pytest.raises(StreamChangedError, match="rows differs among the local states"):
@@ -483,7 +481,7 @@ def test_a_cursor_within_a_document_that_is_not_there_is_refused(tmp_path: Path)
     )
     holes = [(1, 0)] + [(1, 3)] * 11
     with pytest.raises(
-        StreamChangedError, match="cursors: lane 1 stands within document 1, where there is none"
+        StreamChangedError, match="cursors: lane 1 is within document 1, which does not exist"
     ):
         loader.load_state_dict({**loader.state_dict(), "cursors": table(*holes)})
 

@@ -21,6 +21,7 @@ from cloudload.errors import TokenizerError
 from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
 from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
 from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.reference_tokens import encode
 
 END = "<|endoftext|>"
 
@@ -30,7 +31,7 @@ def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) 
 
 
 def ids_of(folder: Path, text: str, **ends: str | None) -> list[int]:
-    (ids,) = DocumentTokenizer(load_tokenizer(folder, **ends)).encode([text], [0])
+    (ids,) = encode(DocumentTokenizer(load_tokenizer(folder, **ends)), [text], [0])
     assert ids.dtype == "int32"
     return ids.tolist()
 
@@ -67,7 +68,7 @@ def test_no_text_becomes_a_control_token(
     tokenizer_folder: Path, backend: str, pieces: list[str]
 ) -> None:
     spec, text = load_tokenizer(tokenizer_folder, eos=None), "".join(pieces)
-    (ids,) = DocumentTokenizer(spec, backend).encode([text], [0])
+    (ids,) = encode(DocumentTokenizer(spec, backend), [text], [0])
     assert not {0, 1} & set(ids.tolist())
     assert DocumentTokenizer(spec, backend).decode(ids) == text
 
@@ -125,8 +126,8 @@ def test_dropout_inside_a_tokenizer_is_switched_off(tokenizer_folder: Path) -> N
     tokenizer.model.dropout = 0.5
     encoders = [DocumentTokenizer(load_tokenizer(tokenizer, eos=None)) for _ in range(2)]
     text = ["the quick brown fox jumps over the lazy dog " * 20]
-    first, second = (encoder.encode(text, [0])[0].tolist() for encoder in encoders)
-    assert first == second == DocumentTokenizer(plain).encode(text, [0])[0].tolist()
+    first, second = (encode(encoder, text, [0])[0].tolist() for encoder in encoders)
+    assert first == second == encode(DocumentTokenizer(plain), text, [0])[0].tolist()
 
 
 def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
@@ -148,7 +149,7 @@ def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
     (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
     (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
     code = (
-        "from cloudload.tokenizer import load_tokenizer as load; spec = load('some/model'); "
+        "from cloudload.tokenization.tokenizer import load_tokenizer as load; spec = load('some/model'); "
         "print(spec.fingerprint, spec.frames)"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}

@@ -36,7 +36,7 @@ from cloudload.delivery.progress import (
 from cloudload.delivery.run_log import RunLog
 from cloudload.errors import WorkerError
 from cloudload.packing.tail import next_stages
-from cloudload.run.position import LaneTable, Position
+from cloudload.run.position import LaneLog, Position
 from cloudload.workers.block import Block
 from cloudload.workers.plan import InTail, Measuring, Plan
 
@@ -203,10 +203,10 @@ class Iteration(Iterator[Batch]):
             reports = fetched.finish()
             first_dry = window.first_dry(reports)
             if first_dry < NEVER:
-                ended = lanes.after(Update(window, reports, first_dry), move_lanes)
+                ended = lanes.with_update(Update(window, reports, first_dry), move_lanes)
                 self._measure(ended, first_dry, fetched.batch)
                 return False
-            lanes = lanes.after(Update(window, reports, fetched.stop), move_lanes)
+            lanes = lanes.with_update(Update(window, reports, fetched.stop), move_lanes)
             table_rows = fetched.stop
             if self._plan.tail is not None:
                 # the lanes stay where they ended
@@ -228,7 +228,7 @@ class Iteration(Iterator[Batch]):
 
     # ------------------------------------------------------------ the end
 
-    def _measure(self, ended: LaneTable, first_dry: int, batch: Batch) -> None:
+    def _measure(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
         """Return to before `batch`, in which the lanes ended at row `first_dry`."""
         self._tokens_before_end = batch.count_tokens_before(first_dry)
         for fetched in self._fetched:

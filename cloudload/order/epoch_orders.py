@@ -1,5 +1,10 @@
-"""The orders of a run's epochs: each built once per node, kept in a file, and mapped by every
-process."""
+"""The orders of a run's epochs, each built once per node, kept in a file, mapped by every process.
+
+    orders(3) ─► in memory? ─► file whole? map it ─► else take the file's lock, build, map
+    in the second half of epoch 2: a background process builds epoch 3
+
+The one module of `order` that touches a disk. A seekable order needs no file.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +30,15 @@ from cloudload.system.temp_files import lock_of, make_folder, part_of
 from cloudload.system.verified_files import is_sealed, seal
 
 logger = logging.getLogger(__name__)
-
-
-# below this, mapping costs more than reading
+# below this, mapping a file takes longer than reading it
 _MAP_FROM_BYTES = 1 << 16
-
-# below this, an order is built sooner than a process is started
+# below this, building an order is faster than starting a process
 _BACKGROUND_FROM_POSITIONS = 1 << 20
-
 _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
 class EpochOrders:
-    """The orders of a run, each built once per node, kept in a file and mapped; a seekable one
-    needs no file."""
+    """The orders of one component: `orders(epoch)`. `shard_sizes` is int64 [shards]."""
 
     def __init__(
         self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None
@@ -56,14 +56,16 @@ class EpochOrders:
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids | SeekableOrder] = {}
         self._num_positions = num_positions(shard_sizes, sampling)
-        # lanes drift apart by less than an epoch, save on tiny data, where keeping many costs
-        # nothing
+        # lanes drift apart by less than an epoch, except on tiny data, where keeping many is cheap
         self._kept_epochs = min(
             _MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions))
         )
 
     def __call__(self, epoch: int) -> Ids | SeekableOrder:
-        """The sample id at each position of `epoch`: [samples], read-only."""
+        """The sample id at each position of `epoch`: integer [positions], read-only.
+
+        Raises `CacheError` if its file cannot be written.
+        """
         if epoch not in self._orders:
             order = self._seek(epoch) if self._config.is_seekable else self._open(epoch)
             self._orders = {
@@ -73,16 +75,16 @@ class EpochOrders:
         return self._orders[epoch]
 
     def is_ready(self, epoch: int) -> bool:
-        """Whether the order of `epoch` takes next to no time."""
+        """Whether the order of `epoch` is available at almost no cost."""
         is_cheap = self._config.is_seekable or self._num_positions < _BACKGROUND_FROM_POSITIONS
         return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
 
     def build_in_background(self, epoch: int) -> bool:
-        """Have another process build the order of `epoch` before it is needed; returns at once:
+        """Start a process that builds the order of `epoch` before it is needed, and return at once:
         whether one was started.
 
-        None is started where the order is there or being built, or costs little. Nothing is lost if
-        it fails: `__call__` builds.
+        Does nothing if the order exists, is being built, or is cheap. If the process fails,
+        `__call__` builds the order.
         """
         if self.is_ready(epoch):
             return False
@@ -98,7 +100,7 @@ class EpochOrders:
             return False
 
     def build(self, epoch: int) -> None:
-        """Write the order of an epoch to its file; its lock is held."""
+        """Write the order of an epoch to its file; the caller holds its lock."""
         path = self._path(epoch)
         if is_whole(path):
             return
@@ -111,8 +113,7 @@ class EpochOrders:
                     "shape": (self._num_positions,),
                 }
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-                # a full disk is an error here; found out in writing to the map, it would be the end
-                # of the process
+                # reserve the room: writing to a sparse map on a full disk raises SIGBUS
                 os.posix_fallocate(
                     file.fileno(), file.tell(), self._num_positions * narrow.itemsize
                 )
@@ -135,24 +136,22 @@ class EpochOrders:
                 return _load(path)
         try:
             make_folder(self._folder)
-            # files are removed under their lock alone, so that this one is still there when it is
-            # mapped
+            # files are removed only under their lock, so this one exists until it is mapped
             with locked(lock_of(path)):
                 self.build(epoch)
                 return _load(path)
         except (OSError, MemoryError) as error:
             raise CacheError(
                 f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to "
-                f"{self._folder}: {error!r}. "
-                "Free some room if there is none, choose another `local`, or take "
-                "shuffle_algo='seekable', which needs none"
+                f"{self._folder}: {error!r}. Free disk space, choose another `local`, or use "
+                "shuffle_algo='seekable', which needs no file"
             ) from error
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch}.npy"
 
     def _remove_before(self, epoch: int) -> None:
-        """Remove older orders."""
+        """Remove the orders of earlier epochs."""
         for old in self._folder.glob("epoch-*.npy"):
             if int(old.stem.removeprefix("epoch-")) < epoch:
                 with locked_if_free(lock_of(old)) as is_free:
@@ -174,7 +173,7 @@ class EpochOrders:
 
 
 def build_as_asked(request: bytes) -> None:
-    """What a background process does: `EpochOrders.build`."""
+    """The main function of a background process: `EpochOrders.build` for a `_request`."""
     text, _, sizes = request.partition(b"\n")
     asked = json.loads(text)
     sampling = asked["sampling"] and Sampling(
@@ -187,7 +186,7 @@ def build_as_asked(request: bytes) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether an order is there, as it was built."""
+    """Whether an order's file exists, unmodified since it was built."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return is_sealed(path.stat())
     return False
@@ -195,4 +194,4 @@ def is_whole(path: Path) -> bool:
 
 def _load(path: Path) -> Ids:
     order: Ids = np.load(path, mmap_mode="r" if path.stat().st_size > _MAP_FROM_BYTES else None)
-    return order.view(np.ndarray)  # a memmap is slow to index
+    return order.view(np.ndarray)  # a plain array: a memmap is slow to index

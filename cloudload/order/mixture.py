@@ -1,14 +1,16 @@
-"""Which stream of a mixture each row takes.
+"""Which stream of a mixture each row takes, computed from the row's number alone.
 
-    weights a 2 · b 1 · c 1         arcs of a circle        a from 0 to ½ · b from ½ to ¾ · c from ¾ to 1
-    row g stands at g · step        960 lanes, step .223    0 .22 .45 .67 .89 .12 .34 .56 .78 .01 .23 .45 .68 .90 .12
-    so rows 0, 1, … take            by the number alone     a  a   a   b   c   a   a   b   c   a   a   a   b   c   a
+    weights a 2 · b 1 · c 1     arcs of a circle: a from 0 to ½ · b from ½ to ¾ · c from ¾ to 1
+    row g is at g · step        0 .22 .45 .67 .89 .12 .34 .56 .78 .01 .23 .45 .68 .90 .12
+    so rows 0, 1, … take        a  a   a   b   c   a   a   b   c   a   a   a   b   c   a
 
-Nothing is counted or kept: a row's number says its stream. How even such a walk is depends only on
-its step and its length, not on where it starts. While the weights stay, any 1,000 consecutive rows
-hold each stream's share of 1,000 ± 2, whatever the weights: of the run, which walks by `step`, and
-of any lane, which walks by `num_lanes · step`. Both are exact in integers that wrap around at 2⁶⁴,
-so nothing drifts however long the run.
+    (960 lanes: the step is .223)
+
+No counters and no state. How even such a walk is depends only on its step and its length, not on
+where it starts. While the weights stay the same, any 1,000 consecutive rows contain each stream's
+share of 1,000 ± 2, whatever the weights. This holds for the run, which walks by `step`, and for
+each lane, which walks by `num_lanes · step`. Both are exact in integers that wrap around at 2⁶⁴, so
+nothing drifts however long the run.
 """
 
 from __future__ import annotations
@@ -36,18 +38,21 @@ _MOST_ROWS = 1 << 62
 
 @dataclass(frozen=True)
 class Mixture:
-    """The weights of the streams, by the row from which they hold."""
+    """The weights of the streams, and the rows from which they apply.
+
+    Raises `ValueError` for names, rows or weights that are not valid.
+    """
 
     names: tuple[str, ...]
-    """Of the streams."""
+    """The names of the streams."""
     schedule: tuple[tuple[int, Weights], ...]
     """(first row, weight of each stream), rows ascending from 0."""
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
             raise ValueError(
-                f"streams: the names are {list(self.names)}; give each of one or more streams a "
-                "name of its own"
+                f"streams: the names are {list(self.names)}; give at least one stream, and each "
+                "a different name"
             )
         rows = [row for row, _ in self.schedule]
         if rows[:1] != [0] or any(
@@ -79,7 +84,7 @@ class Mixture:
             )
 
     def components(self, rows: Ints, num_lanes: int) -> Ints:
-        """The index of the stream that each row takes, for rows in any order."""
+        """The index of the stream that each row takes: int64 [rows]; `rows` in any order."""
         rows = np.asarray(rows, np.int64)
         points = rows.astype(np.uint64) * np.uint64(find_step(num_lanes))
         entries = (
@@ -92,18 +97,17 @@ class Mixture:
             streams[chosen] = indices[np.searchsorted(ends, points[chosen], side="right")]
         return streams
 
-    def shares(self, row: int) -> tuple[float, ...]:
-        """What part of the rows each stream gets at `row`."""
-        return _shares(self._weights(row))
-
     def resume(self, saved: Mixture, row: int) -> Mixture:
-        """What was `saved` for the rows before `row`, and this from then on. Streams may be added
-        at the end."""
+        """The `saved` mixture for rows before `row`, and this one from `row` on.
+
+        Streams may be added at the end. Raises `StreamChangedError` if saved streams are missing or
+        in another order.
+        """
         if self.names[: len(saved.names)] != saved.names:
             raise StreamChangedError(
                 f"mixture: saved streams {list(saved.names)}, found {list(self.names)}. Keep the "
-                "saved ones first, in order, "
-                "and add new ones after them; to end a stream, give it weight 0"
+                "saved ones first, in order, and add new ones after them; to end a stream, give it "
+                "weight 0"
             )
         added = (0.0,) * (len(self.names) - len(saved.names))
         before = [(first, weights + added) for first, weights in saved.schedule if first < row]
@@ -114,7 +118,7 @@ class Mixture:
         return self.schedule[bisect_right(self.schedule, row, key=lambda entry: entry[0]) - 1][1]
 
     def to_json(self) -> str:
-        """As it goes into a state."""
+        """The mixture as a state holds it."""
         return self._json
 
     @cached_property
@@ -123,7 +127,7 @@ class Mixture:
 
     @staticmethod
     def from_json(text: str) -> Mixture:
-        """What `to_json` wrote. Raises `StreamChangedError` for anything else."""
+        """The mixture that `to_json` wrote. Raises `StreamChangedError` for other text."""
         try:
             fields = json.loads(text)
             names, schedule = fields.pop("names"), fields.pop("schedule")
@@ -132,7 +136,7 @@ class Mixture:
                 or not isinstance(names, list)
                 or not all(isinstance(name, str) for name in names)
             ):
-                raise ValueError("it is no list of names and a schedule")
+                raise ValueError("it is not a list of names and a schedule")
             return Mixture(
                 tuple(names),
                 tuple((_row(row), tuple(map(_weight, weights))) for row, weights in schedule),
@@ -155,15 +159,18 @@ def build_mixture(
     proportions: Sequence[float],
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None,
 ) -> Mixture:
-    """The mixture of a config: by `schedule`, in which a stream that is not named has weight 0, or
-    else by `proportions`."""
+    """The mixture of a config: by `schedule`, or by `proportions` if there is none.
+
+    A stream that an entry of the schedule does not name has weight 0 there. Raises `ValueError` for
+    unknown streams, and as `Mixture` does.
+    """
     if schedule is None:
         return Mixture(tuple(names), ((0, tuple(map(_weight, proportions))),))
     for row, weights in schedule:
         unknown = sorted(set(weights) - set(names))
         if unknown:
             raise ValueError(
-                f"schedule: the entry of row {row} names {unknown}, which are no streams; use "
+                f"schedule: the entry of row {row} names {unknown}, which are not streams; use "
                 f"{list(names)}"
             )
     entries = [
@@ -189,7 +196,7 @@ def _weight(weight: object) -> float:
 
 
 def _merged(schedule: Sequence[tuple[int, Weights]]) -> tuple[tuple[int, Weights], ...]:
-    """Without the entries that change no share."""
+    """The schedule without entries that leave all shares as they were."""
     last = [None, *(_shares(weights) for _, weights in schedule)]
     return tuple(
         entry for entry, before in zip(schedule, last, strict=False) if _shares(entry[1]) != before
@@ -204,8 +211,8 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 @lru_cache(1024)
 def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
-    """The streams that have an arc, and where each arc but the last, which closes the circle,
-    ends."""
+    """The streams that have an arc, and the end of each arc but the last, which closes the
+    circle."""
     indices = [index for index, share in enumerate(shares) if share]
     sums = list(accumulate(Fraction(shares[index]) for index in indices))
     return np.array(indices, np.int64), np.array(

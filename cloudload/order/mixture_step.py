@@ -1,5 +1,11 @@
-"""The step of a mixture: how far round the circle of streams each row lies from the one before
-it."""
+"""The step of a mixture: how far each row advances around the circle of streams.
+
+    step 1/4        rows at 0 .25 .50 .75 0 .25 …     an arc of .24 gets 1 row of 4, or none: uneven
+    golden ratio    strays by up to 2.65 rows in 1,000 from an arc's share
+    ours            strays by less than 2, and so does `num_lanes` times the step, for single lanes
+
+The search takes steps just beside fractions p / grid, grid about 1,000, and keeps the most even.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +16,25 @@ import numpy as np
 
 from cloudload.arrays import Flags, Ints, Words
 
-TURN = 1 << 64  # the whole circle
-
-# ---------------------------------------------------------------- the step
-
+TURN = 1 << 64
+"""The circumference of the circle."""
 _WINDOW = 1000
-
-_UNIT = 1 << 21  # of a row: what lies within a window then fits 32 bits
-
-_MOST_UNEVEN = 2 * _UNIT - _WINDOW  # less what rounding to units may hide
-
+_UNIT = 1 << 21  # per row: positions within a window then fit 32 bits
+_MOST_UNEVEN = 2 * _UNIT - _WINDOW  # reduced by the error of rounding to units
 _GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
-
 _DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2  # from a fraction, in 1 / (1024 grid²)
-
 _MOST_TRIED = 2048
 
 
 @cache
 def find_step(num_lanes: int) -> int:
-    """The step from a row to the next, in 2⁻⁶⁴ of the circle.
+    """The step from one row to the next, in 2⁻⁶⁴ of the circle.
 
     The golden ratio is even over all lengths, but strays by up to 2.65 in 1,000 rows. The few steps
-    that stray by less than 2 lie just beside a fraction of about 1,000. This one does, and so does
-    its `num_lanes`-fold. Of the steps found it is the one with the smoothest continued fractions,
-    which makes it even over other lengths, too. Another choice would change every saved run.
+    that stray by less than 2 are just beside a fraction with a denominator of about 1,000. This
+    step is one of them, and so is its `num_lanes`-fold. Of those found, it has the smoothest
+    continued fractions, so it is even over other lengths, too. Changing the choice would change the
+    rows of every saved run.
     """
     steps = _candidates(num_lanes)
     for stride in (1, num_lanes):
@@ -46,9 +46,11 @@ def find_step(num_lanes: int) -> int:
 
 
 def unevenness(steps: Words) -> Ints:
-    """For each step, by how much a window's rows on an arc may differ from the arc's share: the
-    most over all windows and arcs, in `_UNIT`s of a row. (For sorted points, that is 1 and by how
-    much more they run ahead of an even spread here than there.)"""
+    """How far the rows of a window on an arc can stray from the arc's share: for each step, the
+    maximum over all windows and arcs, in 1 / `_UNIT` of a row. uint64 [steps] to int64 [steps].
+
+    For sorted points, that is 1 plus the range of their lead over an even spread.
+    """
     strays = []
     for some in np.array_split(steps, len(steps) // 64 + 1):
         points = (np.arange(_WINDOW, dtype=np.uint64) * some[:, None] >> np.uint64(43)).astype(
@@ -62,8 +64,13 @@ def unevenness(steps: Words) -> Ints:
 
 
 def _candidates(num_lanes: int) -> Words:
-    """Steps beside good fractions of which the lanes' steps are beside good ones, too; every n-th
-    of them where they are many."""
+    """Steps beside a good fraction whose `num_lanes`-fold is beside one, too; every n-th of them if
+    there are many.
+
+    960 lanes: 223/1000 is good, and 960 · 223/1000 = 214.08 is near 80/999, which is good from
+    below. At 223/1000 + 8.3e-8 the 960-fold is 5² / (1024 · 999²) below 80/999: a candidate, and
+    the step that is found.
+    """
     found = [np.array([0x9E3779B97F4A7C15], np.uint64)]
     for (grid, side), good in _good_fractions().items():
         starts = np.flatnonzero(good[: grid // 2 + 1]).astype(np.uint64) * np.uint64(TURN // grid)
@@ -85,21 +92,21 @@ def _candidates(num_lanes: int) -> Words:
 
 @cache
 def _good_fractions() -> dict[tuple[int, int], Flags]:
-    """For each grid, and side of its fractions p / grid: at which p a step just beside is even
-    enough."""
+    """For each grid, and each side of its fractions p / grid: the p beside which a step is even
+    enough, bool [grid]."""
     good = {}
     for grid in _GRIDS:
         fractions = np.array([p for p in range(grid) if math.gcd(p, grid) == 1], np.uint64)
         beside = np.uint64(int(_DISTANCES[0]) * (TURN // grid**2 >> 10))
         flags = np.zeros(grid, np.bool_)
         flags[fractions] = unevenness(fractions * np.uint64(TURN // grid) + beside) <= 2 * _UNIT
-        good[grid, 1], good[grid, -1] = flags, np.roll(flags[::-1], 1)  # a walk back is as even
+        good[grid, 1], good[grid, -1] = flags, np.roll(flags[::-1], 1)  # -step is as even
     return good
 
 
 def _roughness(step: int) -> float:
-    """The largest term of the continued fraction of `step` / 2⁶⁴; later ones, which tell of longer
-    windows, weigh less."""
+    """The largest term of the continued fraction of `step` / 2⁶⁴; later terms, which affect longer
+    windows, have less weight."""
     whole, rest, rough = TURN, min(step, TURN - step), 0.0
     while whole >> 40:
         term, remainder = divmod(whole, max(rest, 1))

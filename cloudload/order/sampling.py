@@ -1,9 +1,9 @@
-"""Which samples an epoch reads where streams have a `repeat` or `choose`: StreamingDataset's draw.
+"""Which samples an epoch reads if streams have a `repeat` or `choose`: StreamingDataset's draw.
 
-    shards       0 1 2 3 | 4 5            two of one stream, which is to give 9 samples an epoch
-    runs         0 1 2 3 | 0 2 | 4 5 | 4  each shard once, and a draw of 3 more: two fall on the first, one on the second
+    shards    0 1 2 3 | 4 5              two shards of one stream that has choose=9
+    runs      0 1 2 3 | 0 2 | 4 5 | 4    each shard once, then 3 more drawn: 2 from the first shard
 
-What is shuffled then is not the sample ids but these runs.
+The shuffle then permutes these runs, not the sample ids.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _DRAWN_AT_ONCE = 1 << 20
 def resample(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling
 ) -> tuple[Ids, Ids]:
-    """The sample ids that an epoch reads, before the shuffle, and the sizes of the runs that it
-    moves.
+    """The sample ids that an epoch reads, before the shuffle (uint32 or int64 [num_positions]), and
+    the sizes of the runs that the shuffle moves (int64 [runs]).
 
-    A run is one pass through a shard, or the sorted draw that is left over. Seeds are Streaming's:
-    one generator draws within the shards of all streams; another, afresh for each stream, divides
-    its draw among its shards, and without shuffle it does so alike in every epoch.
+    A run is one pass over a shard, or the sorted draw of its remainder. The seeds are Streaming's:
+    one generator draws within the shards of all streams; a second, restarted for each stream,
+    divides its remainder among its shards. Without shuffle, the second is the same every epoch.
     """
     assert sum(sampling.shards_per_stream) == len(shard_sizes)
     within = np.random.default_rng(config.seed + epoch)
@@ -43,7 +43,7 @@ def resample(
         for first, size, num_reads in zip(
             first_ids.tolist(), sizes.tolist(), reads.tolist(), strict=True
         ):
-            # as in Streaming, a shard without samples is no run
+            # as in Streaming, an empty shard makes no run
             passes, rest = divmod(num_reads, size) if size else (0, 0)
             whole = passes * size
             ids[filled : filled + whole].reshape(passes, size)[:] = np.arange(first, first + size)
@@ -57,18 +57,18 @@ def resample(
 
 
 def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:
-    """What holds a sample id."""
+    """The narrowest type used for sample ids."""
     return np.dtype(np.uint32 if shard_sizes.sum() < 1 << 32 else np.int64)
 
 
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
-    """How many of a stream's `choose` samples come from each of its shards: Streaming's
-    `get_sampling`, sample by sample."""
+    """How many of a stream's `choose` samples each of its shards contributes: int64 [shards], equal
+    to Streaming's `get_sampling`."""
     num_samples = int(shard_sizes.sum())
     passes, rest = divmod(choose, max(1, num_samples))
     reads: Ids = shard_sizes * passes
     if rest:
-        # what `permutation` does, in half of the memory
+        # same draw as `Generator.permutation`, at half the memory
         drawn, stops = np.arange(num_samples, dtype=id_dtype(shard_sizes)), np.cumsum(shard_sizes)
         np.random.default_rng(seed).shuffle(drawn)
         for start in range(0, rest, _DRAWN_AT_ONCE):

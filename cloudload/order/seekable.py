@@ -1,20 +1,15 @@
-"""An order that can be entered anywhere: which document stands at a position follows from the seed,
-the epoch and the position.
+"""An order with random access: the sample at a position is computed from seed, epoch and position.
 
-    runs        the shards, permuted once for all epochs             D B A C
-    spans       runs, cut where canonical nodes meet                 D B1 | B2 A C
-    epoch       the spans of each node, permuted afresh              B1 D | C B2 A
-    blocks      each node's documents, block by block; the first and the last of half to one and a half `block_size`
-    position    ─► node and place in it ─► block ─► a keyed bijection of the block's places ─► span ─► sample id
+    runs        the shards, permuted once for all epochs      D B A C
+    spans       runs, cut at the borders of canonical nodes   D B1 | B2 A C
+    epoch       the spans of each node, permuted every epoch  B1 D | C B2 A
+    blocks      each node's documents in blocks of `block_size`; the first and the last block have
+                0.5 to 1.5 times as many
+    position    ─► node, place within it ─► block ─► keyed bijection of the block ─► span ─► sample
 
-All that is kept is three numbers a span. As with StreamingDataset's shuffles, a canonical node
-reads the same shards in every epoch. Where streams have a `repeat` or `choose`, runs are passes
-through a shard, and draws from it, which are bijections, too.
-
-The bijection of 0 … n - 1 is a Feistel network on a grid of barely n cells, rows x columns: rows
-are moved by amounts that depend on the column, then columns by amounts that depend on the row, and
-so on; who lands beyond n moves on until he does not. All randomness is 64-bit arithmetic on keys of
-`SeedSequence`, the same in every version of NumPy and on every machine.
+Memory: three numbers per span. As with StreamingDataset's shuffles, a canonical node reads the same
+shards in every epoch. If streams have a `repeat` or `choose`, runs are passes over a shard and
+draws from it, which are keyed bijections (`bijection`), too. Keys come from NumPy's `SeedSequence`.
 """
 
 from __future__ import annotations
@@ -27,9 +22,9 @@ import numpy as np
 
 from cloudload.arrays import Ids, Words
 from cloudload.order.bijection import (
-    _AT_ONCE,
-    _GOLDEN,
-    _HALF,
+    CHUNK,
+    GOLDEN,
+    HALF_BITS,
     group_starts,
     narrow_dtype,
     permute,
@@ -38,8 +33,9 @@ from cloudload.order.bijection import (
 )
 
 Weights = Sequence[tuple[int, int]]
+"""(shards, samples per epoch) of each stream."""
 
-# never zero: SeedSequence does not see zeros at an end
+# never zero: SeedSequence ignores trailing zeros
 _OF_RUN, _OF_EPOCH = 1, 2
 
 # ---------------------------------------------------------------- runs and spans
@@ -47,34 +43,34 @@ _OF_RUN, _OF_EPOCH = 1, 2
 
 @dataclass(frozen=True)
 class _Runs:
-    """Passes through shards, and draws from them, in the order of the shards."""
+    """Passes over shards, and draws from them, in the order of the shards: [runs] each."""
 
     sizes: Ids
     shards: Ids | None = None
-    """None: one run of each shard."""
+    """None: one run per shard."""
     is_draw: Ids | None = None
+    """bool; None: no run is a draw."""
 
 
 @dataclass(frozen=True)
 class _Spans:
-    """Stretches of runs, one after the other."""
+    """Stretches of runs, in the order of the epoch."""
 
     shards: Ids
-    """Of which shard each is: [spans]."""
+    """The shard of each: [spans]."""
     offsets: Ids
-    """Where in its run each begins: [spans]."""
+    """The first place of each within its run: [spans]."""
     starts: Ids
-    """At which place of the whole sequence each begins, and the number of places: int64 [spans +
-    1]."""
+    """The first place of each within the epoch, and the total: int64 [spans + 1]."""
     is_draw: Ids | None
-    """Which are of draws: bool [spans]; None where none is."""
+    """Whether each belongs to a draw: bool [spans]; None: none does."""
 
 
 def _weigh(shard_sizes: Ids, weights: Weights, draw: int) -> _Runs:
-    """Of each shard as many passes as its stream goes round, then what it gives beyond, drawn.
+    """For each shard, as many full passes as its stream makes, then a draw.
 
-    That is its share of the stream's remainder, rounded up or down by `draw`, a random word of the
-    epoch.
+    The draw is the shard's share of its stream's remainder, rounded up or down by `draw`, a random
+    word of the epoch.
     """
     stops = np.cumsum([number for number, _ in weights]).tolist()
     shards, sizes, is_draw = [], [], []
@@ -90,9 +86,10 @@ def _weigh(shard_sizes: Ids, weights: Weights, draw: int) -> _Runs:
 
 
 def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
-    """`rest` divided among shards by their sizes: int64 [shards], each at most its shard's size."""
+    """`rest` divided among shards in proportion to their sizes: int64 [shards], each at most its
+    shard's size."""
     total = max(1, int(sizes.sum()))
-    # sizes are below 2^30, as MDS shards are below 4 GiB, and totals below 2^33
+    # no overflow: MDS shards are below 4 GiB, so sizes are below 2^30, and totals below 2^33
     whole, parts = np.divmod(sizes * rest, total)
     marks = np.concatenate([[0], np.cumsum(parts)]) + draw % total
     shares: Ids = whole + np.diff(marks // total)
@@ -100,10 +97,11 @@ def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
 
 
 def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _Spans:
-    """Runs permuted by the first key, cut at the inner `bounds` of nodes, and permuted within each
-    node by its own key.
+    """Permute the runs by the first key, cut them at the inner `bounds` of nodes, and permute the
+    spans of each node by the node's key.
 
-    Arrays are narrow, and freed early: at 10^10 samples each byte of a span takes 2 MB.
+    Runs of 3 and 4 places, a bound at 5, no keys: shards 0 1 1, offsets 0 0 2, starts 0 3 5 7.
+    Arrays are narrow and freed early: at 10^10 samples, each byte per span takes 2 MB.
     """
     sizes = runs.sizes.astype(narrow_dtype(int(runs.sizes.max(initial=0))))
     order = (
@@ -118,7 +116,7 @@ def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _S
         np.insert(order, cut_runs, order[cut_runs]),
         np.insert(sizes, cut_runs, sizes[cut_runs]),
     )
-    # a bound ends the span before it, and the rest of the run follows
+    # a bound ends a span; the rest of its run follows as the next span
     first_spans = cut_runs + np.arange(1, len(bounds) + 1)
     offsets = np.zeros(len(order), sizes.dtype)
     offsets[first_spans] = stops[first_spans - 1] = cuts
@@ -137,8 +135,8 @@ def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _S
 def _take(values: Ids, places: Ids) -> Ids:
     """`values[places]`, without the int64 copy that NumPy makes of narrow places."""
     taken = np.empty(len(places), values.dtype)
-    for first in range(0, len(places), _AT_ONCE):
-        taken[first : first + _AT_ONCE] = values[places[first : first + _AT_ONCE]]
+    for first in range(0, len(places), CHUNK):
+        taken[first : first + CHUNK] = values[places[first : first + CHUNK]]
     return taken
 
 
@@ -147,18 +145,18 @@ def _take(values: Ids, places: Ids) -> Ids:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """How an order is shuffled."""
+    """The shuffle of a seekable order."""
 
     num_nodes: int
     seed: int
     block_size: int | None
-    """None: not at all."""
+    """Documents per block; None: no shuffle."""
 
 
 @dataclass(frozen=True)
 class Uses:
-    """Stretches of rounds in which a canonical node reads of a shard; a round is one document of
-    each node: int64 [uses] each."""
+    """The rounds in which a canonical node reads from a shard: int64 [uses] each. A round is one
+    document of each node."""
 
     nodes: Ids
     shards: Ids
@@ -167,12 +165,10 @@ class Uses:
 
 
 class SeekableOrder:
-    """The sample id at each position of an epoch, asked as an array is: by number, by slice, by an
-    array of positions.
+    """The sample id at each position of an epoch, indexed like an array: by int, slice, or array.
 
     `order[position]` is an int, `order[positions]` is int64 [positions]. Ask for many at once: a
-    hundred cost as much as one. `weights`: of each stream, its shards and the samples that it gives
-    to an epoch; None: each sample once.
+    hundred cost as much as one. `shard_sizes` is int64 [shards]. `weights` None: each sample once.
     """
 
     def __init__(
@@ -188,7 +184,7 @@ class SeekableOrder:
             .generate_state(5, np.uint64)
             .astype(np.uint64)
         )
-        nodes = np.arange(shuffle.num_nodes, dtype=np.uint64) * _GOLDEN
+        nodes = np.arange(shuffle.num_nodes, dtype=np.uint64) * GOLDEN
         self._draw_key, self._node_keys, span_keys = (
             words[1],
             scramble(words[2] + nodes),
@@ -203,9 +199,9 @@ class SeekableOrder:
         self._longer_nodes = np.flatnonzero(np.diff(self._node_starts) > self._num_rounds)
         self._block_size = shuffle.block_size
         if self._block_size is not None:
-            stagger = scramble(words[4] + nodes) >> _HALF
+            stagger = scramble(words[4] + nodes) >> HALF_BITS
             self._first_blocks = self._block_size // 2 + (
-                stagger * np.uint64(self._block_size) >> _HALF
+                stagger * np.uint64(self._block_size) >> HALF_BITS
             ).astype(np.int64)
         keys = None if self._block_size is None else (run_key, span_keys)
         self._spans = _lay_spans(runs, self._node_starts[1:-1], keys)
@@ -224,24 +220,23 @@ class SeekableOrder:
             positions = np.arange(*positions.indices(self._length))
         wanted = np.asarray(positions)
         if wanted.dtype.kind not in "iu" and wanted.size:
-            raise IndexError(f"an order is asked by whole numbers, not by {wanted.dtype}")
+            raise IndexError(f"an order is indexed by integers, not by {wanted.dtype}")
         flat = wanted.ravel().astype(np.int64)
         if len(flat) and not (-self._length <= flat.min() and flat.max() < self._length):
             raise IndexError(
-                f"positions {flat.min()} to {flat.max()} are not all among the "
-                f"{self._length} of the epoch"
+                f"positions {flat.min()} to {flat.max()} exceed the {self._length} of the epoch"
             )
         samples = np.empty(len(flat), np.int64)
-        for first in range(0, len(flat), _AT_ONCE):
-            part = flat[first : first + _AT_ONCE]
-            samples[first : first + _AT_ONCE] = self._samples(
+        for first in range(0, len(flat), CHUNK):
+            part = flat[first : first + CHUNK]
+            samples[first : first + CHUNK] = self._samples(
                 np.where(part < 0, part + self._length, part)
             )
         return samples.reshape(wanted.shape) if wanted.ndim else int(samples[0])
 
     def positions_of(self, sample: int) -> Ids:
-        """Where a sample stands in the epoch: int64 [times], ascending. A pass over the spans, not
-        over the epoch."""
+        """The positions of a sample in the epoch: int64 [times], ascending. Scans the spans, not
+        the epoch."""
         shard = int(np.searchsorted(self._shard_starts, sample, side="right")) - 1
         spans = np.flatnonzero(self._spans.shards == shard)
         within = np.full(len(spans), sample - self._shard_starts[shard])
@@ -256,15 +251,15 @@ class SeekableOrder:
         ]
         nodes = np.searchsorted(self._node_starts, places, side="right") - 1
         rounds = self._shuffle(nodes, places - self._node_starts[nodes], inverse=True)
-        # in the last round only the longer nodes are left
+        # only the longer nodes have a last, partial round
         turns = np.where(
             rounds < self._num_rounds, nodes, np.searchsorted(self._longer_nodes, nodes)
         )
         return np.sort(rounds * len(self._node_keys) + turns)
 
     def uses(self) -> Uses:
-        """When which shard is in use, without a pass over the epoch: from the start of its first
-        block to the end of its last."""
+        """When each shard is in use, from the start of its first block to the end of its last.
+        Scans the spans, not the epoch."""
         starts, stops = self._spans.starts[:-1], self._spans.starts[1:]
         read = np.flatnonzero(stops > starts)
         nodes = np.searchsorted(self._node_starts, starts[read], side="right") - 1
@@ -292,7 +287,7 @@ class SeekableOrder:
         return samples
 
     def _turns(self, positions: Ids) -> tuple[Ids, Ids]:
-        """The canonical node of each position, and how many of its own positions come before."""
+        """The canonical node of each position, and the number of the node's earlier positions."""
         rounds, nodes = np.divmod(positions, len(self._node_keys))
         is_last = rounds == self._num_rounds
         if is_last.any():
@@ -300,11 +295,11 @@ class SeekableOrder:
         return nodes, rounds
 
     def _shuffle(self, nodes: Ids, within: Ids, *, inverse: bool = False) -> Ids:
-        """Where places within nodes go within their blocks, or what comes to them."""
+        """Permute places within their nodes, block by block; or the inverse."""
         if self._block_size is None:
             return within
         starts, sizes, numbers = self._blocks(nodes, within)
-        keys = numbers.astype(np.uint64) * _GOLDEN
+        keys = numbers.astype(np.uint64) * GOLDEN
         keys += self._node_keys[nodes]
         scramble(keys)
         shuffled = permute(
@@ -314,7 +309,7 @@ class SeekableOrder:
 
     def _blocks(self, nodes: Ids, within: Ids) -> tuple[Ids, Ids, Ids]:
         """The block of each place within its node: start, size, number. A last block of less than
-        half joins the one before."""
+        half the size is merged into the one before."""
         assert self._block_size is not None
         block, firsts = self._block_size, self._first_blocks[nodes]
         node_sizes = self._node_starts[nodes + 1] - self._node_starts[nodes]
@@ -326,8 +321,8 @@ class SeekableOrder:
         return starts, stops - starts, numbers
 
     def _draw(self, within: Ids, shards: Ids, *, inverse: bool = False) -> Ids:
-        """From the place in a shard's draw to that in the shard, or back."""
-        keys = scramble(shards.astype(np.uint64) * _GOLDEN + self._draw_key)
+        """Map places in a shard's draw to places in the shard, or back."""
+        keys = scramble(shards.astype(np.uint64) * GOLDEN + self._draw_key)
         sizes = self._shard_starts[shards.astype(np.int64) + 1] - self._shard_starts[shards]
         return permute(
             within.astype(np.uint64), sizes.astype(np.uint64), keys, inverse=inverse

@@ -1,5 +1,11 @@
-"""What the order of every epoch follows from: the shuffle's settings, and how often each stream is
-sampled."""
+"""The inputs of every epoch's order besides the shard sizes: shuffle settings, and how many samples
+each stream contributes.
+
+    stream of 100 samples        read in an epoch
+    repeat 2.5                   250: each sample twice, and 50 of them a third time
+    choose 30                     30: other samples every epoch
+    neither                      100: each once
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from cloudload.config import SEEKABLE
 
 @dataclass(frozen=True)
 class OrderConfig:
-    """What the order of every epoch follows from, beside the sizes of the shards."""
+    """The settings that determine every epoch's order, given the shard sizes."""
 
     shuffle: bool
     shuffle_algo: str
@@ -23,25 +29,25 @@ class OrderConfig:
 
     @property
     def is_seekable(self) -> bool:
-        """Whether orders are found position by position, and not built."""
+        """Whether orders are evaluated by position instead of being built."""
         return self.shuffle_algo == SEEKABLE
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many samples each stream gives to an epoch, where that is not each of its samples once.
+    """How many samples each stream contributes to an epoch, if not each of its samples once.
 
-    A stream of `n` samples gives each of them `choose // n` times, and `choose % n` of them once
-    more: others every epoch.
+    A stream of `n` samples reads each of them `choose // n` times, and `choose % n` of them once
+    more. Those differ from epoch to epoch.
     """
 
     shards_per_stream: tuple[int, ...]
     choose: tuple[int, ...]
-    """Samples that each stream gives to every epoch."""
+    """Samples that each stream contributes to every epoch."""
 
     @property
     def num_positions(self) -> int:
-        """Samples of an epoch."""
+        """Samples in an epoch."""
         return sum(self.choose)
 
     @classmethod
@@ -52,10 +58,10 @@ class Sampling:
         repeat: Sequence[float | None],
         choose: Sequence[int | None],
     ) -> Sampling | None:
-        """What StreamingDataset makes of each stream's `repeat` or `choose`; None where each sample
-        is read once.
+        """What StreamingDataset derives from each stream's `repeat` or `choose`; None if every
+        sample is read once.
 
-        Raises `ValueError` where a stream has both, or would give nothing.
+        Raises `ValueError` if a stream has both, or would contribute nothing.
         """
         samples = tuple(map(int, samples_per_stream))
         weights = zip(samples, repeat, choose, strict=True)
@@ -66,31 +72,28 @@ class Sampling:
 
 
 def _chosen(stream: str, samples: int, repeat: float | None, choose: int | None) -> int:
-    """Samples that a stream gives to an epoch."""
+    """Samples that a stream contributes to an epoch."""
     if repeat is not None and choose is not None:
         raise ValueError(f"{stream} has repeat {repeat!r} and choose {choose!r}. Give one of them")
     if repeat is None and choose is None:
         return samples
     if repeat is not None:
-        if (
-            not isinstance(repeat, int | float)
-            or isinstance(repeat, bool)
-            or not (math.isfinite(repeat) and repeat > 0)
-        ):
+        is_number = isinstance(repeat, int | float) and not isinstance(repeat, bool)
+        if not is_number or not (math.isfinite(repeat) and repeat > 0):
             raise ValueError(f"{stream} has repeat {repeat!r}; it must be a number above 0")
-        # as Streaming has it: 1.15 * 100 is 114.99…, so 114
+        # truncated as in Streaming: 1.15 * 100 is 114.99…, so 114
         choose = int(repeat * samples)
     elif not isinstance(choose, int) or isinstance(choose, bool) or choose < 1:
         raise ValueError(f"{stream} has choose {choose!r}; it must be a whole number of at least 1")
     if not samples or not choose:
         weight = f"choose {choose!r}" if repeat is None else f"repeat {repeat!r}"
         raise ValueError(
-            f"{stream} has {weight}, which is none of its {samples:,} samples. Give it more, or "
-            "leave it out"
+            f"{stream} has {weight}, which selects none of its {samples:,} samples. Increase it, "
+            "or leave the stream out"
         )
     return choose
 
 
 def num_positions(shard_sizes: Ids, sampling: Sampling | None) -> int:
-    """Samples of an epoch."""
+    """Samples in an epoch; `shard_sizes` is integer [shards]."""
     return int(shard_sizes.sum()) if sampling is None else sampling.num_positions

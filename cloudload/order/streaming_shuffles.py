@@ -1,16 +1,16 @@
-"""StreamingDataset's shuffles, number for number, one canonical node at a time, in narrow arrays
-and without importing Streaming.
+"""StreamingDataset's shuffles, bit for bit: one canonical node at a time, in narrow arrays, without
+importing Streaming.
 
-    shards      permuted by the seed, cut where canonical nodes meet      D B1 | B2 A C
-    spans       permuted within each node by the seed and the epoch       B1 D | C B2 A
-    py1s, py2s  each span's samples among themselves                      (py2s: each shard's by the seed, too)
-    py1br       a node's samples within blocks of about `block_size`
-    py1e        each sample moves by up to half of about `block_size`, and all stand in the order of where they land
-    naive       all samples among each other
+    shards      permuted by the seed, cut at the borders of nodes      D B1 | B2 A C
+    spans       permuted within each node by seed and epoch            B1 D | C B2 A
+    py1s        each span's samples are permuted
+    py2s        likewise, after each shard's samples by the seed alone
+    py1br       a node's samples are permuted within blocks of about `block_size`
+    py1e        each sample moves by up to half of about `block_size`; then all are sorted by place
+    naive       all samples are permuted
 
-That the samples are those of `streaming.base.shuffle.get_shuffle` is held by tests. What it leaves
-to NumPy's sort is settled here: of samples that py1e moves to the very same place, some pairs in
-10^8 at the most, the earlier is first.
+Tests compare with `streaming.base.shuffle.get_shuffle`. Streaming leaves ties to NumPy's sort; here
+the earlier of two samples that py1e moves to the same place is first (a few pairs in 10^8 at most).
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def shuffle_nodes(
     algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int
 ) -> Iterator[Ids]:
     """The shuffled sample ids of each canonical node in turn: uint32 [samples of the node], int64
-    beyond 2^32 samples."""
+    beyond 2^32 samples.
+
+    `sizes` is int64 [runs]. Raises `ValueError` for an unknown algorithm.
+    """
     total = int(sizes.sum())
     narrow = np.dtype(np.uint32 if total <= 1 << 32 else np.int64)
     bounds = np.arange(num_nodes + 1) * total // num_nodes
@@ -77,21 +80,24 @@ def shuffle_nodes(
         for spans in nodes:
             yield _spread(_shuffled_spans(spans, rng, narrow), spans.sizes, block_size, rng)
     else:
-        raise ValueError(f"there is no shuffle_algo {algorithm!r}")
+        raise ValueError(f"unknown shuffle_algo {algorithm!r}")
 
 
 def _permutation(rng: np.random.Generator, number: int) -> Ids:
-    # of a list, as Streaming's are
+    # permute a list, as Streaming does
     places = list(range(number))
     rng.shuffle(places)
     return np.array(places, np.int64)
 
 
 def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
-    """The spans of each node, of spans that are laid one after the other; one that crosses a bound
-    is cut."""
+    """Divide consecutive spans among nodes, cutting spans that cross a bound.
+
+    Spans of ids 0-3 and 9-13 (begins 0 9, ends 3 13), bounds 0 4 7: 0-3 and 9-10 for the first
+    node, 10-13 for the second.
+    """
     stops = np.cumsum(ends - begins)
-    # an empty span at a bound belongs to the node before
+    # an empty span at a bound belongs to the earlier node
     whole = np.searchsorted(stops, bounds[1:-1], side="right")
     over = bounds[1:-1] - np.where(whole > 0, stops[whole - 1], 0)
     is_cut = over > 0
@@ -104,7 +110,7 @@ def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
 
 
 def _shuffled_spans(spans: _Spans, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
-    """The samples of spans, those of each among themselves shuffled."""
+    """The samples of all spans, shuffled within each span."""
     ids = _laid_out(spans, narrow)
     first = 0
     for size in spans.sizes:
@@ -132,8 +138,8 @@ def _shuffle_twice(
     rngs: tuple[np.random.Generator, np.random.Generator],
     narrow: np.dtype[Any],
 ) -> Iterator[Ids]:
-    """Shards shuffled by the first generator; of each node, the parts of shards, and each again, by
-    the second."""
+    """Shuffle within each shard by the first generator; then each node's parts of shards, and again
+    within each part, by the second."""
     run_rng, epoch_rng = rngs
     ids = _shuffled_spans(_Spans(begins, begins + sizes), run_rng, narrow)
     ends = np.cumsum(sizes)
@@ -162,7 +168,7 @@ def _shuffle_blocks(
         length = int(rng.integers(int(0.75 * block_size), int(1.25 * block_size)))
         start, stop = max(end - stagger, 0), min(end + length - stagger, len(ids))
         blocks.append((start, stop))
-        # counted from where the last block ended, so that blocks overlap by the stagger
+        # the next block starts where this one ended, so blocks overlap by the stagger
         end += stop - start
     for start, stop in blocks:
         rng.shuffle(ids[start:stop])
@@ -173,10 +179,10 @@ def _shuffle_blocks(
 
 
 def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generator) -> Ids:
-    """Move each sample, and put all in the order of where they land: in place.
+    """Move each sample and sort all by where they land, in place.
 
-    No sample moves by more than `reach`, so what lies further back is in order for good: a few
-    spans are sorted at a time.
+    No sample moves by more than `reach`, so places further back than that are final: a few spans
+    are sorted at a time.
     """
     reach = int(1.25 * block_size) / 2 + 1
     at_once = max(_SORTED_AT_ONCE, 2 * int(reach))
@@ -192,16 +198,16 @@ def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generato
         order = _order_of(places)
         places = places[order]
         done = len(places) if is_last else int(np.searchsorted(places, first - reach))
-        # what waits lies just behind what is written
+        # the waiting samples directly follow those already written
         ids[written : written + len(order)] = ids[written : written + len(order)][order]
         landed, waiting, written = [places[done:]], len(places) - done, written + done
     return ids
 
 
 def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Generator) -> Ids:
-    """Where the samples of a span that begins at `first` land: float64 [size]."""
+    """The places to which the samples of a span that begins at `first` move: float64 [size]."""
     length = rng.integers(int(0.75 * block_size), int(1.25 * block_size))
-    # a block no larger than the span leaves it in its place
+    # a block no larger than the span leaves the span where it is
     cutoff = max(0, (length - size) / 2)
     moves = rng.uniform(max(-cutoff, -first), min(cutoff, total - first - size), size)
     places: Ids = np.arange(first, first + size, dtype=np.float64) + moves
@@ -209,8 +215,8 @@ def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Gen
 
 
 def _order_of(places: Ids) -> Ids:
-    """What sorts `places`, of equals the earlier first: a radix sort of two passes, then neighbours
-    that it takes for one."""
+    """A stable argsort of `places`: a two-pass radix sort by 32-bit keys, then swaps of neighbors
+    that share a key."""
     low = places.min(initial=np.inf)
     keys = ((places - low) * ((1 << 32) - 1) / max(1.0, places.max(initial=low) - low)).astype(
         np.uint32
@@ -219,7 +225,7 @@ def _order_of(places: Ids) -> Ids:
     order = order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
     ordered = places[order]
     while (wrong := np.flatnonzero(ordered[1:] < ordered[:-1])).size:
-        # of three in a row, two at a time
+        # of overlapping pairs, only the first
         wrong = wrong[np.diff(wrong, prepend=-2) > 1]
         for swapped in (order, ordered):
             swapped[wrong], swapped[wrong + 1] = swapped[wrong + 1], swapped[wrong]

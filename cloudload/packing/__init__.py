@@ -1,0 +1,15 @@
+"""Documents to rows. Arrays in, arrays out: no texts, no files, no ranks.
+
+    document table, ids ─► a lane packer ─► pieces, cursors, residues ─► fill_rows ─► tokens, spans
+                               │
+              packing          reference (`packers`, `PackerLanes`)     vectorized twin
+              concat           one lane, document by document           `ConcatLanes`
+              best_fit         "                                        `BestFitLanes`
+              one_per_row      "                                        none: the reference is used
+
+    tail    what lanes have left at the end of a finite run, packed as one lane
+
+`tables` names the columns of every table. The reference is the specification: tests hold the twins
+to its rows, cursors, residues and counts. `packing` imports only `cloudload.arrays` from outside.
+Other packages use `Packing`, the three kinds of `LaneRows`, `fill_rows`, `Tail`, and `tables`.
+"""

@@ -1,14 +1,16 @@
-"""The rows of many `best_fit` lanes: what `PackerLanes` does with a packer for each, at a fraction
-of its cost.
+"""The rows of many `best_fit` lanes: the vectorized twin of `BestFitPacker`.
 
     documents ─► pieces, in arrays ─► open rows of each lane ─► full rows, taken in arrays
 
-        aaaa bbbbbbb cc   seq_len 5   ─►   aaaa | bbbbb | bb | cc   ─►   bbbbb, then bbcc., then aaaa.
+    aaaa bbbbbbb cc   seq_len 5  ─►  aaaa | bbbbb | bb | cc  ─►  bbbbb, then bbcc., then aaaa.
 
-A **piece** is up to `seq_len` tokens of a document that go into one row together: an integer, by
-which a table has its document and its tokens. All that can be told of pieces without the rows
-before is worked out for many at once. Only their placing is one after the other, in lists of plain
-integers: a lane has few open rows, and its next piece depends on where the last one went.
+A **piece** is up to `seq_len` tokens of a document that go into one row together. It is an integer,
+the index of its document and tokens in a table. Everything that does not depend on earlier rows is
+computed for many pieces at once. Only their placement is sequential, in lists of plain integers: a
+lane has few open rows, and its next piece depends on where the last one went.
+
+The reference, `PackerLanes` with a `BestFitPacker` for each lane, is the specification: tests
+compare every row, cursor, residue and count.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 from cloudload.arrays import Flags, Ints, count_within
 from cloudload.packing.lane_packer import CutRows
-from cloudload.packing.packers import BestFitPacker, Packing
+from cloudload.packing.packers import BestFitPacker, Packing, check_start
 from cloudload.packing.residue import (
     EMPTY_GROUP,
     encode_group,
@@ -46,14 +48,13 @@ from cloudload.packing.tables import (
 
 _TOKEN_BYTES = _PIECE_BYTES = 4
 _Row = tuple[int, int, bytes, bytes, bytes]
-"""The cursor after it, the residue after it, its pieces, and the last piece of each document that
-its cursor is the first to be past. Plain tuples and bytes: the garbage collector would go through
-lists and named tuples again and again."""
+"""Cursor (ordinal, offset) and residue after the row, its pieces, and the last piece of each
+document that the cursor passes with this row. The GC does not track tuples of ints and bytes."""
 
 
 class _Lane:
-    """Open rows by ascending free space, and among equals by age; and the full rows that wait to be
-    taken."""
+    """A lane's open rows, sorted by ascending free space, ties by age; and the full rows that wait
+    to be taken."""
 
     __slots__ = ("_free", "_groups", "_open_rows", "_passed", "_pieces", "_seq_len", "rows")
 
@@ -62,19 +63,19 @@ class _Lane:
         self._free = array("i")
         self._pieces: list[bytes] = []
         self._groups: list[bytes] = []
-        """Each open row as it stands in a residue."""
+        """Each open row as a residue holds it."""
         self._passed = b""
         self.rows: deque[_Row] = deque()
 
     def restore(self, free: int, pieces: bytes, group: bytes) -> None:
-        """Hold one more open row, behind the others."""
+        """Append an open row, with more free space than the others."""
         self._free.append(free)
         self._pieces.append(pieces)
         self._groups.append(group)
 
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
-        """Put the next piece into the open row that it leaves fullest, or into a new one; (ordinal,
-        offset): the cursor then."""
+        """Put the next piece into the open row with the least free space that fits it, or into a
+        new row. (ordinal, offset) is the cursor after it."""
         if not offset:
             self._passed += piece
         if size == self._seq_len:
@@ -109,42 +110,35 @@ class _Lane:
 
 
 class BestFitLanes:
-    """Lanes whose documents are packed into the open row that each leaves fullest."""
+    """Lanes whose documents go into the open row that fits them best. See `LaneRows`. `cursors` is
+    int64 [flat_lanes, 2]."""
 
     def __init__(
         self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
     ) -> None:
-        self._packing, self._num_lanes, self._cursors, self._residues = (
-            packing,
-            num_lanes,
-            cursors,
-            residues,
-        )
+        self._packing, self._num_lanes = packing, num_lanes
+        self._cursors, self._residues = cursors, residues
         self._offsets = cursors[:, CURSOR_OFFSET].copy()
-        """How far the first document of each lane is in rows already; 0 from then on."""
+        """Tokens of each lane's first document that are in rows already; 0 once it was added."""
         self._lanes: list[_Lane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
-        """By flat_lane and ordinal, the pieces of documents that are packed, but have yet to be read
-        again."""
+        """The pieces of documents in residues whose tokens must be read again, by flat_lane and
+        ordinal."""
         self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
-        """The document of each piece, whose `start` is the piece's."""
+        """The document of each piece, with the piece's `START`."""
         self._tokens = np.empty(0, np.object_)
-        """The tokens of each piece, int32 in bytes, apart from those of all others."""
+        """The tokens of each piece, int32 as bytes."""
         self._unused = np.empty(0, np.int64)
-        """Rows of the table that have no piece."""
+        """Rows of the table without a piece."""
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
         for flat_lane in flat_lanes.tolist():
             self._lane(flat_lane)
-        keys = (
-            [
-                (flat_lane, ordinal)
-                for flat_lane in flat_lanes.tolist()
-                for ordinal in self._unread.get(flat_lane, ())
-            ]
-            if self._unread
-            else []
-        )
+        keys = [
+            (flat_lane, ordinal)
+            for flat_lane in flat_lanes.tolist()
+            for ordinal in self._unread.get(flat_lane, ())
+        ]
         pairs = np.array(keys, np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
@@ -163,7 +157,7 @@ class BestFitLanes:
         self._pack(self._split(table), buffer)
 
     def _split(self, table: Ints) -> Ints:
-        """The documents, each once for every piece of it, by which `start` is the piece's."""
+        """The documents, repeated for each of their pieces, with the piece's `START`."""
         most, lefts = self._packing.seq_len, table[:, SIZE] - table[:, START]
         if lefts.max(initial=0) <= most:
             return table
@@ -176,7 +170,7 @@ class BestFitLanes:
         return np.minimum(table[:, SIZE], table[:, START] + self._packing.seq_len)
 
     def _pack(self, table: Ints, buffer: memoryview) -> None:
-        """Pack pieces of documents of many lanes."""
+        """Pack one piece of each document in the table."""
         pieces = self._new_pieces(len(table))
         self._hold(pieces, table, buffer)
         stops = self._stops(table)
@@ -207,12 +201,12 @@ class BestFitLanes:
         return pieces
 
     def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
-        """Hold pieces and a copy of their tokens; a view would keep those of all others, too."""
+        """Store pieces and a copy of their tokens; a view would keep all tokens alive."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
         stops = np.maximum(froms, table[:, BASE] + self._stops(table))
         self._table[pieces] = table
         self._table[pieces, BASE] -= froms
-        # bytes, and not a view of them each: the garbage collector would go through those
+        # the GC does not track bytes, but would track views
         parts = [
             buffer[start:stop].tobytes()
             for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
@@ -236,7 +230,7 @@ class BestFitLanes:
         table[:, BASE] += np.cumsum(sizes) - sizes
         counted_rows, counted = _decode_pieces(passed)
         documents = self._table[counted]
-        # a piece without a token is in no row
+        # a piece without tokens is in no row
         self._release(counted[documents[:, SIZE] == documents[:, START]])
         return CutRows(
             num_rows=np.array(num_rows, np.int64),
@@ -251,8 +245,8 @@ class BestFitLanes:
         )
 
     def _release(self, pieces: Ints) -> list[bytes]:
-        """Let go of pieces, whose rows of the table stay until more are held; returns their
-        tokens."""
+        """Free pieces and return their tokens; their rows of the table stay until they are
+        reused."""
         tokens: list[bytes] = self._tokens[pieces].tolist()
         self._tokens[pieces] = b""
         self._unused = np.concatenate([self._unused, pieces])
@@ -275,7 +269,7 @@ class BestFitLanes:
         return lane
 
     def _restore(self, flat_lane: int, lane: _Lane, residue: bytes) -> None:
-        """Let a packer take the residue up, and go on from the rows that it has open."""
+        """Let the reference packer read the residue, and continue from its open rows."""
         ordinal, offset = self._cursors[flat_lane].tolist()
         packer = BestFitPacker(
             self._packing.seq_len, self._packing.open_rows, (ordinal, offset), residue
@@ -303,7 +297,7 @@ class BestFitLanes:
         self._unread[flat_lane] = unread
 
     def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
-        """Take those documents that were packed before they are read; returns the others."""
+        """Take the documents of residues, which are packed already; returns the others."""
         others: list[int] = []
         for place, (flat_lane, ordinal, size) in enumerate(
             table[:, [FLAT_LANE, ORDINAL, SIZE]].tolist()
@@ -317,9 +311,8 @@ class BestFitLanes:
             packed_size = int(self._table[pieces[0], SIZE])
             if size != packed_size:
                 raise ValueError(
-                    f"lane {flat_lane % self._num_lanes}: document {ordinal} "
-                    f"had {packed_size} tokens, "
-                    f"and now has {size}"
+                    f"lane {flat_lane % self._num_lanes}: document {ordinal} had {packed_size} "
+                    f"tokens, and now has {size}"
                 )
             again = np.repeat(table[place : place + 1], len(pieces), axis=0)
             again[:, START] = self._table[pieces, START]
@@ -327,19 +320,16 @@ class BestFitLanes:
         return table[others]
 
     def _start(self, table: Ints) -> None:
-        """Let the first documents of lanes begin where their cursors stand."""
+        """Start the first documents of lanes at their cursors."""
         for place in np.flatnonzero(self._offsets[table[:, FLAT_LANE]]).tolist():
             flat_lane, ordinal, size = table[place, [FLAT_LANE, ORDINAL, SIZE]].tolist()
             offset = int(self._offsets[flat_lane])
             if not offset:
                 continue
-            expected = int(self._cursors[flat_lane, CURSOR_ORDINAL])
-            if ordinal != expected or offset > size:
-                raise ValueError(
-                    f"lane {flat_lane % self._num_lanes}: the cursor stands at token {offset} of "
-                    f"document {expected}, "
-                    f"but {ordinal} has {size} tokens"
-                )
+            try:
+                check_start(int(self._cursors[flat_lane, CURSOR_ORDINAL]), offset, ordinal, size)
+            except ValueError as error:
+                raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
             table[place, START], self._offsets[flat_lane] = offset, 0
 
 
@@ -349,7 +339,7 @@ def _encode_pieces(pieces: Ints) -> list[bytes]:
 
 
 def _decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """The group that each piece is of, and the pieces."""
+    """The group of each piece, and the pieces: int64 [pieces] each."""
     numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
     return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(
         b"".join(groups), np.int32

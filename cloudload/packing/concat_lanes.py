@@ -1,5 +1,10 @@
-"""The rows of many `concat` lanes at once, in arrays: the vectorized twin of the `concat`
-packer."""
+"""The rows of many `concat` lanes at once, in arrays: the vectorized twin of `_ConcatPacker`.
+
+    lane 0   aaaabbbbbbbcc        all tokens of a lane, one document after the other
+             ├────┼────┼──        cut every seq_len = 5 tokens; `cc` and one `b` wait
+
+The reference packer (`packers`) is the specification: tests compare every row, cursor and count.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import numpy as np
 
 from cloudload.arrays import Flags, Ints, count_within
 from cloudload.packing.lane_packer import CutRows, copy_tokens
+from cloudload.packing.packers import check_start
 from cloudload.packing.tables import (
     BASE,
     BUFFER,
@@ -32,18 +38,18 @@ _KEY_BITS = 40
 
 
 class ConcatLanes:
-    """Lanes whose documents run on over the ends of rows: a lane's tokens in order are its rows."""
+    """Lanes whose documents continue across rows: the tokens of a lane in order are its rows. See
+    `LaneRows`. `cursors` is int64 [flat_lanes, 2]."""
 
     def __init__(self, seq_len: int, num_lanes: int, cursors: Ints) -> None:
-        self._seq_len, self._num_lanes, self._offsets = (
-            seq_len,
-            num_lanes,
-            cursors[:, CURSOR_OFFSET],
-        )
+        self._seq_len, self._num_lanes = seq_len, num_lanes
+        self._offsets = cursors[:, CURSOR_OFFSET]
         self._available = np.zeros(len(cursors), np.int64)
+        """The tokens of each lane that are in no row yet."""
         self._tables: list[Ints | None] = [None] * len(cursors)
         self._tokens: list[memoryview] = [memoryview(b"")] * len(cursors)
         self._added: list[Documents] = []
+        """Documents of many lanes since the last cut, whose tokens share a buffer."""
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
         return flat_lanes[:0], flat_lanes[:0]
@@ -58,40 +64,32 @@ class ConcatLanes:
             for flat_lane, ordinal, size, offset in zip(
                 *table[has_begun][:, [FLAT_LANE, ORDINAL, SIZE]].T, offsets[has_begun], strict=True
             ):
-                if offset > size:
-                    raise ValueError(
-                        f"lane {flat_lane % self._num_lanes}: the cursor "
-                        f"stands at token {offset} of "
-                        f"document {ordinal}, "
-                        f"but it has {size} tokens"
-                    )
+                try:
+                    check_start(ordinal, offset, ordinal, size)
+                except ValueError as error:
+                    raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
             table[has_begun, START] = offsets[has_begun]
         np.add.at(self._available, table[:, FLAT_LANE], table[:, SIZE] - table[:, START])
         self._added.append(documents)
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        seq_len = self._seq_len
+        """See `LaneRows`.
+
+        seq_len 5, documents of 4, 7 and 2 tokens in one lane: they start at its tokens 0 4 11, and
+        2 rows take 4, 6 and 0 of them. The cursor is then (1, 6); document 0 is counted with row 0.
+        """
         table, buffers = self._gather(flat_lanes)
         lanes = np.searchsorted(flat_lanes, table[:, FLAT_LANE])
         left = table[:, SIZE] - table[:, START]
         ends = np.concatenate([[0], np.cumsum(left)])
         bases = ends[np.searchsorted(lanes, np.arange(len(flat_lanes) + 1))]
-        num_rows: Ints = np.minimum(wanted, np.diff(bases) // seq_len)
-        # tokens [start, stop) of its lane are a document's, of which rows take those before `taken`
+        num_rows: Ints = np.minimum(wanted, np.diff(bases) // self._seq_len)
+        # a document's tokens are [starts, starts + left) of its lane; rows use those before `taken`
         starts = ends[:-1] - bases[lanes]
-        taken = np.clip(starts + left, starts, np.maximum(starts, (num_rows * seq_len)[lanes]))
-
-        cut = np.flatnonzero(taken > starts)
-        first_rows = starts[cut] // seq_len
-        pieces_each = (taken[cut] - 1) // seq_len - first_rows + 1
-        documents = np.repeat(cut, pieces_each)
-        rows = np.repeat(first_rows, pieces_each) + count_within(pieces_each)
-        froms = table[documents, START] - starts[documents]
-        pieces = np.empty((len(documents), 4), np.int64)
-        pieces[:, PIECE_ROW] = rows + (np.cumsum(num_rows) - num_rows)[lanes[documents]]
-        pieces[:, PIECE_DOCUMENT] = documents
-        pieces[:, PIECE_START] = froms + np.maximum(starts[documents], rows * seq_len)
-        pieces[:, PIECE_STOP] = froms + np.minimum(taken[documents], (rows + 1) * seq_len)
+        most = (num_rows * self._seq_len)[lanes]
+        taken = np.clip(starts + left, starts, np.maximum(starts, most))
+        first_rows = (np.cumsum(num_rows) - num_rows)[lanes]
+        pieces = _cut_pieces(table, starts, taken, first_rows, self._seq_len)
 
         row_lanes = np.repeat(np.arange(len(flat_lanes)), num_rows)
         cursors = _cursors_after(table, pieces, len(row_lanes))
@@ -103,12 +101,13 @@ class ConcatLanes:
 
         rest = table[~is_counted]
         rest[:, START] += (taken - starts)[~is_counted]
-        self._available[flat_lanes] = np.diff(bases) - num_rows * seq_len
+        self._available[flat_lanes] = np.diff(bases) - num_rows * self._seq_len
         self._keep(flat_lanes, rest, lanes[~is_counted], buffers)
         return CutRows(num_rows, table, buffers, pieces, cursors, None, counted)
 
     def _gather(self, flat_lanes: Ints) -> tuple[Ints, list[memoryview]]:
-        """The documents of lanes, lane after lane, and the buffers of their tokens."""
+        """The documents of lanes, lane after lane, and the buffers of their tokens. All lanes that
+        have new documents are among `flat_lanes`."""
         added, self._added = self._added, []
         tables = [
             (flat_lane, table)
@@ -130,8 +129,7 @@ class ConcatLanes:
         return joined, buffers
 
     def _keep(self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: list[memoryview]) -> None:
-        """Hold the rest of each lane's documents, and their tokens in a buffer of the lane's
-        own."""
+        """Keep the rest of each lane's documents, and their tokens in one buffer per lane."""
         bounds = np.searchsorted(lanes, np.arange(len(flat_lanes) + 1)).tolist()
         froms = np.maximum(0, rest[:, BASE] + rest[:, START])
         stops = np.maximum(froms, rest[:, BASE] + rest[:, SIZE])
@@ -149,7 +147,7 @@ class ConcatLanes:
                     rest[first:stop], froms[first:stop], stops[first:stop], buffers
                 )
             elif buffers[of[first]] is not self._tokens[flat_lane]:
-                # a view would keep the tokens of all other lanes, too
+                # a view would keep the tokens of all lanes alive
                 shifts[lane] = lows[first]
                 self._tokens[flat_lane] = copy_tokens(
                     buffers[of[first]], lows[first], max(highs[first:stop])
@@ -157,9 +155,30 @@ class ConcatLanes:
         rest[:, BASE] -= shifts[lanes]
 
 
+def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
+    """Cut tokens [starts, taken) of lanes every `seq_len` tokens: int64 [pieces, 4].
+
+    All arguments are by document; `first_rows` is the first row of its lane. seq_len 5, starts 0 4,
+    taken 4 10: pieces (row, document, start, stop) 0 0 0 4 · 0 1 0 1 · 1 1 1 6.
+    """
+    cut = np.flatnonzero(taken > starts)
+    firsts = starts[cut] // seq_len
+    pieces_each = (taken[cut] - 1) // seq_len - firsts + 1
+    documents = np.repeat(cut, pieces_each)
+    rows = np.repeat(firsts, pieces_each) + count_within(pieces_each)
+    # from places in the lane to places in the document
+    shifts = table[documents, START] - starts[documents]
+    pieces = np.empty((len(documents), 4), np.int64)
+    pieces[:, PIECE_ROW] = rows + first_rows[documents]
+    pieces[:, PIECE_DOCUMENT] = documents
+    pieces[:, PIECE_START] = shifts + np.maximum(starts[documents], rows * seq_len)
+    pieces[:, PIECE_STOP] = shifts + np.minimum(taken[documents], (rows + 1) * seq_len)
+    return pieces
+
+
 def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview]) -> memoryview:
-    """The tokens of a lane's documents from several buffers, as if they stood from the first one's
-    on."""
+    """Join the tokens of a lane's documents from several buffers, and shift `BASE` in `rest` as if
+    all followed the first document in its buffer."""
     parts: list[bytes] = []
     place = first = int(froms[0])
     for buffer in dict.fromkeys(rest[:, BUFFER].tolist()):
@@ -174,7 +193,7 @@ def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview
 
 
 def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
-    """The cursor after each row: behind its last piece."""
+    """The cursor after each row, int64 [rows, 2]: the end of its last piece."""
     last = pieces[np.searchsorted(pieces[:, PIECE_ROW], np.arange(num_rows), side="right") - 1]
     is_end = last[:, PIECE_STOP] == table[last[:, PIECE_DOCUMENT], SIZE]
     cursors = np.empty((num_rows, 2), np.int64)
@@ -184,8 +203,8 @@ def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
 
 
 def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> Ints:
-    """For each document, the first row after which its lane's cursor is past it; as many as there
-    are rows where none is."""
+    """For each document, the first row after which its lane's cursor is past it, or the number of
+    rows if there is none."""
     rows = np.searchsorted(
         row_lanes << _KEY_BITS | cursors[:, CURSOR_ORDINAL],
         lanes << _KEY_BITS | table[:, ORDINAL],

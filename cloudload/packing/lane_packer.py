@@ -1,12 +1,11 @@
-"""The lanes of a worker as their packers see them: what each has read and not emitted, and the
-cutting of it into pieces of rows.
+"""The lanes of a worker as packers see them: documents in, pieces of rows out.
 
-    lane 0    ···| a a a b b      c c c c          two rows wanted of seq_len 5     ─►  a a a b b | c c c c .
-    lane 1         d d d d d d d  e                one row wanted                   ─►  d d d d d   and d d e wait
+    lane 0   ···| a a a b b   c c c c     two rows wanted of seq_len 5   ─►  a a a b b | c c c c .
+    lane 1        d d d d d d d e         one row wanted                 ─►  d d d d d    d d e wait
 
 `PackerLanes` runs a reference packer (`packers`) for each lane, row by row: any packing.
-`ConcatLanes` and `BestFitLanes` are the vectorized twins of two of them, held to the reference by
-property tests.
+`ConcatLanes` and `BestFitLanes` are the vectorized twins of two of them; property tests hold them
+to the reference.
 """
 
 from __future__ import annotations
@@ -19,63 +18,62 @@ from typing import Protocol
 import numpy as np
 
 from cloudload.arrays import Flags, Ints
-from cloudload.packing.packers import Cursor, Packer, Packing
+from cloudload.packing.packers import Packer, Packing
 from cloudload.packing.residue import residue_spans
-from cloudload.packing.tables import (
-    BASE,
-    BUFFER,
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    NUM_DOCUMENT_COLUMNS,
-    SIZE,
-    Documents,
-)
+from cloudload.packing.tables import BASE, BUFFER, NUM_DOCUMENT_COLUMNS, SIZE, Documents
 
 
 @dataclass(frozen=True)
 class CutRows:
-    """Rows in pieces, lane after lane, and within a lane as they follow each other."""
+    """Rows in pieces: lane after lane, and in order within a lane."""
 
     num_rows: Ints
-    """int64 [lanes]: the rows that each lane gave; fewer than wanted where its end is reached."""
+    """int64 [lanes]: rows from each lane; fewer than wanted if it has reached its end."""
     table: Ints
+    """int64 [documents, 10], the document table of the pieces."""
     buffers: Sequence[memoryview]
+    """The int32 buffers that `table` refers to."""
     pieces: Ints
-    """int64 [pieces, 4], as `rows` has them."""
+    """int64 [pieces, 4], by `tables.PIECE_ROW` and so on."""
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: Sequence[bytes] | None
+    """[rows]: the lane's residue after each row; None if the packing has none."""
     counted: Ints
-    """int64 [documents, 4]: those of which nothing is left to read: the row they are counted with,
-    stream, count and size."""
+    """int64 [documents, 4], by `tables.COUNTED_ROW` and so on."""
 
 
 class LaneRows(Protocol):
-    """Lanes by flat_lane. Slots are given ascending, each once."""
+    """The lanes of a worker, by `flat_lane` (`component * num_lanes + lane`).
+
+    `flat_lanes` are int64 [lanes], ascending and distinct; `wanted` are rows, int64 [lanes].
+    """
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
-        """(flat_lanes, ordinals) of documents that lanes hold, but whose tokens have to be read
-        again."""
+        """(flat_lanes, ordinals) of documents in residues, whose tokens must be read again: int64
+        [documents] each. Raises `ValueError` for an invalid residue."""
         ...
 
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
-        """The tokens that each lane is about to need for so many rows; 0 where it has the rows."""
+        """The tokens that each lane needs at least before it has the wanted rows, 0 if it has them:
+        int64 [lanes]."""
         ...
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
-        """Take the next documents of lanes; for one that `has_begun`, the lane's first cursor says
-        how far.
+        """Add the next documents of lanes. `has_begun`, bool [documents]: the lane's first cursor
+        is in this document, so part of it is in rows already.
 
-        Raises `ValueError`, which names the lane, where the cursor stands beyond its end.
+        Raises `ValueError` that names the lane if the cursor is past the document's end.
         """
         ...
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        """The next rows of lanes, of those documents alone that were added for them."""
+        """Take the next rows of lanes, from the documents that were added."""
         ...
 
 
 def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
+    """A copy of int32 tokens [start, stop): a view would keep the whole buffer alive."""
     return memoryview(buffer[start:stop].tobytes()).cast("i")
 
 
@@ -83,41 +81,35 @@ def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
 
 
 class _PackerLane:
-    """A lane, its packer, and the documents that rows have yet to take."""
+    """A lane, its packer, and the documents that rows have yet to use."""
 
     def __init__(self, packer: Packer, residue: dict[int, int]) -> None:
         self.packer = packer
         self.unread = residue
-        """The sizes of documents that are packed, but have yet to be read again."""
+        """Sizes of the documents in the residue that must be read again, by ordinal."""
         self.documents: dict[int, tuple[Ints, memoryview]] = {}
         self.uncounted: deque[tuple[int, int, int, int]] = deque()
 
 
 class PackerLanes:
-    """Lanes that each have a packer."""
+    """Lanes with a reference packer each. Runs `one_per_row`, and specifies the vectorized twins
+    `ConcatLanes` and `BestFitLanes`. See `LaneRows`."""
 
     def __init__(
         self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
     ) -> None:
-        self._packing, self._num_lanes, self._cursors, self._residues = (
-            packing,
-            num_lanes,
-            cursors,
-            residues,
-        )
+        self._packing, self._num_lanes = packing, num_lanes
+        self._cursors, self._residues = cursors, residues
         self._lanes: list[_PackerLane | None] = [None] * len(cursors)
 
     def _lane(self, flat_lane: int) -> _PackerLane:
         lane = self._lanes[flat_lane]
         if lane is None:
-            cursor: Cursor = (
-                int(self._cursors[flat_lane, CURSOR_ORDINAL]),
-                int(self._cursors[flat_lane, CURSOR_OFFSET]),
-            )
+            ordinal, offset = self._cursors[flat_lane].tolist()
             residue = b"" if self._residues is None else self._residues[flat_lane]
             try:
-                packer = self._packing.packer(cursor, residue)
-                unread = {ordinal: size for ordinal, _, size in residue_spans(residue, cursor[0])}
+                packer = self._packing.packer((ordinal, offset), residue)
+                unread = {document: size for document, _, size in residue_spans(residue, ordinal)}
             except ValueError as error:
                 raise ValueError(
                     f"residues: lane {flat_lane % self._num_lanes} has {error}"
@@ -141,9 +133,8 @@ class PackerLanes:
         ):
             packer = self._lane(flat_lane).packer
             if len(packer.rows) < rows:
-                short[place] = max(
-                    1, (rows - len(packer.rows)) * self._packing.seq_len - packer.num_pending
-                )
+                tokens = (rows - len(packer.rows)) * self._packing.seq_len
+                short[place] = max(1, tokens - packer.num_pending)
         return short
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
@@ -174,18 +165,16 @@ class PackerLanes:
         cursors: list[int] = []
         residues: list[bytes] = []
         counted: list[int] = []
-        row = 0
         for place, (flat_lane, rows) in enumerate(
             zip(flat_lanes.tolist(), wanted.tolist(), strict=True)
         ):
             lane = self._lane(flat_lane)
-            num_rows[place] = number = min(rows, len(lane.packer.rows))
-            for _ in range(number):
-                packed = lane.packer.rows.popleft()
+            num_rows[place] = min(rows, len(lane.packer.rows))
+            for _ in range(num_rows[place]):
+                row, packed = len(residues), lane.packer.rows.popleft()
                 for ordinal, start, stop, is_last in packed.pieces:
-                    document, tokens = (
-                        lane.documents.pop(ordinal) if is_last else lane.documents[ordinal]
-                    )
+                    take = lane.documents.pop if is_last else lane.documents.__getitem__
+                    document, tokens = take(ordinal)
                     pieces += row, len(tables), start, stop
                     tables.append(document)
                     buffers.append(tokens)
@@ -193,12 +182,7 @@ class PackerLanes:
                 residues.append(packed.residue)
                 while lane.uncounted and lane.uncounted[0][0] < packed.cursor[0]:
                     counted += (row, *lane.uncounted.popleft()[1:])
-                row += 1
-        table = (
-            np.concatenate(tables).reshape(-1, NUM_DOCUMENT_COLUMNS)
-            if tables
-            else np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
-        )
+        table = np.array(tables, np.int64).reshape(-1, NUM_DOCUMENT_COLUMNS)
         table[:, BUFFER] = np.arange(len(table))
         return CutRows(
             num_rows=num_rows,
@@ -212,7 +196,7 @@ class PackerLanes:
 
 
 def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
-    """The row of the table, and the tokens, of each document: apart from those of all others."""
+    """Each document's row of the table, int64 [10], and a copy of its tokens alone, int32."""
     table, buffer = documents.table.copy(), documents.ids.data
     froms = np.maximum(0, table[:, BASE])
     stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])

@@ -1,30 +1,36 @@
-"""Pack a lane's documents into rows of `seq_len` tokens. Integers only: documents are ordinals and
-sizes.
+"""The reference packers: one lane's documents into rows of `seq_len` tokens, document by document.
 
     documents     aaaa bbbbbbb cc      seq_len = 5
-    concat        aaaab bbbbb bcc..    documents run on over the ends of rows: nothing cut, no padding but at the end of the data
-    best_fit      bbbbb aaaa. bbcc.    a document that fits a row is never split; what is left of a longer one is packed likewise
-    one_per_row   aaaa. bbbbb cc...    one document a row, cut at its end (overflow="cut"), or going on in further rows ("rows")
+    concat        aaaab bbbbb bcc..    documents continue across rows; only the last row is padded
+    best_fit      bbbbb aaaa. bbcc.    a document that fits a row is never split; the remainder of a
+                                       longer one is packed like a document
+    one_per_row   aaaa. bbbbb cc...    one document per row; the rest of a longer one is cut off
+                                       (overflow="cut"), or fills further rows ("rows")
 
-A packer is given its lane's documents one by one and appends each row to `rows` as soon as it is
-full, however far the lane has read ahead. A row comes with the **cursor** after it, all that the
-lane's future depends on: the next unread token (ordinal, offset), and the **residue**, the spans
-that are read but not in a row yet; only `best_fit` has one.
+Documents are ordinals and sizes: no tokens here. A packer appends each row to `rows` as soon as it
+is full, however far the lane has read ahead. A row carries the **cursor** after it, from which the
+lane's future follows: the next unread token (ordinal, offset), and the **residue**, the spans that
+are read but not yet in a row. Only `best_fit` has a residue.
+
+These classes are the specification of `concat_lanes` and `best_fit_lanes`, their vectorized twins,
+which tests hold to them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cloudload.packing.residue import EMPTY_GROUP, Span, decode_residue, encode_group
 
 Cursor = tuple[int, int]
+"""(ordinal, offset) of the next unread token."""
 Piece = tuple[int, int, int, bool]
-"""(ordinal, start, stop, is_last): tokens [start, stop) of a document; `is_last` where no later row
+"""(ordinal, start, stop, is_last): tokens [start, stop) of a document; `is_last` if no later row
 has more of it."""
 
 
@@ -36,24 +42,36 @@ class PackedRow(NamedTuple):
     residue: bytes = b""
 
 
-class Packer(Protocol):
-    """Packs the documents of one lane."""
+class Packer(ABC):
+    """Packs the documents of one lane, from a cursor on."""
 
-    rows: deque[PackedRow]
-    """Full rows that wait to be taken."""
-    num_pending: int
-    """Tokens that surely become part of the next rows."""
+    num_pending = 0
+    """Tokens that are certain to be in the next rows."""
 
+    def __init__(self, seq_len: int, cursor: Cursor) -> None:
+        self.rows: deque[PackedRow] = deque()
+        """Full rows that wait to be taken."""
+        self._seq_len, self._first, self._cursor = seq_len, cursor, cursor
+
+    @abstractmethod
     def add(self, ordinal: int, size: int) -> None:
-        """Pack the lane's next document, `size` tokens or, where nothing of it is to be packed, 0.
+        """Pack the lane's next document of `size` tokens; 0 if nothing of it is to be packed.
 
-        Raises `ValueError` where the cursor stands beyond its end.
+        Raises `ValueError` if the first cursor is past its end.
         """
-        ...
 
+    @abstractmethod
     def finish(self) -> None:
-        """There are no more documents: what is left becomes rows, too."""
-        ...
+        """Turn what is left into rows: there are no more documents."""
+
+    def _start(self, ordinal: int, size: int) -> int:
+        """How many tokens of a document are in rows already: those before the first cursor."""
+        expected, offset = self._first
+        if not offset:
+            return 0
+        self._first = (expected, 0)
+        check_start(expected, offset, ordinal, size)
+        return offset
 
 
 @dataclass(frozen=True)
@@ -61,93 +79,79 @@ class Packing:
     """How documents become rows."""
 
     name: str
+    """`concat`, `best_fit` or `one_per_row`."""
     seq_len: int
     open_rows: int
     """Rows that `best_fit` holds open."""
     overflow: str
-    """What `one_per_row` does with the tokens of a document that do not fit its row."""
+    """What `one_per_row` does with the tokens of a document that exceed a row: `cut` or `rows`."""
 
     @property
     def has_residue(self) -> bool:
-        """Whether lanes hold back what they have read."""
+        """Whether lanes hold back documents that they have read."""
         return self.name == "best_fit"
 
     @property
     def cuts(self) -> bool:
-        """Whether tokens of a document are left out where it does not fit its row."""
+        """Whether the tokens of a document that exceed a row are left out."""
         return (self.name, self.overflow) == ("one_per_row", "cut")
 
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
-        """A packer that goes on from a cursor. Raises `ValueError` for a residue that cannot be."""
+        """A packer that continues from a cursor. Raises `ValueError` for an invalid residue."""
         if self.has_residue:
             return BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
         if self.name == "one_per_row":
             return _OnePerRowPacker(self.seq_len, self.overflow == "cut", cursor)
         return _ConcatPacker(self.seq_len, cursor)
 
-    def num_truncated(self, size: int) -> int:
-        """The tokens of a document that no row will have."""
-        return max(0, size - self.seq_len) if self.cuts else 0
 
-
-class _Start:
-    """The offset of the cursor, for the document that it stands in."""
-
-    def __init__(self, cursor: Cursor) -> None:
-        self._ordinal, self._offset = cursor
-
-    def of(self, ordinal: int, size: int) -> int:
-        if not self._offset:
-            return 0
-        offset, self._offset = self._offset, 0
-        if ordinal != self._ordinal or offset > size:
-            raise ValueError(
-                f"the cursor stands at token {offset} of document {self._ordinal}, but {ordinal} "
-                f"has {size} tokens"
-            )
-        return offset
+def check_start(expected: int, offset: int, ordinal: int, size: int) -> None:
+    """Raises `ValueError` unless `offset` tokens of document `expected` can be those of the lane's
+    first document, which is `ordinal` and has `size`."""
+    if ordinal != expected or offset > size:
+        raise ValueError(
+            f"the cursor is at token {offset} of document {expected}, but document {ordinal} has "
+            f"{size} tokens"
+        )
 
 
 def _after(ordinal: int, stop: int, size: int) -> Cursor:
     return (ordinal + 1, 0) if stop == size else (ordinal, stop)
 
 
-class _ConcatPacker:
+class _ConcatPacker(Packer):
+    """The reference of `ConcatLanes`."""
+
     def __init__(self, seq_len: int, cursor: Cursor) -> None:
-        self.rows: deque[PackedRow] = deque()
-        self.num_pending = 0
-        self._seq_len, self._start, self._cursor = seq_len, _Start(cursor), cursor
+        super().__init__(seq_len, cursor)
         self._pieces: list[Piece] = []
 
     def add(self, ordinal: int, size: int) -> None:
-        start = self._start.of(ordinal, size)
+        start = self._start(ordinal, size)
         while start < size:
             stop = min(size, start + self._seq_len - self.num_pending)
             self._pieces.append((ordinal, start, stop, stop == size))
             self.num_pending += stop - start
             self._cursor = _after(ordinal, stop, size)
             if self.num_pending == self._seq_len:
-                self._emit()
+                self.finish()
             start = stop
 
     def finish(self) -> None:
         if self._pieces:
-            self._emit()
-
-    def _emit(self) -> None:
-        self.rows.append(PackedRow(self._pieces, self._cursor))
-        self._pieces, self.num_pending = [], 0
+            self.rows.append(PackedRow(self._pieces, self._cursor))
+            self._pieces, self.num_pending = [], 0
 
 
-class _OnePerRowPacker:
-    num_pending = 0
+class _OnePerRowPacker(Packer):
+    """Has no vectorized twin."""
 
     def __init__(self, seq_len: int, cuts: bool, cursor: Cursor) -> None:
-        self.rows: deque[PackedRow] = deque()
-        self._seq_len, self._cuts, self._start = seq_len, cuts, _Start(cursor)
+        super().__init__(seq_len, cursor)
+        self._cuts = cuts
 
     def add(self, ordinal: int, size: int) -> None:
-        start = self._start.of(ordinal, size)
+        start = self._start(ordinal, size)
         while start < size:
             stop = min(size, start + self._seq_len)
             end = stop if self._cuts else size
@@ -160,24 +164,20 @@ class _OnePerRowPacker:
         pass
 
 
-class BestFitPacker:
-    """Open rows are held by ascending free space, and among equals by age: a residue that lists
-    them so restores them exactly."""
+class BestFitPacker(Packer):
+    """The reference of `BestFitLanes`.
 
-    num_pending = 0
+    Open rows are sorted by ascending free space, ties by age. A residue lists them in this order,
+    so it restores them exactly.
+    """
 
     def __init__(self, seq_len: int, open_rows: int, cursor: Cursor, residue: bytes) -> None:
-        self.rows: deque[PackedRow] = deque()
-        self._seq_len, self._open_rows, self._start, self._cursor = (
-            seq_len,
-            open_rows,
-            _Start(cursor),
-            cursor,
-        )
+        super().__init__(seq_len, cursor)
+        self._open_rows = open_rows
         self._free: list[int] = []
         self._open: list[list[Span]] = []
         self._encoded: list[bytes] = []
-        """Each open row as it stands in a residue."""
+        """Each open row as a residue holds it."""
         waiting, rows = decode_residue(residue, cursor[0])
         for spans in rows:
             free = seq_len - sum(stop - start for _, start, stop in spans)
@@ -192,7 +192,7 @@ class BestFitPacker:
             self._pack(*self._waiting.popleft())
 
     def add(self, ordinal: int, size: int) -> None:
-        start = self._start.of(ordinal, size)
+        start = self._start(ordinal, size)
         while size - start >= self._seq_len:
             stop = start + self._seq_len
             self._cursor = _after(ordinal, stop, size)
@@ -211,7 +211,7 @@ class BestFitPacker:
         return self._open
 
     def _pack(self, ordinal: int, start: int, size: int) -> None:
-        """Pack a span that another `seq_len` had left."""
+        """Pack a span that rows of another `seq_len` left over."""
         while size - start >= self._seq_len:
             stop = start + self._seq_len
             if stop < size:
@@ -224,7 +224,7 @@ class BestFitPacker:
             self._place((ordinal, start, size))
 
     def _place(self, span: Span) -> None:
-        """Put a span into the open row that it leaves fullest, or into a new one."""
+        """Put a span into the open row with the least free space that fits it, or a new row."""
         size = span[2] - span[1]
         place = bisect_left(self._free, size)
         if place == len(self._free):
@@ -239,11 +239,10 @@ class BestFitPacker:
         self._free.insert(place, free)
         self._open.insert(place, spans)
         self._encoded.insert(place, encode_group(spans))
-        if len(self._open) > self._open_rows:
-            self._close_rows(self._open_rows)
+        self._close_rows(self._open_rows)
 
     def _close_rows(self, most: int) -> None:
-        """Emit the fullest rows until no more than `most` are open."""
+        """Emit the fullest rows until at most `most` are open."""
         while len(self._open) > most:
             del self._free[0], self._encoded[0]
             self._emit(self._open.pop(0))

@@ -1,10 +1,10 @@
-"""What a lane has read and not yet emitted, as bytes: the residue that a state holds for each lane
-of `best_fit`.
+"""A residue as bytes: the spans that a `best_fit` lane has read and not yet emitted.
 
-    int32 number of spans that wait to be packed, and the spans | for each open row: int32 number of its spans, and the spans
-    span: int32 ordinal of its document, int32 start, int32 stop, in tokens; everything little-endian
+    waiting spans     number, spans      left by rows of another `seq_len`, to be packed
+    each open row     number, spans      by ascending free space
+    span              ordinal, start, stop, in tokens of its document
 
-A lane with nothing to hold has an empty residue.
+All numbers are little-endian int32. A lane that holds nothing back has an empty residue.
 """
 
 from __future__ import annotations
@@ -19,14 +19,8 @@ from functools import cache
 from cloudload.arrays import Ints
 
 Span = tuple[int, int, int]
-"""(ordinal, start, stop): of a document up to its end."""
-
-# ---------------------------------------------------------------- residues
-
-
-# Little-endian int32: how many spans wait to be packed, and they; then each open row's number of
-# spans, and they; none is no bytes. A span is its document's ordinal, and its tokens from `start`
-# to `stop`.
+"""(ordinal, start, stop): the tokens of a document from `start` to its end."""
+_SPAN_BYTES = 12
 
 
 @cache
@@ -35,34 +29,33 @@ def _group_format(num_spans: int) -> struct.Struct:
 
 
 def encode_group(spans: Collection[Span]) -> bytes:
+    """The number of spans, and the spans."""
     return _group_format(len(spans)).pack(len(spans), *itertools.chain.from_iterable(spans))
 
 
-_SPAN_BYTES = 12
 EMPTY_GROUP = encode_group(())
 
 
 def extend_group(group: bytes, span: bytes) -> bytes:
-    """A group with one more span, as `encode_spans` has it."""
+    """A group with one more span, which `encode_spans` encoded."""
     return (len(group) // _SPAN_BYTES + 1).to_bytes(4, "little") + group[4:] + span
 
 
 def encode_spans(spans: Ints) -> list[bytes]:
-    """Each of the spans, int64 [spans, 3], as it stands in a group."""
+    """Each of the spans, int64 [spans, 3], as a group holds it."""
     joined = spans.astype("<i4").tobytes()
     return [joined[start : start + _SPAN_BYTES] for start in range(0, len(joined), _SPAN_BYTES)]
 
 
 def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[Span]]]:
-    """The spans that wait, and the open rows, of a lane that has read the documents before
-    `ordinal`.
+    """The waiting spans and the open rows of a lane that has read the documents before `ordinal`.
 
     Raises `ValueError` for bytes that cannot be its residue.
     """
     if not residue:
         return [], []
     numbers = array("i")
-    numbers.frombytes(residue)  # which refuses a number cut short
+    numbers.frombytes(residue)  # refuses a truncated number
     if sys.byteorder == "big":
         numbers.byteswap()
     groups: list[list[Span]] = []
@@ -73,12 +66,9 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
             (numbers[at], numbers[at + 1], numbers[at + 2])
             for at in range(place + 1, min(stop, len(numbers) - 2), 3)
         ]
-        if (
-            numbers[place] < 0
-            or stop > len(numbers)
-            or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans)
-        ):
-            raise ValueError("spans that lie outside the documents read so far")
+        is_cut_short = numbers[place] < 0 or stop > len(numbers)
+        if is_cut_short or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans):
+            raise ValueError("spans outside the documents read so far")
         groups.append(spans)
         place = stop
     if any(not spans for spans in groups[1:]):
@@ -90,19 +80,21 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
 
 
 def split_residues(joined: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """The residues of these sizes that stand one after the other."""
+    """The residues of these sizes in bytes, which were joined."""
     stops = [0, *itertools.accumulate(sizes)]
     return [joined[start:stop] for start, stop in itertools.pairwise(stops)]
 
 
 def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
-    """All spans of a residue."""
+    """All spans of a residue. Raises `ValueError` as `decode_residue` does."""
     waiting, rows = decode_residue(residue, ordinal)
-    return [*waiting, *(span for spans in rows for span in spans)]
+    return [*waiting, *itertools.chain.from_iterable(rows)]
 
 
 def unpack_residue(residue: bytes, ordinal: int) -> bytes:
-    """The residue with its rows dissolved: for rows of another `seq_len`, which pack its spans
-    anew."""
+    """The residue with all its spans waiting, for rows of another `seq_len` to pack.
+
+    Raises `ValueError` as `decode_residue` does.
+    """
     spans = residue_spans(residue, ordinal)
     return encode_group(spans) if spans else b""

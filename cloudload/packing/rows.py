@@ -1,8 +1,8 @@
-"""Rows out of pieces of documents: their tokens, spans, and what they count. Arrays in, arrays out.
+"""Rows out of pieces of documents: their tokens and spans. Arrays in, arrays out.
 
-    documents     a: bos ····· eos     b: bos ·········· eos        a table, and buffers with the ids of the texts
-    pieces        (row 0, a, 0, 7) (row 0, b, 0, 3) (row 1, b, 3, 12)
-    rows          bos ····· eos bos ·· | ········ eos ▒▒▒▒▒▒        ▒ is padding, 0
+    documents   a: bos ····· eos    b: bos ·········· eos    a table, and buffers of the texts' ids
+    pieces      (row 0, a, 0, 7) (row 0, b, 0, 3) (row 1, b, 3, 12)
+    rows        bos ····· eos bos ·· | ········ eos ▒▒▒▒▒▒   ▒ is padding, 0
 
 A piece costs one copy of memory and a few integers of vector work; a token costs nothing in Python.
 """
@@ -43,7 +43,7 @@ class Framing:
 
     @staticmethod
     def of(frames: Sequence[Frame]) -> Framing:
-        """As arrays."""
+        """The frames of all streams as arrays."""
         bos, eos = (
             [-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1)
         )
@@ -53,36 +53,28 @@ class Framing:
 def fill_rows(
     out: Tokens, table: Ints, buffers: Sequence[memoryview], pieces: Ints, framing: Framing
 ) -> Ints:
-    """Write the pieces into the rows of `out`, int32 [rows, seq_len], contiguous; returns each
-    row's tokens.
+    """Write pieces into the rows of `out`, int32 [rows, seq_len], contiguous, and pad with 0.
 
-    `buffers` are int32 buffers of ids; a document's token `i` stands at `base + i` of its buffer,
-    unless it is its bos or eos.
+    `table` and `pieces` are as in `tables`; `buffers` are of int32 ids. Returns the number of
+    tokens in each row: int64 [rows].
+
+    seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, pieces (0, a, 0, 5) (0, b, 0, 3) (1, b,
+    3, 6): rows 1 10 11 12 2 1 20 21 0 | 22 23 2 0 0 0 0 0 0, lengths 8 3.
     """
     num_rows, seq_len = out.shape
-    rows, documents, starts, stops = pieces.T
-    sizes = stops - starts
     lengths = row_lengths(pieces, num_rows)
-    ends = np.cumsum(sizes)
-    firsts = np.searchsorted(rows, np.arange(num_rows))
-    before = np.concatenate([[0], ends])[firsts]
-    places = rows * seq_len + ends - sizes - before[rows]
-    flat = out.reshape(-1)
-
+    places = _places(pieces, out.shape)
+    _, documents, starts, stops = pieces.T
+    sizes = stops - starts
     streams = table[documents, STREAM]
     bos, eos = framing.bos[streams], framing.eos[streams]
     has_bos, has_eos = (bos >= 0) & (starts == 0), (eos >= 0) & (stops == table[documents, SIZE])
-    body_places = places + has_bos
+    to = places + has_bos
     body_sizes = sizes - has_bos - has_eos
     froms = table[documents, BASE] + starts + has_bos
+    columns = (to, to + body_sizes, froms, froms + body_sizes, table[documents, BUFFER])
+    flat = out.reshape(-1)
     target = flat.data
-    columns = (
-        body_places,
-        body_places + body_sizes,
-        froms,
-        froms + body_sizes,
-        table[documents, BUFFER],
-    )
     for at, stop, start, end, number in zip(*(column.tolist() for column in columns), strict=True):
         target[at:stop] = buffers[number][start:end]
     flat[places[has_bos]] = bos[has_bos]
@@ -92,8 +84,19 @@ def fill_rows(
     return lengths
 
 
+def _places(pieces: Ints, shape: tuple[int, ...]) -> Ints:
+    """The place of each piece in the flattened rows. Sizes 5 3 in row 0 and 3 in row 1, with
+    seq_len 9: 0 5 9."""
+    num_rows, seq_len = shape
+    rows, sizes = pieces[:, PIECE_ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START]
+    ends = np.cumsum(sizes)
+    before_rows = np.concatenate([[0], ends])[np.searchsorted(rows, np.arange(num_rows))]
+    places: Ints = rows * seq_len + ends - sizes - before_rows[rows]
+    return places
+
+
 def row_lengths(pieces: Ints, num_rows: int) -> Ints:
-    """The tokens of each row."""
+    """The number of tokens in each row: int64 [rows]."""
     lengths: Ints = np.bincount(
         pieces[:, PIECE_ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START], num_rows
     ).astype(np.int64)
@@ -109,4 +112,4 @@ def list_spans(table: Ints, pieces: Ints) -> Ints:
     return spans
 
 
-assert (EPOCH, SAMPLE) == (STREAM + 1, STREAM + 2)  # as in a span
+assert (EPOCH, SAMPLE) == (STREAM + 1, STREAM + 2)  # copied as one slice by `list_spans`

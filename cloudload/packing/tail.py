@@ -1,15 +1,13 @@
-"""The tail of a finite run: what the lanes have left when the first of them runs short, packed as
-one.
+"""The tail of a finite run: what all lanes have left when the first one runs short, packed as one.
 
-    lane 0    ████████████ ▒▒▒▒        the first row that its lane cannot fill is where the tail begins
+    lane 0    ████████████ ▒▒▒▒       the tail begins at the first row that its lane cannot fill
     lane 1    ████████████
-    lane 2    ████████████ ▒▒▒▒▒▒▒     ▒ is read by all ranks in canonical order, and packed by a single packer
-    tail      ▒▒▒▒▒▒▒▒▒▒▒▒             row after row, as if of one lane: only the last is padded
+    lane 2    ████████████ ▒▒▒▒▒▒▒    ▒ goes, in canonical order, through a single reference packer
+    tail      ▒▒▒▒▒▒▒▒▒▒▒▒            row after row, as if of one lane: only the last is padded
 
-Lanes never end together, for their documents differ in size. Every rank tokenizes what its own
-lanes have left, to know the sizes; all ranks exchange them; and each then reads the tail's rows
-that are its own. Which rows those are follows from where the lanes stood and from the sizes, never
-from the world.
+Lanes never end together, because their documents differ in size. Each rank tokenizes what its own
+lanes have left to learn the sizes, all ranks exchange them, and each then reads its own rows of the
+tail. The rows follow from the lanes' cursors and the sizes, never from the world size.
 """
 
 from __future__ import annotations
@@ -36,22 +34,19 @@ from cloudload.packing.tables import (
 )
 
 Stages = tuple[tuple[int, int], ...]
-"""(seq_len, rows) for each row length that the tail was packed to so far, and the rows of it that
-were handed out."""
+"""(seq_len, rows delivered) for each `seq_len` that the tail was packed with."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The rows of a tail from `first_row` of the run on; row `i` of them has
+    """The rows of a tail: row `first_row + i` of the run has the pieces
     `pieces[piece_starts[i] : piece_starts[i + 1]]`."""
 
     first_row: int
     units: Ints
-    """int64 [units, 5], by `tables.UNIT_LANE` and so on: tokens [start, stop) of a document. `size` is the
-    document's, or one of the constants above, where the document is still to be counted, and
-    `SIZE_ABSENT` where it was."""
+    """int64 [units, 5], by `tables.UNIT_LANE` and so on."""
     pieces: Ints
-    """int64 [pieces, 3]: unit, and start and stop in its document."""
+    """int64 [pieces, 3], by `tables.TAIL_UNIT` and so on."""
     piece_starts: Ints
     """int64 [rows + 1]."""
     passed: Ints
@@ -59,28 +54,27 @@ class Tail:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the tail."""
+        """Number of rows in the tail."""
         return len(self.piece_starts) - 1
 
     @property
     def end(self) -> int:
-        """Rows of the whole run."""
+        """Number of rows in the whole run."""
         return self.first_row + self.num_rows
 
     def row_pieces(self, row: int) -> Ints:
-        """The pieces of a row of the run: int64 [pieces, 3]; none after the end."""
+        """The pieces of a row of the run: int64 [pieces, 3]; empty after the end."""
         place = min(row - self.first_row, self.num_rows)
-        return self.pieces[
-            self.piece_starts[place] : self.piece_starts[min(place + 1, self.num_rows)]
-        ]
+        stop = min(place + 1, self.num_rows)
+        return self.pieces[self.piece_starts[place] : self.piece_starts[stop]]
 
     def row_units(self, row: int) -> Ints:
-        """The units that a row of the run finishes: int64 [units, 5]."""
+        """The units that a row of the run finishes: int64 [units, 5]; empty after the end."""
         place = min(row - self.first_row, self.num_rows)
         return self.units[self.passed[place] : self.passed[min(place + 1, self.num_rows)]]
 
     def num_tokens(self, row: int) -> int:
-        """Tokens of the rows from `row` of the run on."""
+        """Number of tokens in the rows from `row` of the run on."""
         pieces = self.pieces[self.piece_starts[min(max(0, row - self.first_row), self.num_rows)] :]
         return int((pieces[:, TAIL_STOP] - pieces[:, TAIL_START]).sum())
 
@@ -94,19 +88,20 @@ def pack_tail(
     residues: Sequence[bytes],
     sizes: Sequence[Ints],
 ) -> Tail:
-    """The tail that begins at `start_row`, where the lanes stood at `cursors` (int64 [lanes, 2])
-    and `residues`.
+    """The tail that begins at `start_row`, when the lanes were at `cursors` (int64 [lanes, 2]) with
+    `residues` ([lanes]).
 
-    `sizes` has for each lane the sizes of its documents from the cursor's on. `stages` are the
-    tail's rows before the state that the run goes on from; those of another `seq_len` than now are
-    over.
+    `sizes` holds, for each lane, the sizes of its documents from the cursor on: int64 [documents].
+    `stages` are the rows of the tail that were delivered before the run was resumed; those of
+    another `seq_len` than the current one are skipped. Raises `ValueError` for a cursor past the
+    end of its document.
     """
     units = _units_left(cursors, residues, sizes)
     over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
     for seq_len, rows in over:
         if _has_tokens(units):
             units = _skip_rows(replace(packing, seq_len=seq_len).packer(), units, rows)
-            # what has none after the last row was counted with it
+            # units without tokens were counted with the last row
             units = units if _has_tokens(units) else units[:0]
         start_row += rows
     return _pack(packing.packer(), units, start_row)
@@ -114,7 +109,7 @@ def pack_tail(
 
 def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
     """The stages of a tail that began at `start_row`, after `rows` rows of the run, the last of
-    them with `seq_len`."""
+    which has `seq_len`."""
     past = stages[:-1] if stages and stages[-1][0] == seq_len else stages
     return (*past, (seq_len, rows - start_row - sum(count for _, count in past)))
 
@@ -133,7 +128,7 @@ def _units_left(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints])
         rest[:, UNIT_SIZE] = lane_sizes
         if len(rest) and rest[0, UNIT_STOP] < offset:
             raise ValueError(
-                f"lane {lane} stands at token {offset} of document {ordinal}, which has "
+                f"lane {lane} is at token {offset} of document {ordinal}, which has "
                 f"{rest[0, UNIT_STOP]}"
             )
         units.append(rest[lane_sizes != SIZE_ABSENT])
@@ -154,7 +149,11 @@ def _add(packer: Packer, unit: int, units: Ints) -> None:
 
 
 def _skip_rows(packer: Packer, units: Ints, rows: int) -> Ints:
-    """The units that are left after some rows."""
+    """The units that are left after the packer's first `rows` rows.
+
+    Units of 4, 7 and 2 tokens, concat, seq_len 5, 1 row: it takes unit 0 and a token of unit 1, so
+    tokens [1, 7) of unit 1 and all of unit 2 are left. Spans of a residue come first.
+    """
     if not rows:
         return units
     unit = 0

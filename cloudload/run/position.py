@@ -1,4 +1,11 @@
-"""Where a run stands: the rows handed out, and how far each lane has read its documents."""
+"""Where a run is: the rows delivered, and how far each lane has read its documents.
+
+    batch        1             2             3
+    LaneLog ─► with_update ─► with_update ─► with_update ─► .arrays
+                                                            copies once, applies all three
+
+A batch costs one reference: arrays are copied and updated only when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -14,98 +21,122 @@ from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
+UNKNOWN = -1
+"""The ordinal and offset of a lane whose cursor is not known."""
 
 
 @dataclass(frozen=True)
 class LaneArrays:
-    """How far each lane has read, and what was counted on the way."""
+    """How far each lane has read, and what was counted so far."""
 
     cursors: Ints
-    """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token; -1 where
-    unknown."""
+    """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token, or
+    `UNKNOWN`."""
     residues: Residues | None
-    """bytes [components, lanes]: what each lane has read and not emitted; None where the packing
-    has no such thing."""
+    """bytes [components, lanes]: the spans that each lane has read and not emitted; None if the
+    packing has no residue."""
     counts: Ints
     """int64 [streams, counts], by `stats.COUNTS`."""
 
+    @staticmethod
+    def blank(
+        shape: tuple[int, ...], num_streams: int, *, has_residues: bool, cursor: int = 0
+    ) -> LaneArrays:
+        """Arrays of lanes that have read nothing (`cursor` 0) or are `UNKNOWN`; `shape` is
+        (components, lanes)."""
+        return LaneArrays(
+            np.full((*shape, 2), cursor, np.int64),
+            np.full(shape, b"", object) if has_residues else None,
+            np.zeros((num_streams, len(COUNTS)), np.int64),
+        )
 
-Move = Callable[[LaneArrays, Sequence[Any]], None]
-"""Moves arrays on, in place, by several updates in their order."""
+    def copy(self) -> LaneArrays:
+        """A deep copy."""
+        residues = None if self.residues is None else self.residues.copy()
+        return LaneArrays(self.cursors.copy(), residues, self.counts.copy())
+
+    def set_lanes(self, lanes: Any, other: LaneArrays) -> None:
+        """Copy cursors and residues from `other`, in place; `lanes` indexes [components, lanes]."""
+        self.cursors[lanes] = other.cursors[lanes]
+        if self.residues is not None and other.residues is not None:
+            self.residues[lanes] = other.residues[lanes]
+
+
+ApplyUpdates = Callable[[LaneArrays, Sequence[Any]], None]
+"""Applies updates to arrays, in order and in place."""
 _MOST_PENDING = 64
 
 
-class LaneTable:
-    """Lane arrays that are moved on by updates, and worked out when they are asked for: a batch
-    costs a reference."""
+class LaneLog:
+    """Lane arrays and a log of updates to them, which are applied when the arrays are needed."""
 
     def __init__(self, arrays: LaneArrays) -> None:
         self._arrays: LaneArrays | None = arrays
-        self._before: LaneTable | None = None
-        self._update: Any = None
-        self._move: Move | None = None
+        self._last: tuple[LaneLog, Any, ApplyUpdates] | None = None
+        """The log before the last update, and that update."""
         self._num_pending = 0
 
-    def after(self, update: Any, move: Move) -> LaneTable:
-        """The table after an update; all updates of a run have the same `move`."""
-        table = LaneTable.__new__(LaneTable)
-        table._arrays, table._before, table._update, table._move = None, self, update, move
-        table._num_pending = self._num_pending + 1
-        if table._num_pending > _MOST_PENDING:
-            _ = table.arrays
-        return table
+    def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
+        """The log with one more update; all updates of a run have the same `apply`."""
+        log = LaneLog.__new__(LaneLog)
+        log._arrays, log._last, log._num_pending = (
+            None,
+            (self, update, apply),
+            self._num_pending + 1,
+        )
+        if log._num_pending > _MOST_PENDING:
+            _ = log.arrays
+        return log
 
     @property
     def arrays(self) -> LaneArrays:
-        """Not to be written to."""
+        """The arrays after all updates; read-only."""
         if self._arrays is None:
-            self._arrays = self._moved_arrays()
-            self._before, self._update, self._num_pending = None, None, 0
+            self._arrays = self._apply_updates()
+            self._last, self._num_pending = None, 0
         return self._arrays
 
-    def _moved_arrays(self) -> LaneArrays:
-        updates, table = [], self
-        while table._arrays is None:
-            updates.append(table._update)
-            assert table._before is not None
-            table = table._before
-        known = table._arrays
-        residues = None if known.residues is None else known.residues.copy()
-        arrays = LaneArrays(known.cursors.copy(), residues, known.counts.copy())
-        assert self._move is not None
-        self._move(arrays, updates[::-1])
+    def _apply_updates(self) -> LaneArrays:
+        assert self._last is not None
+        apply, log, updates = self._last[2], self, []
+        while log._last is not None:
+            log, update, _ = log._last
+            updates.append(update)
+        assert log._arrays is not None
+        arrays = log._arrays.copy()
+        apply(arrays, updates[::-1])
         return arrays
 
 
 @dataclass(frozen=True)
 class Position:
-    """`rows` of the run are handed out; `lanes` are as of `table_rows`.
+    """A point in the run: `rows` are delivered, and `lanes` are as of row `table_rows`.
 
-    The rows from `table_rows` to `rows` are read again, and dropped. Not so in a tail: there the
-    lanes stand where they ended, and the counts are those of `rows`.
+    After a resume, rows `table_rows` to `rows` are read again and dropped. In a tail, `lanes` are
+    where they ended, and only their counts are as of `rows`.
     """
 
     rows: int
     table_rows: int
-    lanes: LaneTable
+    lanes: LaneLog
     tail: Stages | None = None
     """The rows of the tail so far; None before it."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """The rows [start, stop) that were passed over."""
+    """Ranges of rows [start, stop) that were skipped."""
     batches: int = 0
-    """Global batches handed out."""
+    """Global batches delivered."""
     global_batch: int = 0
-    """Rows of the last of them."""
+    """Rows in the last of them."""
 
     @staticmethod
     def start(recipe: Recipe) -> Position:
-        """Before the first row."""
-        shape = len(recipe.components), recipe.num_lanes
-        residues = np.full(shape, b"", object) if recipe.packing.has_residue else None
-        counts = np.zeros((len(recipe.labels), len(COUNTS)), np.int64)
-        return Position(
-            0, 0, LaneTable(LaneArrays(np.zeros((*shape, 2), np.int64), residues, counts))
+        """The position before the first row."""
+        arrays = LaneArrays.blank(
+            (len(recipe.components), recipe.num_lanes),
+            len(recipe.labels),
+            has_residues=recipe.packing.has_residue,
         )
+        return Position(0, 0, LaneLog(arrays))
 
     @property
     def cursors(self) -> Ints:
@@ -122,10 +153,10 @@ class Position:
         """int64 [streams, counts], see `LaneArrays`."""
         return self.lanes.arrays.counts
 
-    def with_lanes(self, **arrays: Any) -> Position:
-        """The same with other `cursors`, `residues` or `counts`."""
-        return replace(self, lanes=LaneTable(replace(self.lanes.arrays, **arrays)))
-
     def residue(self, component: int, lane: int) -> bytes:
-        """What a lane has read and not emitted."""
+        """The residue of one lane; empty if the packing has none."""
         return b"" if self.residues is None else bytes(self.residues[component, lane])
+
+    def with_lanes(self, **arrays: Any) -> Position:
+        """The position with other `cursors`, `residues` or `counts`."""
+        return replace(self, lanes=LaneLog(replace(self.lanes.arrays, **arrays)))

@@ -1,7 +1,8 @@
-"""The recipe of a run: all that its rows follow from, opened and settled.
+"""The recipe of a run: everything that its rows follow from, opened and settled.
 
-RowsConfig ─► tokenizer, indexes of the streams ─► layout ─► components, mixture ─► fields, which a
-state holds a run to
+RowsConfig ─► tokenizer, indexes of the streams ─► component specs ─► layout ─► components
+                                                                      mixture
+fields: what a resume must find unchanged, by name
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,36 +21,35 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.config import SAME, RowsConfig
 from cloudload.mds.dataset import Corpus, check_text_column, open_corpus
-from cloudload.order.lanes import Layout, resolve
+from cloudload.order.layout import Layout, resolve_layout
 from cloudload.order.mixture import Mixture, build_mixture
 from cloudload.packing.packers import Packing
-from cloudload.run.components import Component, build_components, component_sizes
+from cloudload.run.components import (
+    Component,
+    ComponentSpec,
+    build_components,
+    specify_components,
+)
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import hide_secrets
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
 
-HELD_OPTIONS = (
-    "packing",
-    "open_rows",
-    "overflow",
-    "shuffle",
-    "shuffle_algo",
-    "seed",
-    "epochs",
-    "text_key",
+HELD_CONFIG_FIELDS = (
+    *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
     "min_tokens",
 )
+"""Fields of `RowsConfig` that a state holds as they are."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Equal recipes give equal rows."""
+    """Equal recipes yield equal rows."""
 
     config: RowsConfig
     tokenizer: TokenizerSpec
     corpus: Corpus
     sources: str
-    """Where data and tokenizer are, as JSON: with a state, enough to make the loader again."""
+    """Locations of data and tokenizer, as JSON: with a state, enough to open the run again."""
     layout: Layout
     components: tuple[Component, ...]
     mixture: Mixture
@@ -57,13 +58,12 @@ class Recipe:
     @cached_property
     def packing(self) -> Packing:
         """How documents become rows."""
-        return Packing(
-            self.config.packing, self.config.seq_len, self.config.open_rows, self.config.overflow
-        )
+        config = self.config
+        return Packing(config.packing, config.seq_len, config.open_rows, config.overflow)
 
     @property
     def num_lanes(self) -> int:
-        """The lanes of the run."""
+        """Number of lanes."""
         return self.layout.num_lanes
 
     @property
@@ -76,52 +76,45 @@ class Recipe:
         return is_cut and keeps_all and has_tokens and config.epochs is not None
 
     def components_of(self, rows: Ints) -> Ints:
-        """The component of each row of the run."""
-        return (
-            self.mixture.components(rows, self.num_lanes)
-            if len(self.components) > 1
-            else np.zeros(len(rows), np.int64)
-        )
+        """The index of the component of each row of the run: int64 [rows]."""
+        if len(self.components) == 1:
+            return np.zeros(len(rows), np.int64)
+        return self.mixture.components(rows, self.num_lanes)
 
     @cached_property
     def labels(self) -> list[str]:
-        """What the streams are called."""
+        """The names of the streams."""
         return [stream.label for stream in self.config.streams]
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """What a state holds a run to, by name; plain JSON types, those of streams joined by
-        commas."""
+        """What a state holds a run to, by name: plain JSON types; values by stream or component are
+        joined by commas."""
         chosen = [
-            each.sampling.choose if each.sampling else (each.lanes.num_positions,)
+            each.sampling.choose if each.sampling else (each.num_positions,)
             for each in self.components
         ]
         return {
-            **{name: getattr(self.config, name) for name in HELD_OPTIONS},
+            **{name: getattr(self.config, name) for name in HELD_CONFIG_FIELDS},
             "transform": self.config.transform_name,
             "num_lanes": self.layout.num_lanes,
             "num_canonical_nodes": ",".join(map(str, self.layout.canonical_nodes)),
             "shuffle_block_size": ",".join(map(str, self.layout.shuffle_block_sizes)),
-            "data": ",".join(
-                self.corpus.fingerprint(component.streams) for component in self.components
-            ),
-            "shards": ",".join(_hash_sizes(component.shard_sizes) for component in self.components),
+            "data": ",".join(self.corpus.fingerprint(each.streams) for each in self.components),
+            "shards": ",".join(_hash_sizes(each.shard_sizes) for each in self.components),
             "tokenizer": self.tokenizer.fingerprint,
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
         }
 
     def settle(self, saved: Layout | None) -> Recipe:
-        """What was left open filled in: as it was `saved`, else from the data."""
-        layout = resolve(self.config, component_sizes(self.config, self.corpus), saved)
-        return replace(
-            self, layout=layout, components=build_components(self.config, self.corpus, layout)
-        )
+        """The recipe with the layout that was `saved` in place of defaults from the data."""
+        layout, components = _settle(self.config, self.components, saved)
+        return replace(self, layout=layout, components=components)
 
 
 def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
-    """Load the tokenizer, read the index of each stream, and settle what was left open from the
-    data.
+    """Load the tokenizer, read the index of each stream, and fill in what the config leaves open.
 
     Raises `TokenizerError`, `StoreError`, `DatasetError`, and `ValueError` for a config that does
     not fit the data.
@@ -133,20 +126,28 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
     corpus = open_corpus(config.streams, retry, may_be_empty=not config.is_mixed)
     if config.transform is None:
         check_text_column(corpus, config.text_key)
-    layout = resolve(config, component_sizes(config, corpus))
+    layout, components = _settle(config, specify_components(config, corpus), None)
     return Recipe(
         config=config,
         tokenizer=spec,
         corpus=corpus,
         sources=_describe_sources(config, tokenizer),
         layout=layout,
-        components=build_components(config, corpus, layout),
+        components=components,
         mixture=_build_mixture(config),
     )
 
 
+def _settle(
+    config: RowsConfig, specs: Sequence[ComponentSpec], saved: Layout | None
+) -> tuple[Layout, tuple[Component, ...]]:
+    sizes = [(spec.num_positions, len(spec.shard_sizes)) for spec in specs]
+    layout = resolve_layout(config, sizes, saved)
+    return layout, build_components(config, specs, layout)
+
+
 def _hash_sizes(shard_sizes: Ints) -> str:
-    """Of what the order follows from, beside the config."""
+    """A fingerprint of the data's part in the order."""
     return hashlib.sha256(shard_sizes.tobytes()).hexdigest()[:16]
 
 
@@ -157,9 +158,8 @@ def _own(token: str | None, of_loader: str | None) -> str | None:
 def _build_mixture(config: RowsConfig) -> Mixture:
     labels = [stream.label for stream in config.streams]
     if config.is_mixed:
-        return build_mixture(
-            labels, [stream.proportion or 0.0 for stream in config.streams], config.schedule
-        )
+        proportions = [stream.proportion or 0.0 for stream in config.streams]
+        return build_mixture(labels, proportions, config.schedule)
     return build_mixture([" + ".join(labels)], [1.0], None)
 
 

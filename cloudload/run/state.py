@@ -1,28 +1,32 @@
-"""The state: where the row stream stands, small, flat, and the same whatever the world.
+"""The state: where the row stream is. Small, flat, and the same on every rank and world.
 
     version, cloudload      of the format, and of the library that wrote it
-    rows                    rows of the run that have been handed out
-    table_rows              rows up to which the cursors count; a resume reads again, and drops, the rows from there
-    cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's next token; little-endian
-                            int32, or int64 where one of them needs it
-    residues                base64 of what each lane has read and not emitted (`pack.decode_residue`), compressed; "" for none
-    tail                    "" until the lanes of a finite run have ended at table_rows; then `tail.Stages`, as "512:100,1024:3"
+    rows                    rows of the run that have been delivered
+    table_rows              rows that the cursors include; a resume reads the rows from there to
+                            `rows` again, and drops them
+    cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
+                            next token; little-endian int32, or int64 if one of them needs it
+    residues                base64 of each lane's residue (`packing.residue`), compressed; or ""
+    tail                    "" until the lanes of a finite run have ended at table_rows; then
+                            `tail.Stages`, as "512:100,1024:3"
     part                    "" for a whole state, else the world indices it covers, such as "1/4"
-    counts, skipped         of the statistics: by stream; and the rows passed over, as "100:164,…"
-    batches, global_batch   global batches handed out, and the rows of the last: by which a trace counts steps
-    mixture                 the streams' names and weights, and from which rows on
-    data, bos_eos, …        fingerprints and config that the rows follow from; those of streams are joined by commas
-    sources                 where the data and the tokenizer were, for `cloudload trace`; never compared
-    tokenizer_backend       what encoded, and its version; never compared, for all give the same ids
+    counts, skipped         statistics by stream; and the rows that were skipped, as "100:164,…"
+    batches, global_batch   global batches delivered, and the rows of the last: a trace counts
+                            steps by them
+    mixture                 names and weights of the streams, and the rows from which they apply
+    data, bos_eos, …        fingerprints and config that the rows follow from; values by stream are
+                            joined by commas
+    sources                 locations of data and tokenizer, for `cloudload trace`; never compared
+    tokenizer_backend       the backend and its version; never compared, as all give the same ids
 
-A state is plain JSON types under a fixed set of keys, so it travels alike through `json`, through
-`torch.load` with `weights_only=True`, and through DCP. Nothing in it is ever executed or unpickled.
+A state consists of plain JSON types under a fixed set of keys. It travels unchanged through `json`,
+through `torch.load` with `weights_only=True`, and through DCP. Loading one executes and unpickles
+nothing.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,16 +34,18 @@ from typing import Any
 import numpy as np
 
 from cloudload._version import __version__
+from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
-from cloudload.order.lanes import Layout
+from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
-from cloudload.run.position import LaneArrays, LaneTable, Position
-from cloudload.run.recipe import Recipe
+from cloudload.run.position import UNKNOWN, LaneArrays, LaneLog, Position
+from cloudload.run.recipe import HELD_CONFIG_FIELDS, Recipe
 from cloudload.run.state_codec import (
     SHOWN_CHARACTERS,
     damaged,
     decode_residues,
+    encode_counts,
     encode_cursors,
     encode_residues,
     join_pairs,
@@ -52,61 +58,29 @@ from cloudload.run.state_codec import (
 
 VERSION = 3
 State = dict[str, Any]
-_MISSING = -1
 _HELD_FIELDS = (
-    *(
-        "packing",
-        "open_rows",
-        "overflow",
-        "shuffle",
-        "shuffle_algo",
-        "seed",
-        "epochs",
-        "text_key",
-        "min_tokens",
-        "transform",
-    ),
-    *(
-        "num_lanes",
-        "num_canonical_nodes",
-        "shuffle_block_size",
-        "choose",
-        "shards",
-        "data",
-        "tokenizer",
-        "bos_eos",
-    ),
+    *(*HELD_CONFIG_FIELDS, "transform", "num_lanes", "num_canonical_nodes", "shuffle_block_size"),
+    *("choose", "shards", "data", "tokenizer", "bos_eos"),
 )
-# far more than any run has, and so little that sums and products of them fit 64 bits
+# upper bounds: beyond any real run, and small enough that sums and products fit 64 bits
 _MOST = {
     **dict.fromkeys(("rows", "table_rows", "batches"), 1 << 48),
     **dict.fromkeys(("global_batch", "seq_len"), 1 << 31),
     "num_lanes": 1 << 22,
 }
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
+# what the ranks' parts of a state may differ in
+_PARTIAL = ("cursors", "residues", "counts", "part", "tokenizer_backend")
 _KEYS = frozenset(
-    {
-        "version",
-        "cloudload",
-        "seq_len",
-        "cursors",
-        "residues",
-        "tail",
-        "part",
-        "counts",
-        "skipped",
-        "mixture",
-        "sources",
-    }
-    | {"tokenizer_backend"}
-    | {*_COUNTED, *_HELD_FIELDS}
-)
+    (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
+) | {"mixture", "sources"}
 
 
 def build_state(
     recipe: Recipe, position: Position, tokenizer_backend: str, part: str = ""
 ) -> State:
-    """The state of a position. `tokenizer_backend` is a `Choice`'s versions."""
+    """The state of a position. `tokenizer_backend` is `Choice.versions`; `part` names the world
+    indices that a local state covers."""
     return {
         "version": VERSION,
         "cloudload": __version__,
@@ -122,7 +96,7 @@ def build_state(
         "part": part,
         "tail": "" if position.tail is None else join_pairs(position.tail),
         "skipped": join_pairs(position.skipped),
-        "counts": json.dumps(position.counts.tolist(), separators=(",", ":")),
+        "counts": encode_counts(position.counts),
         "cursors": encode_cursors(position.cursors),
         "residues": encode_residues(position.residues),
     }
@@ -133,7 +107,7 @@ def build_state(
 
 @dataclass(frozen=True)
 class Saved:
-    """A whole state, as far as it can be read without a config."""
+    """The content of a whole state, before it is compared with a loader."""
 
     position: Position
     layout: Layout
@@ -143,18 +117,19 @@ class Saved:
 
 
 def read_state(state: Mapping[str, Any]) -> Saved:
-    """What a state says. Raises `StreamChangedError` for what is damaged, or a part."""
+    """Parse a state. Raises `StreamChangedError` if it is damaged, of another version, or only a
+    rank's part."""
     _check_keys(state)
     if state["part"]:
         raise StreamChangedError(
-            f"this is the local state of rank {str(state['part'])[:SHOWN_CHARACTERS]}. "
-            "Join those of all ranks with merge_state_dicts, and load that"
+            f"this is the local state of rank {str(state['part'])[:SHOWN_CHARACTERS]}. Merge the "
+            "local states of all ranks with merge_state_dicts, and load the result"
         )
     position = _read_position(state)
     if (position.cursors < 0).any():
         lane = int(np.flatnonzero((position.cursors < 0).any(axis=(0, 2)))[0])
         raise StreamChangedError(
-            f"cursors: lane {lane} has none. The state is damaged, or lacks a rank's part"
+            f"cursors: lane {lane} has none. The state is damaged, or a rank's part is missing"
         )
     layout, mixture = _read_layout(state), Mixture.from_json(state["mixture"])
     if len(mixture.names) != len(layout.canonical_nodes):
@@ -186,63 +161,61 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
-    """The whole state of the local states of all ranks. Raises `StreamChangedError` where they do
-    not belong together."""
+    """Merge the local states of all ranks into a whole state.
+
+    Raises `StreamChangedError` if they do not belong together, or ranks are missing.
+    """
     if not states:
-        raise StreamChangedError("no local states to merge: give those of all ranks")
+        raise StreamChangedError("there are no local states to merge. Give those of all ranks")
     for state in states:
         _check_keys(state)
-    first = dict(states[0])
-    for name in (
-        "rows",
-        *sorted(_KEYS - {"rows", "cursors", "residues", "counts", "part", "tokenizer_backend"}),
-    ):
+    for name in ("rows", *sorted(_KEYS - {"rows", *_PARTIAL})):
         values = [state[name] for state in states]
         if any(value != values[0] for value in values):
-            shown = ", ".join(map(show, values))
             raise StreamChangedError(
-                f"{name} differs among the local states: {shown}. Save all "
+                f"{name} differs among the local states: {', '.join(map(show, values))}. Save all "
                 "ranks after the same batch"
             )
-    positions = [_read_position(state) for state in states]
-    cursors = np.full_like(positions[0].cursors, _MISSING)
-    residues = (
-        None if positions[0].residues is None else np.full(positions[0].residues.shape, b"", object)
-    )
-    for state, position in zip(states, positions, strict=True):
-        known = position.cursors[..., CURSOR_ORDINAL] != _MISSING
-        if (cursors[known] != _MISSING).any():
+    parts = [_read_position(state).lanes.arrays for state in states]
+    merged = _unknown_like(parts[0])
+    for state, part in zip(states, parts, strict=True):
+        known = part.cursors[..., CURSOR_ORDINAL] != UNKNOWN
+        if (merged.cursors[known] != UNKNOWN).any():
             raise StreamChangedError(
                 f"part: {show(state['part'])} has lanes that another has, too. "
                 "Give each rank's state once"
             )
-        cursors[known] = position.cursors[known]
-        if residues is not None and position.residues is not None:
-            residues[known] = position.residues[known]
-    if (cursors < 0).any():
-        parts = ", ".join(show(state["part"]) for state in states)
+        merged.set_lanes(known, part)
+    if (merged.cursors < 0).any():
+        names = ", ".join(show(state["part"]) for state in states)
         raise StreamChangedError(
-            f"the local states {parts} leave lanes without a cursor. Give those of all ranks"
+            f"the local states {names} leave lanes without a cursor. Give those of all ranks"
         )
-    counts = sum(position.counts for position in positions)
+    counts: Ints = np.asarray(sum(part.counts for part in parts))
     return {
-        **first,
+        **states[0],
         "part": "",
-        "counts": json.dumps(np.asarray(counts).tolist(), separators=(",", ":")),
-        "cursors": encode_cursors(cursors),
-        "residues": encode_residues(residues),
+        "counts": encode_counts(counts),
+        "cursors": encode_cursors(merged.cursors),
+        "residues": encode_residues(merged.residues),
     }
 
 
 def mask_lanes(position: Position, own: range) -> Position:
-    """The position with what it says of other lanes marked unknown."""
-    cursors = np.full_like(position.cursors, _MISSING)
-    cursors[:, own] = position.cursors[:, own]
-    residues = None
-    if position.residues is not None:
-        residues = np.full(position.residues.shape, b"", object)
-        residues[:, own] = position.residues[:, own]
-    return position.with_lanes(cursors=cursors, residues=residues)
+    """The position with the cursors of all lanes but `own` marked unknown."""
+    arrays = position.lanes.arrays
+    masked = _unknown_like(arrays)
+    masked.set_lanes(np.s_[:, own], arrays)
+    return position.with_lanes(cursors=masked.cursors, residues=masked.residues)
+
+
+def _unknown_like(arrays: LaneArrays) -> LaneArrays:
+    return LaneArrays.blank(
+        arrays.cursors.shape[:2],
+        len(arrays.counts),
+        has_residues=arrays.residues is not None,
+        cursor=UNKNOWN,
+    )
 
 
 # ---------------------------------------------------------------- reading
@@ -251,7 +224,7 @@ def mask_lanes(position: Position, own: range) -> Position:
 def _check_keys(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping) or "version" not in state:
         raise StreamChangedError(
-            "this is not a cloudload state: it has no version. Load what state_dict() gave"
+            "this is not a cloudload state: it has no version. Load what state_dict() returned"
         )
     if not isinstance(state["version"], int) or state["version"] != VERSION:
         raise StreamChangedError(
@@ -285,7 +258,7 @@ def _read_position(state: Mapping[str, Any]) -> Position:
     return Position(
         rows=rows,
         table_rows=table_rows,
-        lanes=LaneTable(LaneArrays(cursors, residues, counts)),
+        lanes=LaneLog(LaneArrays(cursors, residues, counts)),
         tail=read_pairs("tail", state["tail"]) or None,
         skipped=skipped,
         batches=state["batches"],

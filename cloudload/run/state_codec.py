@@ -1,5 +1,13 @@
-"""How the arrays and lists of a state become text, and back; text that cannot be one is refused by
-the name of its field."""
+"""The arrays and lists of a state as text, and back.
+
+    cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
+    residues     [[b"…", b"", …]]            sizes, then bytes; byte planes, zlib, base64
+    counts       [[512, 3, 0, 0, 0, 0]]      JSON
+    numbers      (64, 8)                     "64,8"
+    pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
+
+Text is never trusted: every function that reads raises `StreamChangedError` that names the field.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +29,7 @@ from cloudload.run.position import Residues
 from cloudload.stats import COUNTS
 
 _MOST_COUNTED = 1 << 62
-# of spans and of cursors, see `pack.encode_spans` and `lane_rows`
+# best_fit: ordinals are int32 in a residue; concat: they share an int64 with a lane
 _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
@@ -29,6 +37,7 @@ SHOWN_CHARACTERS = 200
 
 
 def read_cursors(state: Mapping[str, Any]) -> Ints:
+    """int64 [components, lanes, 2]. Raises `StreamChangedError`, as all that follow do."""
     data, num_lanes = _decode("cursors", state["cursors"]), state["num_lanes"]
     num_components = len(read_numbers("num_canonical_nodes", state["num_canonical_nodes"]))
     expected = num_components * num_lanes * 8
@@ -41,12 +50,17 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
         component, lane, _ = out[0].tolist()
         raise damaged(
             "cursors",
-            f"lane {lane} stands at {cursors[component, lane].tolist()}, further than any run gets",
+            f"lane {lane} is at {cursors[component, lane].tolist()}, further than any run gets",
         )
     return cursors
 
 
+def encode_counts(counts: Ints) -> str:
+    return json.dumps(counts.tolist(), separators=(",", ":"))
+
+
 def read_counts(text: Any) -> Ints:
+    """int64 [streams, counts], by `stats.COUNTS`."""
     try:
         counts = np.array(json.loads(text))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -67,7 +81,7 @@ def read_numbers(name: str, text: Any) -> tuple[int, ...]:
 
 def _read_number(text: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):
-        raise ValueError("no number")
+        raise ValueError("not a number")
     return int(text)
 
 
@@ -91,7 +105,7 @@ def _decode(name: str, text: Any) -> bytes:
 
 
 def show(value: object) -> str:
-    """A value for a message, however long it is."""
+    """A value for a message, shortened to `SHOWN_CHARACTERS`."""
     shown = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | bytes) else value)
     return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
 
@@ -106,11 +120,11 @@ def encode_cursors(cursors: Ints) -> str:
 
 
 def encode_residues(residues: Residues | None) -> str:
-    """Base64 of a zlib stream of little-endian int32: the sizes in bytes of all lanes of all
-    components, and then their residues.
+    """Base64 of a zlib stream of little-endian int32: the sizes in bytes of the residues of all
+    lanes of all components, then the residues.
 
-    The numbers' low bytes come first, then their next, …: so they compress to three quarters, and
-    faster.
+    First the low bytes of all numbers, then their second bytes, and so on: compresses to three
+    quarters of the size, and faster.
     """
     if residues is None:
         return ""
@@ -121,6 +135,7 @@ def encode_residues(residues: Residues | None) -> str:
 
 
 def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
+    """bytes [components, lanes]; None if the packing has no residue."""
     if state["packing"] != "best_fit":
         if state["residues"] != "":
             raise damaged("residues", f"a state of packing {show(state['packing'])} has none")
@@ -143,8 +158,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """What all residues take at most: each document before a lane's cursor has one span in it, in
-    an open row of its own."""
+    """An upper bound: each document before a lane's cursor has one span, in a separate open row."""
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))
 

@@ -1,14 +1,14 @@
-"""The gate: by which backend a tokenizer's documents are encoded, `hf` or `fastokens`, and why.
+"""The choice of the backend that encodes a tokenizer's documents, `hf` or `fastokens`, and why.
 
     asked "hf"          hf
-    asked "auto"        fastokens where it passes all of these, else hf
-    asked "fastokens"   the same, but an error where it does not
+    asked "auto"        fastokens if it passes every check below, else hf
+    asked "fastokens"   fastokens, or an error
 
-    version ─► what its tokenizer.json holds ─► it loads ─► the same ids for probes ─► and for every assigned code point
+    version ─► features of the tokenizer.json ─► loads ─► same ids for probes ─► for all of Unicode
 
-fastokens differs in silence for some tokenizers, all of which the second step knows by their
-tokenizer.json; the steps after it are there for what nobody knows yet. The choice is made once, in
-the training process, and workers are told.
+For some tokenizers fastokens silently gives other ids. The second check recognizes all that are
+known; the later ones exist for those that are not. The choice is made once, in the training
+process, which passes it to the workers.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
 MEASURED_VERSIONS = ("0.3.5",)
-"""The versions of fastokens that were found to give tokenizers' ids."""
+"""The versions of fastokens that were verified to give the ids of tokenizers."""
 _FOLDER = "tokenizers"
-# part of the name of a kept result: one more whenever the sweep is another
+# cache-key version; bump when the sweep changes
 _SWEEP = 1
-# the last line of a finding: one that is cut short is none
+# the last line of a cached result: without it, the file is truncated
 _SWEPT = "swept"
 _CODE_POINTS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend as plain data, ready for another process."""
+    """A backend as plain data, to be sent to workers."""
 
     name: str
     """`hf` or `fastokens`."""
     versions: str
-    """Of the libraries that had a say, such as `fastokens 0.3.5, tokenizers 0.22.2`."""
+    """The libraries involved, such as `fastokens 0.3.5, tokenizers 0.22.2`."""
     reason: str | None = None
-    """Why `auto` did not take fastokens; None where it did, or was not asked."""
+    """Why fastokens was not chosen; None if it was, or if `hf` was asked for."""
 
 
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
-    """The backend for a tokenizer.json, given as its text. The sweep of code points is made once
-    for each `cache_root`.
+    """The backend for a tokenizer.json, given as its text. The result of the Unicode sweep is kept
+    in `cache_root`.
 
-    Raises `TokenizerError` where fastokens is asked for and does not pass.
+    Raises `TokenizerError` if fastokens is asked for and fails a check.
     """
     tokenizers = f"tokenizers {version('tokenizers')}"
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:
         raise TokenizerError(
-            f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf': tokenizers "
-            "gives the ids that are right"
+            f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf', which always "
+            "gives the right ids"
         )
     if asked == HF or refusal:
         choice = Choice(HF, tokenizers, refusal)
@@ -91,7 +91,7 @@ _refusals: dict[str, str | None] = {}
 
 
 def _find_refusal(text: str, cache_root: Path) -> str | None:
-    """Why fastokens is not to be had for this tokenizer; asked once a process."""
+    """Why fastokens must not encode for this tokenizer, or None; computed once per process."""
     try:
         found = version("fastokens")
     except PackageNotFoundError:
@@ -102,19 +102,19 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
     if digest not in _refusals:
         content = json.loads(text)
         _refusals[digest] = (
-            check_structure(content)
-            or check_probes(text, content)
+            find_unsupported_feature(content)
+            or find_probe_mismatch(text, content)
             or _sweep_once(text, digest, cache_root)
         )
     return _refusals[digest]
 
 
-# ---------------------------------------------------------------- what the tokenizer.json holds
+# ---------------------------------------------------------------- features of the tokenizer.json
 
 
-def check_structure(content: Mapping[str, Any]) -> str | None:
-    """Why a tokenizer.json is one for which fastokens may give other ids, or fail; None where it is
-    not."""
+def find_unsupported_feature(content: Mapping[str, Any]) -> str | None:
+    """A feature of a tokenizer.json with which fastokens may fail or give other ids; None if there
+    is none."""
     model = content["model"]
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, not BPE"
@@ -172,10 +172,10 @@ def _has_byte_level(part: Any) -> bool:
 # ---------------------------------------------------------------- whether the ids are the same
 
 
-def check_probes(text: str, content: Mapping[str, Any]) -> str | None:
-    """Load both, and compare them on `probes`, with special tokens as what they are and as text;
-    what is wrong, or None."""
-    with ThreadPoolExecutor(1) as thread:  # beside hf: a large vocabulary takes seconds
+def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
+    """Load both backends and compare them on `probes`, with special tokens as tokens and as text.
+    Returns the problem, or None."""
+    with ThreadPoolExecutor(1) as thread:  # in parallel: a large vocabulary takes seconds
         loading = thread.submit(load_fastokens, text)
         strings, hf = probes(content), make_hf(text)
     try:
@@ -198,8 +198,8 @@ def check_probes(text: str, content: Mapping[str, Any]) -> str | None:
 
 
 def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[str]:
-    """The strings that have other ids. One by one for `tokenizers`: after a batch it would warn of
-    every fork."""
+    """The strings with other ids. `tokenizers` encodes them one by one, because after a batch it
+    would warn at every fork."""
     ids, offsets = encode_flat(fast, strings, is_text)
     bounds = offsets.tolist()
     return [
@@ -210,8 +210,8 @@ def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[st
 
 
 def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
-    """The code points among `points` with which texts have other ids by fastokens: between letters,
-    spaces, digits and ends."""
+    """The code points for which fastokens gives other ids, next to letters, spaces and digits, and
+    at the ends of a text."""
     hf, fast = load_hf(text), load_fastokens(text)
     chunks = [
         points[start : start + _CODE_POINTS_AT_ONCE]
@@ -232,7 +232,7 @@ def _around(point: int) -> str:
 
 
 def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
-    """What is wrong with the assigned code points, or None; looked up where it was found before."""
+    """The problem with the assigned code points, or None; cached in a file."""
     names = (
         f"sweep-{_SWEEP}",
         *(f"{name}-{version(name)}" for name in ("fastokens", "tokenizers")),
@@ -254,7 +254,7 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
         if found
         else None
     )
-    # a folder that cannot be written to costs another sweep, and no more
+    # if the folder is not writable, the next process sweeps again
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with part_of(path) as part:

@@ -1,13 +1,13 @@
 """Texts to flat ids, by either of two backends that give the same ids.
 
-    hf          Hugging Face `tokenizers`: takes every tokenizer, and says what is right
-    fastokens   the same ids many times as fast; for tokenizers that have passed the gate (`gate.choose_backend`)
+    hf          Hugging Face `tokenizers`: supports every tokenizer, and is the reference
+    fastokens   the same ids many times as fast, for tokenizers that `choose_backend` has checked
 
-    documents   "ab" "" "c"      ids   12 7 9      offsets   0 2 2 3      document i is ids[offsets[i]:offsets[i + 1]]
+    documents   "ab" "" "c"    ids 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-What the gate could not foresee is watched for while encoding: a document on which fastokens fails
-is encoded by hf, and a sample of all documents is compared with hf's ids in a thread of its own.
-Tokenizers are loaded once a process, and forks share them.
+Two guards run while encoding: hf encodes a document on which fastokens fails, and a separate thread
+compares a sample of all documents with hf's ids. Tokenizers are loaded once per process, and forked
+workers share them.
 """
 
 from __future__ import annotations
@@ -28,29 +28,28 @@ from cloudload.config import FASTOKENS
 from cloudload.errors import TokenizerError
 
 logger = logging.getLogger(__name__)
-# of each process: its first documents, and one in so many of the rest; hf takes 10 to 130 times as
-# long for one
+# each process compares its first documents, then one in this many: hf takes 10 to 130 times as long
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
-# hf takes some 60 bytes of memory for each: a book of 100 MB would take as much as all else
+# hf needs some 60 bytes per character: a book of 100 MB would need 6 GB
 _MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
 
 
 class Encoder(Protocol):
-    """What turns texts into ids."""
+    """A tokenizer backend."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """int32 [tokens] and int64 [documents + 1]: document i has the ids from offsets[i] to
-        offsets[i + 1].
+        """ids, int32 [tokens], and offsets, int64 [documents + 1]: document i has the ids from
+        offsets[i] to offsets[i + 1].
 
-        No special tokens are added, and their names in a text stay text. The arrays may be
-        read-only. Raises `TokenizerError` for what is no text.
+        Adds no special tokens; their names in a text stay text. The arrays may be read-only. Raises
+        `TokenizerError` for a document that is not valid text.
         """
         ...
 
 
 def open_encoder(text: str, backend: str) -> Encoder:
-    """The encoder of a tokenizer.json, given as its text, by the backend `hf` or `fastokens`."""
+    """The encoder for a tokenizer.json, given as its text; `backend` is `hf` or `fastokens`."""
     return FastokensEncoder(text) if backend == FASTOKENS else HFEncoder(text)
 
 
@@ -67,7 +66,7 @@ class HFEncoder:
         except BaseException as error:
             if not is_failure(error):
                 raise
-            raise _no_text(documents, error) from error
+            raise _explain_failure(documents, error) from error
         offsets = np.zeros(len(encodings) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, encodings), np.int64, len(encodings)), out=offsets[1:])
         ids = array("i")
@@ -77,7 +76,7 @@ class HFEncoder:
 
 
 class FastokensEncoder:
-    """Encodes with `fastokens`, and a document on which it fails with `tokenizers`."""
+    """Encodes with `fastokens`; a document on which it fails, with `tokenizers`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -87,8 +86,8 @@ class FastokensEncoder:
         """Documents on which fastokens failed."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """See `Encoder`. Raises `TokenizerError`, too, where a document that was compared before
-        had other ids than hf's."""
+        """See `Encoder`. Also raises `TokenizerError` if an earlier comparison found ids other than
+        hf's."""
         documents = documents if isinstance(documents, list) else list(documents)
         ids, offsets = self._encode(documents)
         self._comparison.watch(documents, ids, offsets)
@@ -113,8 +112,8 @@ class FastokensEncoder:
         encoded = HFEncoder(self._text).encode(documents)
         if not self.num_failed:
             logger.warning(
-                "fastokens failed on a document (%s), which tokenizers then encoded, as it will "
-                "all others like it: %r",
+                "fastokens failed on a document (%s); tokenizers encodes it, and all that fail "
+                "later, instead: %r",
                 *(error, documents[0][:_SHOWN_CHARACTERS]),
             )
         self.num_failed += 1
@@ -122,21 +121,18 @@ class FastokensEncoder:
 
 
 class _Comparison:
-    """Compares a sample of a process's documents with hf's ids, in a thread, so that nobody waits
-    for hf."""
+    """Compares a sample of a process's documents with hf's ids, in a thread that nobody waits
+    for."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._lock, self._thread = (
-            text,
-            threading.Lock(),
-            ThreadPoolExecutor(1, "cloudload-compare"),
-        )
+        self._text, self._lock = text, threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "cloudload-compare")
         self._num_seen = self._next = 0
         self._difference: TokenizerError | None = None
 
     def watch(self, documents: Sequence[str], ids: Tokens, offsets: Ints) -> None:
-        """Take what is to be compared of documents. Raises `TokenizerError` once one was found to
-        differ."""
+        """Queue a sample of documents for comparison. Raises `TokenizerError` once a difference was
+        found."""
         if self._difference is not None:
             raise TokenizerError(str(self._difference))
         with self._lock:
@@ -160,9 +156,9 @@ class _Comparison:
             self._difference = TokenizerError(
                 "fastokens gave a document other ids than tokenizers: "
                 f"{_first_difference(ids, expected)}. Its text begins "
-                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may hold wrong ids: start "
-                "anew, or from a state "
-                "that you trust, with tokenizer_backend='hf', and report the text to cloudload"
+                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may hold wrong ids: restart "
+                "with tokenizer_backend='hf', from the beginning or from a state that you trust, "
+                "and report the text to cloudload"
             )
             logger.error("%s", self._difference)
 
@@ -172,18 +168,17 @@ def _comparison(text: str) -> _Comparison:
     return _Comparison(text)
 
 
-# one for each process: a thread does not survive a fork
+# one per process: threads do not survive a fork
 os.register_at_fork(after_in_child=_comparison.cache_clear)
 
 # ---------------------------------------------------------------- loading
-
 
 _kept: dict[str, Any] = {}
 
 
 def load_hf(text: str) -> Any:
-    """The process's one `tokenizers.Tokenizer` of a tokenizer.json, which keeps the names of
-    special tokens text."""
+    """The process's one `tokenizers.Tokenizer` for a tokenizer.json, which encodes the names of
+    special tokens as text."""
     tokenizer = _kept.get(text)
     if tokenizer is None:
         tokenizer = make_hf(text)
@@ -192,11 +187,10 @@ def load_hf(text: str) -> Any:
 
 
 def make_hf(text: str) -> Any:
-    """A new one, to do with as one likes."""
+    """A new one, which the caller may modify."""
     from tokenizers import Tokenizer
 
-    # in a thread, which has a heap of its own: parsing leaves a heap in pieces, from which encoding
-    # is up to a third slower
+    # a thread has its own heap: parsing fragments it, which makes encoding up to a third slower
     with ThreadPoolExecutor(1) as thread:
         tokenizer = thread.submit(Tokenizer.from_str, text).result()
     tokenizer.no_truncation()
@@ -206,16 +200,16 @@ def make_hf(text: str) -> Any:
 
 
 def keep_hf(text: str, tokenizer: Any) -> None:
-    """Make it the one that `load_hf` gives; the one before is let go."""
+    """Make `load_hf` return this tokenizer, and free the previous one."""
     _kept.clear()
     _kept[text] = tokenizer
 
 
 @functools.lru_cache(maxsize=1)
 def load_fastokens(text: str) -> Any:
-    """The `fastokens.Tokenizer` of a tokenizer.json. Raises what fastokens raises, and
-    `ImportError` where there is none."""
-    # read when it first works: workers are how the work is spread
+    """The `fastokens.Tokenizer` for a tokenizer.json. Raises what fastokens raises, and
+    `ImportError` if it is not installed."""
+    # fastokens reads this on first use; we parallelize across processes instead
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     from fastokens import Tokenizer
 
@@ -228,7 +222,8 @@ def load_fastokens(text: str) -> Any:
 def encode_flat(
     fast: Any, documents: list[str], split_special_tokens: bool = True
 ) -> tuple[Tokens, Ints]:
-    """As `Encoder.encode`, by a `fastokens.Tokenizer` alone: read-only views of what it gives."""
+    """As `Encoder.encode`, by a `fastokens.Tokenizer`: read-only int32 [tokens] and int64
+    [documents + 1]."""
     ids, offsets = fast.encode_batch_flat(
         documents, add_special_tokens=False, split_special_tokens=split_special_tokens
     )
@@ -236,7 +231,7 @@ def encode_flat(
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an encoder failed, rather than somebody ended the process: a panic of Rust code is no
+    """Whether an encoder failed, as opposed to an interrupt: a panic in Rust is not an
     `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
@@ -244,26 +239,25 @@ def is_failure(error: BaseException) -> bool:
 # ---------------------------------------------------------------- explaining
 
 
-def _no_text(documents: Sequence[str], error: BaseException) -> TokenizerError:
+def _explain_failure(documents: Sequence[str], error: BaseException) -> TokenizerError:
     for document in documents:
         if not isinstance(document, str):
             return TokenizerError(
-                f"a document is {type(document).__name__}, not text. Let "
-                "`transform` give str, or None"
+                f"a document is {type(document).__name__}, not text. Let `transform` return str or "
+                "None"
             )
         try:
             document.encode()
         except UnicodeEncodeError as found:
             return TokenizerError(
                 f"a document holds half a surrogate pair, U+{ord(document[found.start]):X}, at "
-                f"character {found.start:,}: "
-                f"that is no text. It begins {document[:_SHOWN_CHARACTERS]!r}. Mend it in "
-                "`transform`, for instance with "
+                f"character {found.start:,}, which is not valid text. It begins "
+                f"{document[:_SHOWN_CHARACTERS]!r}. Fix it in `transform`, for instance with "
                 "text.encode('utf-8', 'replace').decode()"
             )
     return TokenizerError(
-        f"tokenizers failed: {error}. Leave such documents out in "
-        "`transform`, or use another tokenizer"
+        f"tokenizers failed: {error}. Filter out such documents in `transform`, or use another "
+        "tokenizer"
     )
 
 

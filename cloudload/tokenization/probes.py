@@ -1,5 +1,9 @@
-"""Texts on which two tokenizer backends are compared: known differences, strings made of them, and
-all of Unicode."""
+"""Strings on which two tokenizer backends are compared before one of them is trusted.
+
+known troublemakers ─┐
+added tokens ────────┼─► `probes`: always the same list     `assigned_code_points`: the sweep
+vocabulary ──────────┘    400 of them are random mixtures    of every character in Unicode
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def probes(content: Mapping[str, Any]) -> list[str]:
-    """Strings on which tokenizers are known to differ, and others made of them and of the
-    tokenizer's own; always the same."""
+    """Strings on which tokenizers are known to differ, the tokenizer's own tokens and words, and
+    random mixtures of both. Deterministic for a tokenizer.json (`content`)."""
     added = [token["content"] for token in content.get("added_tokens") or []]
     added = added[:24] + added[-8:]
     vocabulary = list(content["model"]["vocab"])
@@ -32,195 +36,50 @@ def probes(content: Mapping[str, Any]) -> list[str]:
 
 
 _PIECES = [
-    *(
-        "a",
-        "I",
-        "the",
-        "The",
-        " the",
-        "  the",
-        "THE",
-        "hello world",
-        "Hello, World!",
-        "don't",
-        "DON'T",
-        "I'll've",
-        "we'd",
-        "x'S y'RE",
-    ),
-    *(
-        "\u017ft'\u017f",
-        "it\u2019s",
-        "'\u212a",
-        "\u01c5a",
-        "\u0130I\u0131i",
-        "stra\u00dfe STRASSE",
-        "\ufb01n",
-        "e\u0301\u0301",
-        "\u00e9",
-    ),
-    *(
-        "0",
-        "12",
-        "1234567",
-        "3.14e-10",
-        "\u0661\u0662\u0663",
-        "\u00b2\u00bd",
-        "\u2167\u216b",
-        "\U0001d7d8\U0001d7d9",
-        "1,000",
-        "0x1F",
-        "v2.0",
-    ),
-    *(
-        " ",
-        "  ",
-        "   a",
-        "a   ",
-        "\t",
-        "\t\t x",
-        "\n",
-        "\n\n",
-        " \n",
-        "\n ",
-        "\r\n",
-        "\r",
-        " \r\n\t ",
-        "a\n\n\n b",
-        "\x0b\x0c",
-        "\x1c\x1d",
-    ),
-    *(
-        "\u00a0",
-        "\u00a0a",
-        " \u00a0 ",
-        "\u2003a",
-        "\u3000",
-        "\u2028",
-        "\u2029",
-        "\u0085",
-        "\u200b",
-        "\u180e",
-        "\ufeff",
-        "a\u00ad-",
-    ),
-    *(
-        "\x00",
-        "\x01\x7f",
-        "\x80\x9f",
-        "\ufffd",
-        "\ufffe",
-        "\uffff",
-        "\U0010ffff",
-        "\ue000",
-        "\u0378",
-        "\U000e0001",
-        "\u2581",
-        "a\u2581b",
-    ),
-    *(
-        "!!!",
-        "...",
-        "?!",
-        "--",
-        "__init__",
-        "#include <x>",
-        "a=b;",
-        "{}[]()",
-        "/* */",
-        "// x",
-        "\\n",
-        '"q"',
-        "$%^&*",
-        "\u2026\u2014\u201c",
-    ),
-    *(
-        "\u4f60\u597d\u4e16\u754c",
-        "\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8",
-        "\ud55c\uad6d\uc5b4",
-        "\u1112\u1161\u11ab",
-        "\u30ac\u30ab\u3099",
-    ),
-    *(
-        "\u043f\u0440\u0438\u0432\u0435\u0442",
-        "\u0645\u0631\u062d\u0628\u0627",
-        "\u05e9\u05dc\u05d5\u05dd",
-        "\u0928\u092e\u0938\u094d\u0924\u0947",
-    ),
-    *(
-        "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
-        "\u1ea5\u1ebf",
-        "a\u0323\u0307",
-        "\u0f68\u0f7c\u0f7e",
-        "\u202eabc\u202c",
-        "\u0344",
-        "\u2126\u00c5\u212b",
-    ),
-    *(
-        "\U0001f600",
-        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
-        "\U0001f1e9\U0001f1ea",
-        "\u2764\ufe0f",
-        "\U0001f44d\U0001f3fd",
-        "\U00020000",
-    ),
-    *(
-        "<|endoftext|>",
-        "<s>",
-        "</s>",
-        "<unk>",
-        "<0x0A>",
-        "<0xFF>",
-        "<|im_start|>user",
-        "[INST]",
-        "[MASK]",
-        "\u0120the",
-        "\u010a",
-        "##ing",
-    ),
-    *(
-        "https://example.org/a?b=c&d=%20",
-        "user@example.org",
-        "CamelCaseWord",
-        "snake_case_word",
-        "    def f(self):\n        return 1\n",
-    ),
+    *("a", "I", "the", "The", " the", "  the", "THE", "hello world", "Hello, World!", "don't"),
+    *("DON'T", "I'll've", "we'd", "x'S y'RE"),
+    *("\u017ft'\u017f", "it\u2019s", "'\u212a", "\u01c5a", "\u0130I\u0131i", "stra\u00dfe STRASSE"),
+    *("\ufb01n", "e\u0301\u0301", "\u00e9"),
+    *("0", "12", "1234567", "3.14e-10", "\u0661\u0662\u0663", "\u00b2\u00bd", "\u2167\u216b"),
+    *("\U0001d7d8\U0001d7d9", "1,000", "0x1F", "v2.0"),
+    *(" ", "  ", "   a", "a   ", "\t", "\t\t x", "\n", "\n\n", " \n", "\n ", "\r\n", "\r"),
+    *(" \r\n\t ", "a\n\n\n b", "\x0b\x0c", "\x1c\x1d"),
+    *("\u00a0", "\u00a0a", " \u00a0 ", "\u2003a", "\u3000", "\u2028", "\u2029", "\u0085", "\u200b"),
+    *("\u180e", "\ufeff", "a\u00ad-"),
+    *("\x00", "\x01\x7f", "\x80\x9f", "\ufffd", "\ufffe", "\uffff", "\U0010ffff", "\ue000"),
+    *("\u0378", "\U000e0001", "\u2581", "a\u2581b"),
+    *("!!!", "...", "?!", "--", "__init__", "#include <x>", "a=b;", "{}[]()", "/* */", "// x"),
+    *("\\n", '"q"', "$%^&*", "\u2026\u2014\u201c"),
+    *("\u4f60\u597d\u4e16\u754c", "\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8"),
+    *("\ud55c\uad6d\uc5b4", "\u1112\u1161\u11ab", "\u30ac\u30ab\u3099"),
+    *("\u043f\u0440\u0438\u0432\u0435\u0442", "\u0645\u0631\u062d\u0628\u0627"),
+    *("\u05e9\u05dc\u05d5\u05dd", "\u0928\u092e\u0938\u094d\u0924\u0947"),
+    *("\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\u1ea5\u1ebf", "a\u0323\u0307"),
+    *("\u0f68\u0f7c\u0f7e", "\u202eabc\u202c", "\u0344", "\u2126\u00c5\u212b"),
+    *("\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f1e9\U0001f1ea"),
+    *("\u2764\ufe0f", "\U0001f44d\U0001f3fd", "\U00020000"),
+    *("<|endoftext|>", "<s>", "</s>", "<unk>", "<0x0A>", "<0xFF>", "<|im_start|>user", "[INST]"),
+    *("[MASK]", "\u0120the", "\u010a", "##ing"),
+    *("https://example.org/a?b=c&d=%20", "user@example.org", "CamelCaseWord", "snake_case_word"),
+    "    def f(self):\n        return 1\n",
 ]
 _LONG = [
-    *(
-        "a" * 3_000,
-        " " * 1_000,
-        "\n" * 1_000,
-        "ab" * 1_500,
-        "1" * 1_000,
-        "\u4e00" * 500,
-        "\U0001f600" * 300,
-        "-" * 1_000,
-        "\t " * 500,
-    ),
-    *(
-        "\u0301" * 300,
-        "a\u0301" * 300,
-        " \n" * 500,
-        "'s" * 500,
-        "\x00" * 500,
-        "aB" * 500,
-        "\r\n" * 500,
-        "\u00a0" * 500,
-        "abcdefghij" * 200,
-    ),
+    *("a" * 3_000, " " * 1_000, "\n" * 1_000, "ab" * 1_500, "1" * 1_000, "\u4e00" * 500),
+    *("\U0001f600" * 300, "-" * 1_000, "\t " * 500),
+    *("\u0301" * 300, "a\u0301" * 300, " \n" * 500, "'s" * 500, "\x00" * 500, "aB" * 500),
+    *("\r\n" * 500, "\u00a0" * 500, "abcdefghij" * 200),
 ]
 
 # ---------------------------------------------------------------- code points
 
 
 def assigned_code_points() -> list[int]:
-    """All that Unicode, as this Python knows it, has given a character to."""
+    """The code points that this Python's Unicode version assigns, private use left out."""
     return [
         point for point in all_code_points() if unicodedata.category(chr(point)) not in ("Cn", "Co")
     ]
 
 
 def all_code_points() -> list[int]:
-    """All that may stand in a text: 1,112,064."""
+    """Every code point that a text can contain: all 1,112,064 but the surrogates."""
     return [point for point in range(0x110000) if point not in _SURROGATES]

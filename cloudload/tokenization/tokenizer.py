@@ -1,4 +1,8 @@
-"""Text to token ids, and an identity by which to know a tokenizer again.
+"""Tokenizers as plain data with a fingerprint, and documents to ids.
+
+    "gpt2"                                                        {"model": …}, no truncation
+    "folder/" or "tokenizer.json"         ─► TokenizerSpec   json ┤
+    PreTrainedTokenizerFast, Tokenizer                            frames (bos, eos) by stream
 
 A document becomes `[bos] + ids of the text + [eos]`. Strings such as `<|endoftext|>` inside a
 document stay text: they never become the control token.
@@ -16,8 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.config import AUTO, HF
 from cloudload.errors import TokenizerError
@@ -29,15 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer as plain data, ready for another process, and what frames a document of each
-    stream."""
+    """A tokenizer, and the bos and eos of each stream, as plain data to be sent to workers."""
 
     json: str
     """The text of its tokenizer.json, without truncation and padding."""
     frames: tuple[Frame, ...]
-    """The ids put before and after each document, by stream."""
+    """The ids before and after each document, by stream."""
     vocab_size: int
-    """Ids are below this."""
+    """All ids are below this."""
 
     def __repr__(self) -> str:
         return (
@@ -47,11 +48,10 @@ class TokenizerSpec:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for tokenizers that give the same texts the same ids."""
-        # a document's ids come without the template, and transformers 5 adds one that does nothing
+        """Equal for tokenizers that give the same ids to the same texts."""
+        # templates do not affect documents, and transformers 5 adds one without effect
         content = json.loads(self.json) | {"post_processor": None, "decoder": None}
-        # sorted only here: a vocabulary read in another order than its ids' lies scattered in
-        # memory, and encodes a fifth slower
+        # sorted only here: a vocabulary that is not in the order of its ids encodes a fifth slower
         text = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -59,18 +59,18 @@ class TokenizerSpec:
 def load_tokenizer(
     source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)
 ) -> TokenizerSpec:
-    """The tokenizer of a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
+    """Load a tokenizer from a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
     `tokenizers.Tokenizer`.
 
-    `frames` has bos and eos for each stream. `auto` puts bos where the tokenizer's own template
-    puts it, and eos after each document where the tokenizer names one. Raises `TokenizerError` for
-    a slow tokenizer, one that is not there, or one that does not say what ends a document.
+    `frames` is (bos, eos) of each stream. `auto` adds bos if the tokenizer's template does, and the
+    eos that the tokenizer names. Raises `TokenizerError` for a slow tokenizer, one that does not
+    exist, or one without an eos token.
     """
     backend, names = _find(source)
     backend.no_truncation()
     backend.no_padding()
     if getattr(backend.model, "dropout", None):
-        backend.model.dropout = None  # a document would have other ids every time
+        backend.model.dropout = None  # ids would be random
     return TokenizerSpec(
         json=backend.to_str(),
         frames=tuple(
@@ -85,7 +85,7 @@ def load_tokenizer(
 
 
 def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
-    """A tokenizers.Tokenizer of our own, and the names of its special tokens."""
+    """A `tokenizers.Tokenizer` that we may modify, and the names of its special tokens."""
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):
@@ -96,8 +96,8 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and not (path / "tokenizer_config.json").exists():
         raise TokenizerError(
-            f"no tokenizer.json in {path}. Give the folder, or the "
-            "tokenizer.json, of a fast tokenizer"
+            f"no tokenizer.json in {path}. Give the folder or the tokenizer.json of a fast "
+            "tokenizer"
         )
     if path.is_absolute() and not path.exists():
         raise TokenizerError(
@@ -107,7 +107,9 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
         try:
             return Tokenizer.from_file(str(file)), _special_names(file.parent)
         except Exception as error:
-            raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from error
+            raise TokenizerError(
+                f"{file} is not a tokenizer.json: {error}. Give the one of a fast tokenizer"
+            ) from error
     try:
         return _from_name(str(source))
     except (OSError, ValueError, KeyError) as error:
@@ -126,8 +128,8 @@ def _from_name(name: str) -> tuple[Tokenizer, dict[str, str]]:
     backend, names = _from_transformers(
         AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     )
-    with contextlib.suppress(OSError):  # there may be none
-        # as published: transformers 5 makes another tokenizer of some, whose ids may differ
+    with contextlib.suppress(OSError):  # not all tokenizers have the file
+        # use the published file: transformers 5 converts some tokenizers to others, with other ids
         backend = Tokenizer.from_file(cached_file(name, "tokenizer.json"))
     return backend, names
 
@@ -137,15 +139,14 @@ def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
 
     if not hasattr(tokenizer, "is_fast"):
         raise TokenizerError(
-            f"{type(tokenizer).__name__} is no tokenizer. Give a name on the hub, a folder, a "
-            "tokenizer.json, "
-            "a PreTrainedTokenizerFast, or a tokenizers.Tokenizer"
+            f"{type(tokenizer).__name__} is not a tokenizer. Give a name on the hub, a folder, a "
+            "tokenizer.json, a PreTrainedTokenizerFast, or a tokenizers.Tokenizer"
         )
     if not tokenizer.is_fast:
         raise TokenizerError(
             f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast form (AutoTokenizer "
-            "with use_fast=True), "
-            "or convert it with transformers.convert_slow_tokenizer and pass the tokenizer.json"
+            "with use_fast=True), or convert it with transformers.convert_slow_tokenizer and give "
+            "the tokenizer.json"
         )
     names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token")}
     return Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), {
@@ -177,7 +178,7 @@ def _token_id(backend: Tokenizer, token: str, field: str) -> int:
 def _encode_with_template(backend: Tokenizer) -> Any:
     try:
         return backend.encode("a", add_special_tokens=True)
-    except Exception:  # a vocabulary of words may know neither this one nor an unknown one
+    except Exception:  # a word-level vocabulary may have neither "a" nor an unknown token
         return backend.encode("", add_special_tokens=True)
 
 
@@ -202,40 +203,26 @@ def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     raise TokenizerError(
         f"{where} does not say which token ends a document. Give eos='<token>', eos=None to join "
-        "documents without one, "
-        "or a folder that has a tokenizer_config.json with an eos_token"
+        "documents without one, or a folder that has a tokenizer_config.json with an eos_token"
     )
 
 
 class DocumentTokenizer:
-    """Turns documents into ids, many at a time, by the backend that was chosen for the tokenizer
-    (`gate.choose_backend`)."""
+    """Encodes documents, many at a time, with the backend that `choose_backend` chose."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
         self._json = spec.json
         self._encoder = open_encoder(spec.json, backend)
-        self._ends = [
-            ([] if bos is None else [bos], [] if eos is None else [eos]) for bos, eos in spec.frames
-        ]
         self.frames = spec.frames
-        """The ids put before and after each document, by stream."""
+        """The ids before and after each document, by stream."""
 
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """The ids of all documents, int32 [tokens], and their bounds, int64 [documents + 1];
-        without bos and eos."""
+        """The ids of all documents without bos and eos, int32 [tokens], and their offsets, int64
+        [documents + 1]. Raises `TokenizerError` as `Encoder.encode` does."""
         return self._encoder.encode(documents)
 
-    def encode(self, documents: Sequence[str], streams: Sequence[int]) -> list[Tokens]:
-        """The ids of each document: int32 [tokens], with its stream's bos and eos."""
-        ids, offsets = self.encode_flat(documents)
-        bounds = offsets.tolist()
-        return [
-            _frame(ids[start:stop], *self._ends[stream])
-            for start, stop, stream in zip(bounds[:-1], bounds[1:], streams, strict=True)
-        ]
-
     def explain_failure(self, document: str) -> TokenizerError | None:
-        """What is wrong with a document by itself, or None."""
+        """The error that this document alone causes, or None."""
         try:
             HFEncoder(self._json).encode([document])
         except TokenizerError as error:
@@ -243,14 +230,5 @@ class DocumentTokenizer:
         return None
 
     def decode(self, tokens: Tokens) -> str:
-        """The text of ids, control tokens included."""
+        """The text of ids (int32 [tokens]), control tokens included."""
         return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))
-
-
-def _frame(ids: Tokens, head: list[int], tail: list[int]) -> Tokens:
-    stop = len(head) + len(ids)
-    tokens = np.empty(stop + len(tail), np.int32)
-    tokens[: len(head)] = head
-    tokens[len(head) : stop] = ids
-    tokens[stop:] = tail
-    return tokens

@@ -88,7 +88,7 @@ class Prefetcher:
             if self._documents.has_order(component, last + 1):
                 epochs = np.where(epochs == last, last + 1, epochs)
             ends[own] = -(
-                -((epochs + 1) * lanes.stride - lanes.residues[numbers]) // lanes.num_lanes
+                -((epochs + 1) * lanes.stride - lanes.first_positions[numbers]) // lanes.num_lanes
             )
         return ends
 

@@ -1,0 +1,85 @@
+"""The layout of a run: lanes, canonical nodes and shuffle blocks, from the config and the data.
+
+    config, else saved, else from the data:
+        30,000 documents, 40 shards   ─►   240 lanes, 8 canonical nodes, blocks of 3,000 documents
+
+The world size is not an input, so a fresh start reads the same rows on any world.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cloudload.arrays import divisors
+from cloudload.config import RowsConfig
+
+# 3840 = 2^8·3·5 is divisible by every common world size
+_LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60)
+_FEWEST_LANES = 12
+_MOST_CANONICAL_NODES = 64
+_SHARDS_PER_NODE = 4
+_SHARDS_PER_BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The lanes of a run, and the canonical nodes and shuffle block of each component's order."""
+
+    num_lanes: int
+    canonical_nodes: tuple[int, ...]
+    shuffle_block_sizes: tuple[int, ...]
+
+
+def resolve_layout(
+    config: RowsConfig, sizes: Sequence[tuple[int, int]], saved: Layout | None = None
+) -> Layout:
+    """Fill in what `config` leaves open, from `sizes`: (documents in an epoch, shards) of each
+    component.
+
+    Lanes: the largest of 3840, 1920, … 60 that leaves each lane `lanes / 4` documents (at least 16,
+    at most 256); 12 for less data. Canonical nodes: the largest of 64, 32, … that divides the lanes
+    and leaves 4 shards per node. Shuffle block: the documents of 4 shards. On resume, the `saved`
+    layout replaces these defaults.
+
+    Raises `ValueError` if `config` asks for more canonical nodes than there are documents.
+    """
+    nodes = config.num_canonical_nodes
+    documents = sum(samples for samples, _ in sizes)
+    if nodes is not None and nodes > documents:
+        raise ValueError(
+            f"num_canonical_nodes {nodes} is more than the {documents} "
+            f"documents. Use {documents} or fewer"
+        )
+    lanes = config.num_lanes or (
+        saved.num_lanes if saved else _default_lanes(documents, nodes or 1)
+    )
+    canonical_nodes, block_sizes = [], []
+    for place, (samples, shards) in enumerate(sizes):
+        known = saved if saved and place < len(saved.canonical_nodes) else None
+        if nodes is not None:
+            canonical_nodes.append(max(fewer for fewer in divisors(nodes) if fewer <= samples))
+        elif known:
+            canonical_nodes.append(known.canonical_nodes[place])
+        else:
+            canonical_nodes.append(_default_canonical_nodes(lanes, samples, shards))
+        block = config.shuffle_block_size or (known.shuffle_block_sizes[place] if known else 0)
+        block_sizes.append(block or max(2, _SHARDS_PER_BLOCK * samples // shards))
+    return Layout(lanes, tuple(canonical_nodes), tuple(block_sizes))
+
+
+def _default_lanes(num_samples: int, nodes: int) -> int:
+    for lanes in _LANE_LADDER:
+        if lanes % nodes == 0 and lanes * min(256, max(16, lanes // 4)) <= num_samples:
+            return lanes
+    return math.lcm(_FEWEST_LANES, nodes)
+
+
+def _default_canonical_nodes(lanes: int, num_samples: int, num_shards: int) -> int:
+    nodes = _MOST_CANONICAL_NODES
+    while nodes > 1 and (
+        lanes % nodes or nodes * _SHARDS_PER_NODE > num_shards or nodes > num_samples
+    ):
+        nodes //= 2
+    return nodes

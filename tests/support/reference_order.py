@@ -1,0 +1,32 @@
+"""Orders and mixtures in their simplest form, which tests compare with what a run reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.arrays import Ids
+from cloudload.order.canonical import fill_order, seekable_order
+from cloudload.order.mixture import Mixture, _shares
+from cloudload.order.spec import OrderConfig, Sampling, num_positions
+
+
+def canonical_order(
+    shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None
+) -> Ids:
+    """The sample id at each position of an epoch: int64 [positions]."""
+    if config.is_seekable:
+        return np.asarray(seekable_order(shard_sizes, config, epoch, sampling))
+    order = np.empty(num_positions(shard_sizes, sampling), np.int64)
+    fill_order(order, shard_sizes, config, epoch, sampling)
+    return order
+
+
+def interleave(ids: Ids, num_nodes: int) -> Ids:
+    """One id of each canonical node in turn, as the package deals them: [ids]."""
+    config = OrderConfig(False, "py1e", 1, num_nodes, 0)
+    return ids[canonical_order(np.array([len(ids)]), config, 0)]
+
+
+def shares_at(mixture: Mixture, row: int) -> tuple[float, ...]:
+    """The share of the rows that each stream has at `row`."""
+    return _shares(mixture._weights(row))

@@ -1,0 +1,25 @@
+"""Documents with their bos and eos, one by one, which tests compare with the tokens of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloudload.arrays import Tokens
+from cloudload.tokenization.tokenizer import DocumentTokenizer
+
+
+def encode(
+    tokenizer: DocumentTokenizer, documents: Sequence[str], streams: Sequence[int]
+) -> list[Tokens]:
+    """The ids of each document with its stream's bos and eos: int32 [tokens] each."""
+    ids, offsets = tokenizer.encode_flat(documents)
+    bodies = np.split(ids, offsets[1:-1])
+    frames = [tokenizer.frames[stream] for stream in streams]
+    return [
+        np.array(
+            [*([] if bos is None else [bos]), *body, *([] if eos is None else [eos])], np.int32
+        )
+        for body, (bos, eos) in zip(bodies, frames, strict=True)
+    ]
