@@ -9,7 +9,7 @@ from typing import BinaryIO, Protocol
 
 from cloudload.errors import StoreError
 from cloudload.storage.objects import open_object
-from cloudload.storage.redaction import hide_secrets, holds_secrets
+from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import is_local
 
 _CHUNK_BYTES = 1 << 16
@@ -30,7 +30,7 @@ class SourceFile:
 
 def shown(file: SourceFile) -> str:
     """The file as a message names it."""
-    return "stdin" if file.url == "-" else hide_secrets(file.url)
+    return "stdin" if file.url == "-" else redact(file.url)
 
 
 class StoredBytes:
@@ -131,11 +131,10 @@ def _stored(file: SourceFile, offset: int, counter: StoredBytes) -> Iterator[byt
             failures += 1
             if failures > _REOPENINGS or is_local(file.url):
                 what = (
-                    f"cannot read {hide_secrets(file.url)} after byte {position:,}: "
-                    f"{hide_secrets(str(error))}"
+                    f"cannot read {redact(file.url)} after byte {position:,}: {redact(str(error))}"
                 )
                 raise StoreError(f"{what}. Run again to go on") from (
-                    None if holds_secrets(error) else error
+                    None if contains_secrets(error) else error
                 )
 
 

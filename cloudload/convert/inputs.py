@@ -29,7 +29,7 @@ from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.records import Unit, sum_bytes
 from cloudload.errors import ConvertError
 from cloudload.storage.objects import list_objects
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, local_path
 
 FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
@@ -142,8 +142,7 @@ def _find_files(location: str) -> list[tuple[str, str, int]]:
         files.append((item.url, name, item.bytes))
     if not files:
         raise ConvertError(
-            f"no files in {hide_secrets(location)}; check the location "
-            "(hidden files are passed over)"
+            f"no files in {redact(location)}; check the location (hidden files are passed over)"
         )
     return files
 
@@ -203,9 +202,7 @@ def _unique_names(inputs: list[list[SourceFile]]) -> list[list[SourceFile]]:
     input's number in front."""
     urls = Counter(file.url for files in inputs for file in files)
     if twice := [url for url, count in urls.items() if count > 1]:
-        raise ValueError(
-            f"{hide_secrets(twice[0])} is given twice; its documents would be written twice"
-        )
+        raise ValueError(f"{redact(twice[0])} is given twice; its documents would be written twice")
     names = Counter(file.name for files in inputs for file in files)
     if max(names.values(), default=0) == 1:
         return inputs

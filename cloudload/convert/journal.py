@@ -26,7 +26,7 @@ from cloudload.convert.records import Start
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
 JOURNAL_FOLDER = ".convert"
@@ -255,7 +255,7 @@ class Journal:
                 before, now = other[part].get(key), self.claim[part][key]
                 if before != now:
                     raise ConvertError(
-                        f"{hide_secrets(self.location)} was begun with other {part}: {key} was "
+                        f"{redact(self.location)} was begun with other {part}: {key} was "
                         f"{before!r} and is {now!r}. "
                         "Run with what it was begun with, choose another output, or start afresh "
                         "(--overwrite)"

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from cloudload.convert.shared_bytes import Message, SharedBytes, receive
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.system.open_files import allow_descriptors
+from cloudload.system.open_files import raise_open_file_limit
 
 Function = Callable[[Any, Any], Any]
 Task = tuple["Future[Any]", Function, Any]
@@ -41,7 +41,7 @@ class Executor(Protocol):
 def open_executor(context: Any, processes: int) -> Iterator[Executor]:
     """Worker processes that each hold `context`; this process itself for `processes=1`."""
     if processes > 1:
-        allow_descriptors()
+        raise_open_file_limit()
     executor: Executor = Pool(context, processes) if processes > 1 else Inline(context)
     with contextlib.closing(executor):
         yield executor
@@ -184,7 +184,7 @@ def _epitaph(process: Any, error: Exception) -> str:
 def _work(pipe: socket.socket, context: Any) -> None:
     """The life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    allow_descriptors()
+    raise_open_file_limit()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, argument = receive(pipe, SharedBytes.read)

@@ -24,7 +24,7 @@ from cloudload.order.mixture import Mixture, build_mixture
 from cloudload.packing.packers import Packing
 from cloudload.run.components import Component, build_components, component_sizes
 from cloudload.storage.base import Retry
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
 
 _CONFIG_FIELDS = (
@@ -160,9 +160,7 @@ def _describe_sources(config: RowsConfig, tokenizer: Any) -> str:
         if isinstance(tokenizer, str | os.PathLike)
         else getattr(tokenizer, "name_or_path", None)
     )
-    streams = [
-        {**asdict(stream), "remote": hide_secrets(stream.remote)} for stream in config.streams
-    ]
+    streams = [{**asdict(stream), "remote": redact(stream.remote)} for stream in config.streams]
     return json.dumps(
         {
             "streams": streams,

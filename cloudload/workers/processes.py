@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.system.open_files import allow_descriptors
-from cloudload.system.parent_watch import TOLD_TO_END, tie_to_parent
-from cloudload.system.shared_memory import Ring
+from cloudload.system.open_files import raise_open_file_limit
+from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
+from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 from cloudload.workers.transport import PackedBlock, Slots, slot_bytes, unpack_block
@@ -44,7 +44,7 @@ class _Failed:
 class WorkerProcess:
     """One worker of a plan, and the slots that its blocks come in."""
 
-    def __init__(self, plan: Plan, number: int, ring: Ring, slots_each: int) -> None:
+    def __init__(self, plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int) -> None:
         self._arguments = (plan, number, ring, slots_each)
         self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
         self._has_block, self._owner = False, os.getpid()
@@ -134,7 +134,7 @@ class WorkerProcess:
                 "tokenizer_backend='hf' "
                 "and num_workers=0 may tell which)"
             )
-        if code == TOLD_TO_END:
+        if code == SIGTERM_STATUS:
             what = "was told to end by SIGTERM"
         if code == -signal.SIGKILL:
             what += (
@@ -171,16 +171,18 @@ def end_workers(workers: Sequence[WorkerProcess]) -> None:
         worker.end(deadline)
 
 
-def _work(plan: Plan, number: int, ring: Ring, slots_each: int, connection: Connection) -> None:
+def _work(
+    plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int, connection: Connection
+) -> None:
     """What runs in the process."""
     import torch
 
-    tie_to_parent()
+    exit_with_parent()
     connection.send("started")
     # one thread a worker: workers are how the work is spread
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    allow_descriptors()  # for as many mapped shards as the lanes are in
+    raise_open_file_limit()  # for as many mapped shards as the lanes are in
     slots = Slots(ring, number * slots_each, slots_each, connection.recv_bytes)
     try:
         for packed in map(slots.pack, read_blocks(plan, number, slots.new_tokens)):
@@ -189,8 +191,7 @@ def _work(plan: Plan, number: int, ring: Ring, slots_each: int, connection: Conn
     except (EOFError, ConnectionError):
         pass  # nobody is there to read on
     except CloudloadError as error:
-        # without the traceback, whose frames are the worker's own
-        connection.send(type(error)(str(error)))
+        connection.send(error)  # without its traceback and cause, which pickle leaves out
     except Exception:
         connection.send(_Failed(traceback.format_exc()))
 
@@ -217,7 +218,7 @@ def process_blocks(plan: Plan) -> Iterator[BatchParts]:
     """The blocks of each batch, from worker processes that run ahead."""
     # the block that is being read, and at least two beyond it
     slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
-    ring = Ring(plan.num_workers * slots_each, slot_bytes(plan))
+    ring = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
     workers: list[WorkerProcess] = []
     try:
         for number in range(plan.num_workers):

@@ -17,7 +17,7 @@ from cloudload.arrays import Tokens
 from cloudload.packing.residue import split_residues
 from cloudload.packing.tables import SPAN_COLUMNS
 from cloudload.stats import COUNTS, Traffic
-from cloudload.system.shared_memory import Ring
+from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
@@ -49,7 +49,7 @@ class Slots:
     for the oldest."""
 
     def __init__(
-        self, ring: Ring, first: int, count: int, await_free: Callable[[], object]
+        self, ring: SharedMemoryRing, first: int, count: int, await_free: Callable[[], object]
     ) -> None:
         self._ring, self._slots, self._number = (
             ring,
@@ -99,7 +99,7 @@ class Slots:
 _HEAD = 7 + len(Traffic._fields)
 
 
-def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
+def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
     """The block; its tokens are the slot's, and good until the next block of the worker is asked
     for."""
     rows, seq_len = packed.shape
