@@ -96,11 +96,14 @@ def _add_command(
     name: str,
     run: Callable[[argparse.Namespace], int],
     *,
+    help: str,
+    description: str,
+    epilog: str,
     after_interrupt: str,
-    **texts: str,
 ) -> argparse.ArgumentParser:
+    layout = argparse.RawDescriptionHelpFormatter
     parser = commands.add_parser(
-        name, formatter_class=argparse.RawDescriptionHelpFormatter, **texts
+        name, help=help, description=description, epilog=epilog, formatter_class=layout
     )
     parser.set_defaults(run=run, after_interrupt=after_interrupt)
     return parser
@@ -126,8 +129,7 @@ def _add_convert(commands: _Commands[argparse.ArgumentParser]) -> None:
     add("--split", metavar="NAME", help="write below OUT/NAME")
     formats = ["auto", "jsonl", "parquet", "text", "lines"]
     add("--format", default="auto", choices=formats, help="default: by the file's name, else text")
-    document = "the field with the document (default: text)"
-    add("--text-key", default="text", metavar="FIELD", help=document)
+    add("--text-key", default="text", metavar="FIELD", help="the document's field (default: text)")
     identifier = "the field with the id, if there is one; else file:line (default: id)"
     add("--id-key", default="id", metavar="FIELD", help=identifier)
     kept = "a further field to keep; may be repeated"
@@ -139,7 +141,8 @@ def _add_convert(commands: _Commands[argparse.ArgumentParser]) -> None:
     size = "the most raw bytes of a shard (default: 64m)"
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
     add("--processes", type=int, metavar="N", help="default: one per core")
-    add("--skip-bad", action="store_true", help="leave out bad records and count them")
+    skip = "leave out bad records and count them, instead of stopping"
+    add("--skip-bad", action="store_true", help=skip)
     add("--overwrite", action="store_true", help="remove the dataset at OUT and start over")
     add("--quiet", action="store_true", help="no progress bar, no logs")
     add("--json", action="store_true", help="print the report as JSON")
@@ -235,14 +238,12 @@ def _add_where(commands: _Commands[argparse.ArgumentParser]) -> None:
     document("--id", metavar="DOC", help="its id; finding it reads the ids of all samples")
     number = "its number in its stream, from 0, after the stream's number if there are several"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
-    until = "the last step to look at"
-    parser.add_argument("--until", type=int, required=True, metavar="N", help=until)
+    parser.add_argument("--until", type=int, required=True, metavar="N", help="the last step")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    state = "a state as JSON, or a torch checkpoint that holds one"
-    add("state", metavar="STATE", type=Path, help=state)
+    add("state", metavar="STATE", type=Path, help="a JSON state, or a torch checkpoint with one")
     data = "where a stream's index.json is now; once for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, if the state does not name it or it has moved"
@@ -328,8 +329,10 @@ def _where(options: argparse.Namespace) -> int:
     for stream, number in samples:
         for occurrence in find_document(run, stream, number, options.until, **delivery):
             is_found = True
-            as_json = json.dumps(asdict(occurrence), ensure_ascii=False) if options.json else None
-            print(as_json or _describe_occurrence(occurrence))
+            if options.json:
+                print(json.dumps(asdict(occurrence), ensure_ascii=False))
+            else:
+                print(_describe_occurrence(occurrence))
     if not is_found:
         print(f"cloudload: in no step from the state's up to {options.until:,}", file=sys.stderr)
     return 0

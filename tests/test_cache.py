@@ -19,7 +19,7 @@ import pytest
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache.folder import default_cache
 from cloudload.cache.shard_cache import ShardCache
-from cloudload.errors import CacheError, DatasetError, StoreError
+from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import read_object, write_object
 from cloudload.system.file_locks import locked
@@ -310,8 +310,9 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(
     _delete(f"{s3_url}/{names[3]}")
     loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=QUICK)
     start = time.monotonic()
-    with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}"):
+    with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}") as caught:
         list(loader)
+    assert caught.value.kind is FailureKind.MISSING_OBJECT
     assert time.monotonic() - start < 60
 
 

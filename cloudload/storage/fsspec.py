@@ -19,7 +19,8 @@ _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme of fsspec, by whichever package serves it."""
+    """Any scheme of fsspec, by whichever package serves it. An upload is as atomic as that package
+    makes it."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
@@ -27,7 +28,7 @@ class FsspecStore:
         return call_with_timeout(retry.timeout_s, lambda: self._open(url, retry))
 
     def _open(self, url: str, retry: Retry) -> BinaryIO:
-        filesystem = _filesystem(url)
+        filesystem, _ = _resolve(url)
         # one plain request: fsspec's look at the object beforehand reports any failure as a missing
         # object
         options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
@@ -39,17 +40,18 @@ class FsspecStore:
         return io.BufferedReader(checked, CHUNK_BYTES)
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
-        _filesystem(url).put_file(str(path), url)
+        _resolve(url)[0].put_file(str(path), url)
 
     def delete(self, url: str, retry: Retry) -> None:
-        _filesystem(url).rm_file(url)
+        _resolve(url)[0].rm_file(url)
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        filesystem = _filesystem(url)
+        filesystem, root = _resolve(url)
         for name, info in filesystem.find(url, detail=True).items():
-            # under the scheme of the request: fsspec calls az:// abfs://
-            path = filesystem.unstrip_protocol(name).partition("://")[2]
-            yield StoredObject(f"{scheme_of(url)}://{path}", int(info.get("size") or 0))
+            # below the URL as it was given: fsspec's own URLs may lack its host or have another
+            # scheme
+            below = name.removeprefix(root.rstrip("/"))
+            yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0))
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
@@ -83,11 +85,13 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
         raise
 
 
-def _filesystem(url: str) -> Any:
+def _resolve(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path that the file system calls it by."""
     try:
         import fsspec
 
-        return fsspec.core.url_to_fs(url)[0]
+        filesystem, path = fsspec.core.url_to_fs(url)
+        return filesystem, str(path)
     except (ImportError, ValueError) as error:
         raise StoreError(
             f"no way to read {scheme_of(url)}:// ({error}). Install fsspec "

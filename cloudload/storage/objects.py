@@ -108,7 +108,8 @@ def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
 
 
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
-    """Store the file's bytes as an object, atomically: a reader sees all of it or nothing."""
+    """Store the file's bytes as an object. A reader sees all of it or nothing, except in a file
+    system of fsspec that is not atomic itself."""
     retry, backend = retry or Retry(), backend_of(url)
     _retrying(
         "write", url, backend, retry, lambda: backend.upload(path, url, retry), may_be_long=True
@@ -116,7 +117,7 @@ def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
 
 
 def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
-    """Store `data` as an object, atomically: a reader sees all of it or nothing."""
+    """Store `data` as an object, as `upload_file` does."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()

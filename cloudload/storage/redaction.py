@@ -22,16 +22,18 @@ _HTTP_USER = re.compile(r"(https?://)[^/?\s'\"<>]*@")
 
 _HTTP_QUERY = re.compile(r"(https?://[^?\s'\"<>]*)\?[^\s'\"<>]*")
 
-# only where a name can begin: `s3://bucket/sig=1/` is a folder
+# only where a name can begin, as `s3://bucket/sig=1/` is a folder; in a quoted URL, that is after
+# %3F (?) or %26 (&)
 _SECRET_FIELD = re.compile(
-    r"""(?ix) (?<![\w/-]) (
+    r"""(?ix) (?: (?<![\w/-]) | (?<=%3f) | (?<=%26) ) (
         x-(?:amz|goog)-(?:signature|credential|security-token) | sig | signature
         | googleaccessid | awsaccesskeyid
         | (?:(?:access|refresh|id|session|sas|security|auth|hf|api)_?)?token
         | (?:aws_)?(?:account|shared_?access|secret|secret_?access|private|api)_?key
         | sharedaccesssignature | client_?secret | passw(?:or)?d | secret | credential(?==)
         | authorization
-    ) (["']?\s*[=:]\s*) (?: (["']) (?:(?!\3).)* \3 | (?:(?:bearer|basic)\s+)? [^\s&;,"'<>)}]+ )"""
+    ) (["']?\s*(?:[=:]|%3d)\s*)
+    (?: (["']) (?:(?!\3).)* \3 | (?:(?:bearer|basic)\s+)? [^\s&;,"'<>)}]+ )"""
 )
 
 
