@@ -1,7 +1,11 @@
-"""The command line: one subcommand per verb of the library, and nothing of its own.
+"""The command line: one subcommand per verb of the library, without logic of its own.
 
-Results go to stdout, progress, logs and errors to stderr. Exit status 1 is an error, 2 a wrong
-command line, 130 Ctrl-C.
+    cloudload convert   raw corpora to MDS          cloudload.convert
+    cloudload trace     what some steps read        cloudload.provenance
+    cloudload where     the steps of a document     cloudload.provenance
+
+Results go to stdout; progress, logs and errors to stderr. The exit status is 1 for an error, 2 for
+a wrong command line, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,20 +20,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudload._version import __version__
-from cloudload.config import parse_bytes
 from cloudload.errors import CloudloadError
 
 if TYPE_CHECKING:
     from cloudload.convert.journal import ConvertReport
-    from cloudload.provenance import Run
+    from cloudload.provenance import Occurrence, Run
+    from cloudload.workers.trace import TracedSpan
+
+_Commands = argparse._SubParsersAction
+
+_CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
 
 _SHOWN_CHARACTERS = 160
 
 _CONVERT_EXAMPLE = """\
-A run that stopped or was killed goes on when it is run again; it knows its input again by names and sizes.
+A run that stopped or was killed resumes when it is run again; it recognizes its input by names and
+sizes.
 
 example:
-  cloudload convert corpus/ 's3://bucket/more/*.jsonl.zst' s3://bucket/mds --split train --keep source --processes 8
+  cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
+"""
+_TRACE_EXAMPLE = """\
+Step 1 is the first. Rows are read from the state on, so give the last state before the steps. A
+single row takes far less time.
+
+example:
+  cloudload trace checkpoint.pt --steps 81200:81205 --row 3
+"""
+_WHERE_EXAMPLE = """\
+example:
+  cloudload where checkpoint.pt --id wiki/10472 --until 90000
 """
 
 
@@ -41,17 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         format="%(message)s",
         stream=sys.stderr,
     )
-    for library in (
-        "botocore",
-        "boto3",
-        "urllib3",
-        "google",
-        "datasets",
-        "huggingface_hub",
-        "httpx",
-        "httpx2",
-        "fsspec",
-    ):
+    for library in _CHATTY.split():
         logging.getLogger(library).setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -81,89 +91,67 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_command(
+    commands: _Commands[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    epilog: str,
+    after_interrupt: str,
+) -> argparse.ArgumentParser:
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(
+        name, help=help, description=description, epilog=epilog, formatter_class=layout
+    )
+    parser.set_defaults(run=run, after_interrupt=after_interrupt)
+    return parser
+
+
 # ---------------------------------------------------------------- convert
 
 
-def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def _add_convert(commands: _Commands[argparse.ArgumentParser]) -> None:
+    add = _add_command(
+        commands,
         "convert",
+        _convert,
         help="raw corpora to MDS shards",
-        description="Convert raw corpora to an MDS dataset: the same bytes "
-        "whatever the number of processes.",
+        description="Convert raw corpora to an MDS dataset: the same bytes for any number of "
+        "processes.",
         epilog=_CONVERT_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "inputs",
-        nargs="+",
-        metavar="INPUT",
-        help="a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME",
-    )
+        after_interrupt="Run the same command again to resume",
+    ).add_argument
+    where = "a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME"
+    add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="where the dataset goes: a folder, s3://..., gs://...")
     add("--split", metavar="NAME", help="write below OUT/NAME")
-    add(
-        "--format",
-        default="auto",
-        choices=["auto", "jsonl", "parquet", "text", "lines"],
-        help="default: by the file's name, else text",
-    )
-    add(
-        "--text-key",
-        default="text",
-        metavar="FIELD",
-        help="the field with the document (default: text)",
-    )
-    add(
-        "--id-key",
-        default="id",
-        metavar="FIELD",
-        help="the field with the id, where there is one; else file:line (default: id)",
-    )
-    add(
-        "--keep",
-        action="append",
-        default=[],
-        metavar="FIELD[:ENCODING]",
-        help="a further field to keep; may be repeated",
-    )
-    add(
-        "--compression",
-        default="zstd",
-        metavar="NAME[:LEVEL]",
-        help="zstd, zstd:7, gz, bz2 or none (default: zstd)",
-    )
-    add(
-        "--hashes",
-        default="xxh64",
-        metavar="NAME,...",
-        help="hashes of each shard, or none (default: xxh64)",
-    )
-    add(
-        "--shard-bytes",
-        type=_bytes,
-        default="64m",
-        metavar="SIZE",
-        help="the most raw bytes of a shard (default: 64m)",
-    )
+    formats = ["auto", "jsonl", "parquet", "text", "lines"]
+    add("--format", default="auto", choices=formats, help="default: by the file's name, else text")
+    add("--text-key", default="text", metavar="FIELD", help="the document's field (default: text)")
+    identifier = "the field with the id, if there is one; else file:line (default: id)"
+    add("--id-key", default="id", metavar="FIELD", help=identifier)
+    kept = "a further field to keep; may be repeated"
+    add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
+    codecs = "zstd, zstd:7, gz, bz2 or none (default: zstd)"
+    add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
+    hashes = "hashes of each shard, or none (default: xxh64)"
+    add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
+    size = "the most raw bytes of a shard (default: 64m)"
+    add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
     add("--processes", type=int, metavar="N", help="default: one per core")
-    add(
-        "--skip-bad",
-        action="store_true",
-        help="count bad records and leave them out, instead of stopping",
-    )
-    add(
-        "--overwrite",
-        action="store_true",
-        help="remove the dataset that OUT holds and start afresh",
-    )
-    add("--quiet", action="store_true", help="no progress bar, no notes")
+    skip = "leave out bad records and count them, instead of stopping"
+    add("--skip-bad", action="store_true", help=skip)
+    add("--overwrite", action="store_true", help="remove the dataset at OUT and start over")
+    add("--quiet", action="store_true", help="no progress bar, no logs")
     add("--json", action="store_true", help="print the report as JSON")
-    add("--report", type=Path, metavar="FILE", help="write the report to FILE as JSON, too")
-    parser.set_defaults(run=_convert, after_interrupt="Run the same command again to go on")
+    add("--report", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
 
 
 def _bytes(text: str) -> int:
+    from cloudload.config import parse_bytes
+
     try:
         return parse_bytes(text)
     except ValueError as error:
@@ -171,25 +159,18 @@ def _bytes(text: str) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from cloudload.convert.convert import convert_to_mds
+    from cloudload.convert import convert_to_mds
 
     if options.report and not options.report.absolute().parent.is_dir():
         raise ValueError(f"--report {options.report}: there is no folder {options.report.parent}")
+    names = "text_key id_key keep format split shard_bytes processes skip_bad overwrite"
     report = convert_to_mds(
         options.inputs,
         options.out,
-        text_key=options.text_key,
-        id_key=options.id_key,
-        keep=options.keep,
-        format=options.format,
-        split=options.split,
         compression=None if options.compression == "none" else options.compression,
         hashes=() if options.hashes == "none" else options.hashes.split(","),
-        shard_bytes=options.shard_bytes,
-        processes=options.processes,
-        skip_bad=options.skip_bad,
-        overwrite=options.overwrite,
         progress=not options.quiet,
+        **{name: getattr(options, name) for name in names.split()},
     )
     if options.report:
         options.report.write_text(report.to_json() + "\n")
@@ -198,123 +179,82 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _summary(report: ConvertReport) -> str:
-    speed = (
-        f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s"
-        if report.seconds and not report.resumed_shards
-        else ""
-    )
+    speed = ""
+    if report.seconds and not report.resumed_shards:
+        speed = f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s"
+    state = "was complete already" if report.already_complete else "is complete"
+    bad = [f"             {record}" for record in report.bad_records]
+    if report.bad > len(bad):
+        bad.append(f"             … and {report.bad - len(bad):,} more")
+    columns = ", ".join(f"{name}: {encoding}" for name, encoding in report.columns.items())
     lines = [
-        f"{report.out} {'was complete already' if report.already_complete else 'is complete'}",
+        f"{report.out} {state}",
         f"  documents  {report.documents:,} ({report.text_bytes:,} bytes of text)",
         f"  left out   {report.empty:,} empty, {report.bad:,} bad",
-        *(f"             {record}" for record in report.bad_records),
+        *bad,
         f"  input      {report.files:,} files, {report.input_bytes:,} bytes{speed}",
         f"  output     {report.shards:,} shards, {report.stored_bytes:,} bytes "
         f"({report.raw_bytes:,} raw)",
-        "  columns    "
-        f"{', '.join(f'{name}: {encoding}' for name, encoding in report.columns.items())}",
+        f"  columns    {columns}",
     ]
-    if report.bad > len(report.bad_records):
-        lines.insert(
-            3 + len(report.bad_records),
-            f"             … and {report.bad - len(report.bad_records):,} more",
-        )
     return "\n".join(lines)
 
 
 # ---------------------------------------------------------------- trace and where
 
 
-_TRACE_EXAMPLE = """\
-Step 1 is the first. Rows are read from the state on, so take the last state before the steps. A single row takes far less time.
-
-example:
-  cloudload trace checkpoint.pt --steps 81200:81205 --row 3
-"""
-_WHERE_EXAMPLE = """\
-example:
-  cloudload where checkpoint.pt --id wiki/10472 --until 90000
-"""
-
-
-def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def _add_trace(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add_command(
+        commands,
         "trace",
+        _trace,
         help="what the model reads in some steps",
-        description="Show the documents that the rows of some steps are made of, from a state and "
-        "the data alone.",
+        description="Show the documents in the rows of some steps, from a state and the data "
+        "alone.",
         epilog=_TRACE_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        after_interrupt="Nothing was changed",
     )
     _add_run_options(parser)
     add = parser.add_argument
-    add(
-        "--steps",
-        type=_steps,
-        required=True,
-        metavar="A:B",
-        help="from step A up to, not including, B; or a single step",
-    )
+    steps = "from step A up to, but not including, B; or a single step"
+    add("--steps", type=_steps, required=True, metavar="A:B", help=steps)
     add("--row", type=int, metavar="R", help="only this row of each global batch, from 0")
-    add("--full", action="store_true", help="print texts whole, not their beginnings")
-    parser.set_defaults(run=_trace, after_interrupt="Nothing was changed")
+    add("--full", action="store_true", help="print whole texts, not their beginnings")
 
 
-def _add_where(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def _add_where(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add_command(
+        commands,
         "where",
-        help="the steps that a document lands in",
-        description="Show the steps and rows that a document lands in, from a "
-        "state and the data alone.",
+        _where,
+        help="the steps that read a document",
+        description="Show the steps and rows that read a document, from a state and the data "
+        "alone.",
         epilog=_WHERE_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        after_interrupt="Nothing was changed",
     )
     _add_run_options(parser)
-    add = parser.add_argument
-    document = parser.add_mutually_exclusive_group(required=True)
-    document.add_argument(
-        "--id", metavar="DOC", help="its id; finding it reads the ids of all samples"
-    )
-    document.add_argument(
-        "--sample",
-        type=_sample,
-        metavar="[STREAM:]N",
-        help="its number in its stream, from 0, and the stream's, where several",
-    )
-    add("--until", type=int, required=True, metavar="N", help="the last step to look at")
-    parser.set_defaults(run=_where, after_interrupt="Nothing was changed")
+    document = parser.add_mutually_exclusive_group(required=True).add_argument
+    document("--id", metavar="DOC", help="its id; finding it reads the ids of all samples")
+    number = "its number in its stream, from 0, after the stream's number if there are several"
+    document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
+    parser.add_argument("--until", type=int, required=True, metavar="N", help="the last step")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "state",
-        metavar="STATE",
-        type=Path,
-        help="a state as JSON, or a torch checkpoint that holds one",
-    )
-    add(
-        "--data",
-        action="append",
-        metavar="URL",
-        help="where a stream's index.json is now; once for each stream, in order",
-    )
-    add(
-        "--tokenizer",
-        metavar="NAME",
-        help="the tokenizer, where the state does not say, or it is elsewhere now",
-    )
-    add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, where it had one")
-    add(
-        "--global-batch",
-        type=int,
-        metavar="ROWS",
-        help="rows of a global batch (default: the state's last)",
-    )
+    add("state", metavar="STATE", type=Path, help="a JSON state, or a torch checkpoint with one")
+    data = "where a stream's index.json is now; once for each stream, in order"
+    add("--data", action="append", metavar="URL", help=data)
+    tokenizer = "the tokenizer, if the state does not name it or it has moved"
+    add("--tokenizer", metavar="NAME", help=tokenizer)
+    add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it had one")
+    batch = "rows of a global batch (default: the state's last)"
+    add("--global-batch", type=int, metavar="ROWS", help=batch)
     add("--local", metavar="FOLDER", help="the shard cache")
     add("--workers", type=int, default=2, metavar="N", help="processes that read (default: 2)")
     add("--json", action="store_true", help="print JSON Lines")
-    add("--quiet", action="store_true", help="no notes")
+    add("--quiet", action="store_true", help="no logs")
 
 
 def _steps(text: str) -> range:
@@ -352,62 +292,57 @@ def _trace(options: argparse.Namespace) -> int:
     from cloudload.provenance import trace_steps
 
     run, delivery = _open_run(options)
-    steps = 0
+    num_steps = 0
     for step, spans in trace_steps(run, options.steps, options.row, **delivery):
-        steps += 1
+        num_steps += 1
         first_row = run.rows_of_step(step).start
         for span in spans:
-            if options.json:
-                print(
-                    json.dumps(
-                        {"step": step, **span.as_dict(), "row": span.row - first_row},
-                        ensure_ascii=False,
-                        default=str,
-                    )
-                )
-                continue
-            text = (
-                span.text
-                if options.full
-                else json.dumps(span.text[:_SHOWN_CHARACTERS], ensure_ascii=False)
-            )
-            print(
-                f"step {step:,}  row {span.row - first_row}  {span.stream}  epoch "
-                f"{span.epoch}  id {span.id}  "
-                f"{span.shard}  sample {span.sample}  tokens {span.start}:{span.stop}\n    {text}"
-            )
-    if steps < len(options.steps):
-        print(
-            f"cloudload: the data ends after step {options.steps.start + steps - 1:,}",
-            file=sys.stderr,
-        )
+            print(_describe_span(step, span.row - first_row, span, options))
+    if num_steps < len(options.steps):
+        last = options.steps.start + num_steps - 1
+        print(f"cloudload: the data ends after step {last:,}", file=sys.stderr)
     return 0
+
+
+def _describe_span(step: int, row: int, span: TracedSpan, options: argparse.Namespace) -> str:
+    if options.json:
+        values = {"step": step, **span.as_dict(), "row": row}
+        return json.dumps(values, ensure_ascii=False, default=str)
+    text = span.text
+    if not options.full:
+        text = json.dumps(text[:_SHOWN_CHARACTERS], ensure_ascii=False)
+    return (
+        f"step {step:,}  row {row}  {span.stream}  epoch {span.epoch}  id {span.id}  {span.shard}  "
+        f"sample {span.sample}  tokens {span.start}:{span.stop}\n    {text}"
+    )
 
 
 def _where(options: argparse.Namespace) -> int:
     from cloudload.provenance import find_document, find_samples
 
     run, delivery = _open_run(options)
-    samples = (
-        [options.sample]
-        if options.sample is not None
-        else find_samples(run, options.id, **delivery)
-    )
-    found = 0
+    if options.sample is not None:
+        samples = [options.sample]
+    else:
+        samples = find_samples(run, options.id, **delivery)
+    is_found = False
     for stream, number in samples:
         for occurrence in find_document(run, stream, number, options.until, **delivery):
-            found += 1
+            is_found = True
             if options.json:
                 print(json.dumps(asdict(occurrence), ensure_ascii=False))
             else:
-                print(
-                    f"step {occurrence.step:,}  row {occurrence.row}  {occurrence.stream}  epoch "
-                    f"{occurrence.epoch}  "
-                    f"sample {occurrence.sample}  tokens {occurrence.start}:{occurrence.stop}"
-                )
-    if not found:
+                print(_describe_occurrence(occurrence))
+    if not is_found:
         print(f"cloudload: in no step from the state's up to {options.until:,}", file=sys.stderr)
     return 0
+
+
+def _describe_occurrence(found: Occurrence) -> str:
+    return (
+        f"step {found.step:,}  row {found.row}  {found.stream}  epoch {found.epoch}  "
+        f"sample {found.sample}  tokens {found.start}:{found.stop}"
+    )
 
 
 if __name__ == "__main__":

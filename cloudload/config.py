@@ -19,7 +19,7 @@ from cloudload.arrays import divisors
 from cloudload.option_docs import explained
 from cloudload.segments import FIELDS
 from cloudload.storage.base import Retry
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, join_url
 
 SEEKABLE = "seekable"
@@ -96,7 +96,7 @@ class Stream:
 
     def __repr__(self) -> str:
         shown = {
-            "remote": hide_secrets(self.remote),
+            "remote": redact(self.remote),
             **{name: value for name, value in vars(self).items() if name != "remote"},
         }
         given = [
@@ -109,7 +109,7 @@ class Stream:
     @property
     def label(self) -> str:
         """Its name, or else its URL without secrets."""
-        return self.name or hide_secrets(self.url)
+        return self.name or redact(self.url)
 
     @property
     def url(self) -> str:

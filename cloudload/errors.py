@@ -1,8 +1,8 @@
 """Every error that cloudload raises on purpose.
 
     CloudloadError
-    ├── StoreError           an object could not be read, written or listed
-    ├── DatasetError         an index or a shard is not what it should be
+    ├── StoreError           an object cannot be read, written or listed; `kind` says why
+    ├── DatasetError         an index or a shard is invalid
     ├── CacheError           the shard cache cannot hold what the run needs
     ├── TokenizerError       a tokenizer cannot be used, or a document not tokenized
     ├── ConvertError         a raw corpus holds records that cannot be converted
@@ -13,22 +13,70 @@
 A wrong argument is a plain `ValueError`. Each message says what happened, where, and what to do.
 """
 
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class FailureKind(Enum):
+    """Why a store failed."""
+
+    MISSING_OBJECT = auto()
+    """There is no such object, file or folder."""
+    MISSING_BUCKET = auto()
+    """There is no such bucket."""
+    DENIED = auto()
+    """The credentials are valid, but lack the permission."""
+    NO_CREDENTIALS = auto()
+    """No credentials were found, and the store refused an anonymous request."""
+    BAD_CREDENTIALS = auto()
+    """The store does not accept the credentials."""
+    EXPIRED_CREDENTIALS = auto()
+    """The credentials have expired."""
+    WRONG_CLOCK = auto()
+    """This machine's clock differs too much from the store's."""
+    WRONG_REGION = auto()
+    """The bucket is in another region."""
+    UNTRUSTED = auto()
+    """This machine does not trust the store's certificate."""
+    BUSY = auto()
+    """The store answered with a transient error: throttling, or a 5xx status."""
+    UNREACHABLE = auto()
+    """The store did not answer, or the connection broke."""
+    OTHER = auto()
+    """Any other failure; the message has the client's own words."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the object or its bucket does not exist."""
+        return self in (FailureKind.MISSING_OBJECT, FailureKind.MISSING_BUCKET)
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self in (FailureKind.BUSY, FailureKind.UNREACHABLE)
+
 
 class CloudloadError(Exception):
     """The root of the tree above."""
 
 
 class StoreError(CloudloadError):
-    """An object could not be read, written or listed; names the URL, the attempts and the cause."""
+    """An object cannot be read, written or listed; names the URL, the attempts and the cause."""
 
-    def __init__(self, message: str, *, is_missing: bool = False) -> None:
+    def __init__(self, message: str, *, kind: FailureKind = FailureKind.OTHER) -> None:
         super().__init__(message)
-        self.is_missing = is_missing
-        """Whether it is that there is no such object, folder or bucket."""
+        self.kind = kind
+        """Why it failed, for programs; the message says it to people."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the object or its bucket does not exist."""
+        return self.kind.is_missing
 
 
 class DatasetError(CloudloadError):
-    """An index or a shard is not what it should be; names the dataset and the shard."""
+    """An index or a shard is invalid; names the dataset and the shard."""
 
 
 class CacheError(CloudloadError):

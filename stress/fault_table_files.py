@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from cloudload import CloudLoader
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from tests.support.corpora import EOS, byte_tokenizer, encode_shard, random_documents, write_mds
 from tests.support.fault_rows import left_overs, orphans, shared_memory, shorten, table
 from tests.support.servers import start_s3
 
@@ -349,7 +349,7 @@ def streams(
 def _write_raw(folder: Path, column: str, encoding: str, values: tuple[Any, ...]) -> str:
     """A dataset of one raw shard with one column of any encoding."""
     from cloudload.mds.index import Column
-    from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
+    from cloudload.mds.writer import ShardFormat, encode_sample
 
     columns = (Column.of(column, encoding),)
     form = ShardFormat(columns, None, ())

@@ -162,7 +162,8 @@ _COLUMNS = (("id", "str"), ("meta", "json"), ("n", "int"), ("text", "str"), ("z"
 def sound_shards() -> list[tuple[bytes, int, Any]]:
     """(raw bytes, samples, columns) of shards with one column, and with several."""
     from cloudload.mds.index import Column
-    from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
+    from cloudload.mds.writer import ShardFormat, encode_sample
+    from tests.support.corpora import encode_shard
 
     several = tuple(Column.of(name, encoding) for name, encoding in _COLUMNS)
     values = [

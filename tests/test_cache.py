@@ -19,12 +19,12 @@ import pytest
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache.folder import default_cache
 from cloudload.cache.shard_cache import ShardCache
-from cloudload.errors import CacheError, DatasetError, StoreError
+from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import read_object, write_object
-from cloudload.system.file_locks import locked, locked_if_free
+from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG
-from cloudload.system.verified_files import is_sealed, seal
+from cloudload.system.verified_files import is_unmodified, mark_verified
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -209,7 +209,7 @@ def test_a_cache_that_was_copied_is_checked_and_not_fetched(
     s3_proxy.set_faults([])
     assert texts_of(corpus, tmp_path / "two") == DOCUMENTS
     assert s3_proxy.requests("shard") == []
-    assert all(is_sealed(path.stat()) for path in (tmp_path / "two").rglob("*.mds"))
+    assert all(is_unmodified(path.stat()) for path in (tmp_path / "two").rglob("*.mds"))
 
 
 def test_without_a_hash_a_cached_shard_that_was_written_to_is_fetched_again(
@@ -228,7 +228,7 @@ def test_a_disk_that_forgets_bits_is_found_out_on_request(s3_url: str, tmp_path:
     assert texts_of(corpus, tmp_path) == DOCUMENTS
     victim = next(tmp_path.rglob("shard.00002.mds"))
     flip(victim, victim.stat().st_size - 3)
-    seal(victim)  # no write tells of it
+    mark_verified(victim)  # no write tells of it
     assert texts_of(corpus, tmp_path) != DOCUMENTS
     assert texts_of(corpus, tmp_path, verify="always") == DOCUMENTS
 
@@ -310,8 +310,9 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(
     _delete(f"{s3_url}/{names[3]}")
     loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=QUICK)
     start = time.monotonic()
-    with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}"):
+    with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}") as caught:
         list(loader)
+    assert caught.value.kind is FailureKind.MISSING_OBJECT
     assert time.monotonic() - start < 60
 
 
@@ -396,14 +397,14 @@ def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
 
 def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
-    with locked(path), locked_if_free(path) as is_free:
+    with locked(path), locked(path, wait=False) as is_free:
         assert not is_free
     assert not path.exists()
-    with locked_if_free(path) as is_free:
+    with locked(path, wait=False) as is_free:
         assert is_free
     script = f"""
 import sys; sys.path.insert(0, {str(Path.cwd())!r})
-from pathlib import Path; from cloudload.left_overs import TAG
+from pathlib import Path
 from cloudload.system.file_locks import locked
 counter = Path({str(tmp_path / "counter")!r})
 for _ in range(200):

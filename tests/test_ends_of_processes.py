@@ -22,7 +22,7 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.cache.folder import sweep
 from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import TAG, lock_of, make_folder
+from cloudload.system.temp_files import TAG, lock_path, make_folder
 from cloudload.testing import Leg, run_leg
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
@@ -284,7 +284,7 @@ def test_a_sweep_leaves_what_is_in_use_and_what_is_not_ours(tmp_path: Path) -> N
     for path in mine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    with locked(lock_of(folder / "b.mds")):
+    with locked(lock_path(folder / "b.mds")):
         sweep(tmp_path)
         assert sorted(path.name for path in folder.iterdir()) == [
             TAG,

@@ -23,10 +23,10 @@ from cloudload.cli import main
 from cloudload.errors import CacheError, CloudloadError, DatasetError, TokenizerError
 from cloudload.mds.dataset import Dataset
 from cloudload.mds.index import INDEX_NAME, Column
-from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
+from cloudload.mds.writer import ShardFormat, encode_sample
 from stress import fuzz
 from tests.support.awkward import EOS, byte_tokenizer, tokenize
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import encode_shard, random_documents, write_mds
 
 EOS_ID = 256
 

@@ -19,8 +19,8 @@ from cloudload.mds.codecs import check_codec, compress, decompress
 from cloudload.mds.hashes import fastest_hash, hash_bytes
 from cloudload.mds.index import Column, FileInfo, ShardInfo, parse_index
 from cloudload.mds.shard import Shard
-from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
-from tests.support.corpora import cut_into_shards, random_documents, write_mds
+from cloudload.mds.writer import ShardFormat, encode_sample
+from tests.support.corpora import cut_into_shards, encode_shard, random_documents, write_mds
 
 TEXT = (Column.of("text", "str"),)
 

@@ -21,12 +21,12 @@ from cloudload.errors import StoreError
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import (
     list_objects,
-    object_exists,
     open_object,
     read_object,
     write_object,
 )
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.objects import object_exists
 from tests.support.servers import free_ports
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)

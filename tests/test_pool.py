@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudload.convert.process_pool import open_executor, run_in_order
-from cloudload.convert.shared_bytes import SharedBytes, _Message, _receive
+from cloudload.convert.shared_bytes import SharedBytes, Message, receive
 from cloudload.errors import WorkerError
 
 LARGE = 3 << 20
@@ -74,7 +74,7 @@ def test_what_cannot_be_sent_is_an_error_of_its_task_alone() -> None:
 def test_too_few_descriptors_are_an_error_not_a_wait() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        message = _Message.of([SharedBytes.of(b"x" * LARGE) for _ in range(30)])
+        message = Message.of([SharedBytes.of(b"x" * LARGE) for _ in range(30)])
         sender = threading.Thread(target=message.send, args=(ours,))
         sender.start()
         sender.join(60)
@@ -82,4 +82,4 @@ def test_too_few_descriptors_are_an_error_not_a_wait() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
         theirs.settimeout(30)
         with pytest.raises(OSError, match="too many open files"):
-            _receive(theirs, lambda shared: shared)
+            receive(theirs, lambda shared: shared)

@@ -22,7 +22,7 @@ from cloudload.config import Stream
 from cloudload.errors import CloudloadError, StoreError
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects, open_object, read_object, write_object
-from cloudload.storage.redaction import hide_secrets, holds_secrets
+from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location
 from tests.support.corpora import write_mds
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
@@ -291,21 +291,21 @@ def test_a_loader_that_cannot_begin_shows_no_secret(
     ],
 )
 def test_a_text_is_shown_without_its_secrets(text: str, shown: str) -> None:
-    assert hide_secrets(text) == shown
+    assert redact(text) == shown
 
 
 def test_a_secret_of_the_environment_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCS_SECRET", SECRET_KEY)
-    assert hide_secrets(f"signed with {SECRET_KEY}") == "signed with $GCS_SECRET"
-    assert hide_secrets("of wJalrXUtnFEMI%2FK7MDENG%2BbPxRfiCYSECRET") == "of $GCS_SECRET"
+    assert redact(f"signed with {SECRET_KEY}") == "signed with $GCS_SECRET"
+    assert redact("of wJalrXUtnFEMI%2FK7MDENG%2BbPxRfiCYSECRET") == "of $GCS_SECRET"
 
 
 def test_a_secret_is_found_in_what_led_to_an_error() -> None:
     outer = StoreError("outer")
     outer.__cause__ = ValueError("plain")
-    assert not holds_secrets(outer)
+    assert not contains_secrets(outer)
     outer.__cause__.__context__ = ValueError("sftp://user:password@host")
-    assert holds_secrets(outer)
+    assert contains_secrets(outer)
 
 
 @pytest.mark.parametrize("url", [f"s3:reader:{PASSWORD}@host", f"https:reader:{PASSWORD}@host/key"])

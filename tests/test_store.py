@@ -22,7 +22,6 @@ from cloudload.storage.objects import (
     delete_object,
     download_object,
     list_objects,
-    object_exists,
     open_object,
     read_object,
     upload_file,
@@ -30,6 +29,7 @@ from cloudload.storage.objects import (
 )
 from cloudload.storage.urls import join_url
 from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.objects import object_exists
 from tests.support.servers import (
     GCSServer,
     S3Server,

@@ -20,13 +20,13 @@ from cloudload.storage.base import Retry
 from cloudload.storage.objects import (
     download_object,
     list_objects,
-    object_exists,
     open_object,
     read_object,
     write_object,
 )
 from cloudload.storage.urls import join_url
 from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.objects import object_exists
 from tests.support.servers import GCSServer, S3Server, service_account, start_token_endpoint
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)

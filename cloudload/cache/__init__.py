@@ -1,0 +1,13 @@
+"""Shards on this node: each downloaded once, verified, shared by all processes, evicted by LRU.
+
+    reader ──shard(7)──► shard_cache   mapped already? ──────────────────────► Shard
+                              │ no
+                         fetch         cached and valid? ─────► map it
+                              │ no       under the shard's lock: reserve ─► download ─► rename
+                         folder        names, free space, eviction, sweeping
+                         download      store ─► raw shard, size and hash checked
+                         counters      hits, misses, bytes
+
+Workers use `ShardCache`; the loader uses `default_cache` and `open_cache_folder`. There is no
+daemon and no index: the files and their locks are the only state.
+"""

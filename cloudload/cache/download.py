@@ -1,8 +1,10 @@
-"""A shard's file, from the store or from the cache, against what the index says of it.
+"""Download a shard, and check a shard's file against its index entry.
 
-    stored bytes ── size, hash ──► decompressed ── size ──► raw shard ── head: count, offsets, columns ──► None, or what is wrong
+    stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
+                                                                     ─► None, or the fault
 
-Where the index has a hash of the stored file, that is checked, else the raw shard's.
+The hash of the stored file is checked if the index has one, else that of the raw shard. Each check
+returns what is wrong as the end of a sentence, such as "has 10 of the 20 bytes that the index has".
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from typing import BinaryIO
 
 from cloudload.errors import DatasetError
 from cloudload.mds.codecs import decompress
-from cloudload.mds.hashes import Hasher, fastest_hash
+from cloudload.mds.hashes import fastest_hash, new_hash
 from cloudload.mds.index import FileInfo, ShardInfo
-from cloudload.mds.shard import MEND, Shard
+from cloudload.mds.shard import REPAIR_ADVICE, Shard
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import download_object
 
@@ -31,15 +33,15 @@ def download_shard(
     checks_hash: bool,
     count_bytes: Callable[[int], None],
 ) -> str | None:
-    """Write a stored shard to `file` as raw bytes; returns what is wrong with it, or None. Either
-    way, what came is counted."""
+    """Write a stored shard to `file` as raw bytes; returns its fault, or None. The bytes downloaded
+    are counted in either case. Raises `StoreError`."""
     file.seek(0)
     if info.zipped is None or info.compression is None:
         count_bytes(download_object(url, file, retry, info.raw.bytes))
-        return _fault_of(file, info.raw, checks_hash)
+        return _check_file(file, info.raw, checks_hash)
     zipped = io.BytesIO()
     count_bytes(download_object(url, zipped, retry, info.zipped.bytes))
-    if fault := _fault_of(zipped, info.zipped, checks_hash):
+    if fault := _check_file(zipped, info.zipped, checks_hash):
         return fault
     try:
         raw = decompress(info.compression, zipped.getvalue(), info.raw.bytes)
@@ -48,41 +50,39 @@ def download_shard(
     file.seek(0)
     file.write(raw)
     file.truncate()
-    fault = _fault_of(file, info.raw, checks_hash and fastest_hash(info.zipped.hashes) is None)
+    fault = _check_file(file, info.raw, checks_hash and fastest_hash(info.zipped.hashes) is None)
     return fault and f"{fault}, decompressed"
 
 
-def fault_of_head(path: Path, info: ShardInfo) -> str | None:
-    """What is wrong with the head of a raw shard, or None."""
+def check_header(path: Path, info: ShardInfo) -> str | None:
+    """What is wrong with a raw shard's size, sample count, offsets or columns, or None."""
     try:
         Shard(path, info)
     except DatasetError as error:
-        # the file may have a name for the moment only
-        return str(error).removeprefix(f"{path} ").removesuffix(f". {MEND}")
+        # the file may have a temporary name
+        return str(error).removeprefix(f"{path} ").removesuffix(f". {REPAIR_ADVICE}")
     return None
 
 
-def fault_of_hash(path: Path, info: ShardInfo) -> str | None:
-    """What is wrong with the bytes of a raw shard, or None; also where the index has no hash of
-    them."""
+def check_hash(path: Path, info: ShardInfo) -> str | None:
+    """What is wrong with a raw shard's size or hash, or None; None, too, if the index has no hash
+    of it."""
     with path.open("rb") as file:
-        return _fault_of(file, info.raw, True)
+        return _check_file(file, info.raw, True)
 
 
-def _fault_of(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | None:
+def _check_file(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | None:
     size = file.seek(0, os.SEEK_END)
     if size != expected.bytes:
-        return (
-            f"has {'more than ' if size > expected.bytes else f'{size:,} of '}the "
-            f"{expected.bytes:,} bytes that the index has"
-        )
+        found = "more than" if size > expected.bytes else f"{size:,} of"
+        return f"has {found} the {expected.bytes:,} bytes that the index has"
     algorithm = fastest_hash(expected.hashes) if checks_hash else None
     if algorithm is None:
         return None
-    hasher = Hasher(algorithm)
+    running = new_hash(algorithm)
     file.seek(0)
     while chunk := file.read(1 << 20):
-        hasher.update(chunk)
-    if hasher.hexdigest() == expected.hashes[algorithm]:
+        running.update(chunk)
+    if running.hexdigest() == expected.hashes[algorithm]:
         return None
-    return f"has {algorithm} {hasher.hexdigest()} where the index has {expected.hashes[algorithm]}"
+    return f"has {algorithm} {running.hexdigest()} where the index has {expected.hashes[algorithm]}"

@@ -1,12 +1,14 @@
-"""The folders of a node's cache: what is in them, and what killed processes left there.
+"""The cache folder of a node: names, disk space, and cleaning up after killed processes.
 
     root/<dataset>-<hash>/shard.00000.mds                     a whole, raw, verified shard
     root/<dataset>-<hash>/shard.00000.mds.lock                held while it is fetched
     root/<dataset>-<hash>/shard.00000.mds.<random>.part       its reserved bytes until then
+    root/space.lock                                           held while bytes are reserved
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
-    root/tokenizers/                                          what was found about tokenizers
+    root/tokenizers/                                          results of comparing tokenizers
 
-A folder belongs to one dataset as published: the hash in its name is that of URL and index.
+A dataset folder belongs to one published version of a dataset: its name holds a hash of the URL and
+the index.
 """
 
 from __future__ import annotations
@@ -17,20 +19,23 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from cloudload.errors import CacheError
 from cloudload.mds.dataset import Corpus, Dataset
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
-from cloudload.system.file_locks import locked_if_free
+from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import (
-    LOCK_SUFFIX,
     PART_SUFFIX,
     TAG,
-    file_of,
-    is_left_over,
-    lock_of,
+    is_temporary,
+    lock_path,
+    partial_file,
+    target_of,
 )
+
+ORDERS_FOLDER = "orders"
 
 
 def default_cache() -> Path:
@@ -41,26 +46,23 @@ def default_cache() -> Path:
 
 
 def dataset_folder(root: Path, dataset: Dataset) -> Path:
-    """The folder of one dataset as published."""
-    url = hide_secrets(dataset.url)
+    """The folder of one published version of a dataset."""
+    url = redact(dataset.url)
     name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-40:]
     digest = hashlib.sha256(f"{url}\n{dataset.index_hash}".encode()).hexdigest()[:16]
     return root / f"{name}-{digest}"
 
 
-# ---------------------------------------------------------------- what lies in a cache
-
-
 def open_cache_folder(root: Path, corpus: Corpus) -> None:
-    """Make a cache folder, and sweep it. Raises `CacheError` for one that cannot be, or lies within
-    a dataset."""
+    """Make a cache folder, and sweep it. Raises `CacheError` if that fails, or if it is inside a
+    dataset."""
     for dataset in corpus.datasets:
         if is_local(dataset.url) and root.resolve().is_relative_to(
             local_path(dataset.url).resolve()
         ):
             raise CacheError(
-                f"the cache {root} lies within the dataset {dataset.url}, which is left as it is. "
-                "Choose another `local`"
+                f"the cache {root} lies within the dataset {dataset.url}, where nothing is "
+                "written. Choose another `local`"
             )
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -71,26 +73,75 @@ def open_cache_folder(root: Path, corpus: Corpus) -> None:
         ) from error
 
 
+# ---------------------------------------------------------------- disk space
+
+
+@contextlib.contextmanager
+def reserve(
+    root: Path, path: Path, size: int, limit_bytes: int | None
+) -> Iterator[tuple[Path, BinaryIO]]:
+    """A partial file beside `path` with `size` bytes of disk; removed afterwards unless renamed.
+
+    Shards are evicted to stay within `limit_bytes`. Raises `CacheError` if that is not enough, and
+    `OSError` if the disk is full.
+    """
+    with partial_file(path) as part:
+        with locked(lock_path(root / "space")):
+            if limit_bytes is not None:
+                _make_room(root, size, limit_bytes)
+            file = part.open("w+b")
+            if size:
+                os.posix_fallocate(file.fileno(), 0, size)
+        with file:
+            yield part, file
+
+
+def _make_room(root: Path, size: int, limit_bytes: int) -> None:
+    """Evict the least recently used shards until `size` more bytes fit."""
+    files = [(path, found) for path in _own_files(root, [""]) if (found := _stat(path))]
+    parts = [
+        (path, found)
+        for path, found in files
+        if path.suffix == PART_SUFFIX and not _remove_if_orphaned(path)
+    ]
+    shards = [(path, found) for path, found in files if not is_temporary(path)]
+    used = sum(found.st_size for _, found in parts + shards)
+    for path, found in sorted(shards, key=lambda item: item[1].st_atime_ns):
+        if used + size <= limit_bytes:
+            return
+        path.unlink(missing_ok=True)
+        used -= found.st_size
+    if used + size > limit_bytes:
+        raise CacheError(
+            f"cache_limit {limit_bytes:,} is too small for {root}: {used:,} bytes are being "
+            f"fetched and {size:,} more are needed. Raise it to {used + size:,} or more"
+        )
+
+
+# ---------------------------------------------------------------- sweeping
+
+
 def sweep(root: Path) -> None:
-    """Remove what killed processes have left in a cache: parts and locks that nobody holds."""
+    """Remove the partial files and locks of killed processes."""
     for path in _own_files(root, ["", ORDERS_FOLDER]):
-        if is_left_over(path):
-            _sweep_up(path)
-    _sweep_up(root / f"space{LOCK_SUFFIX}")
+        if is_temporary(path):
+            _remove_if_orphaned(path)
+    _remove_if_orphaned(lock_path(root / "space"))
 
 
-def _sweep_up(path: Path) -> bool:
-    """Remove a part or a lock if it is nobody's; whether it was."""
-    with contextlib.suppress(OSError), locked_if_free(lock_of(file_of(path))) as is_free:
+def _remove_if_orphaned(path: Path) -> bool:
+    """Remove a partial file or a lock if no process works on it; returns whether it did."""
+    lock = lock_path(target_of(path))
+    with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
         if is_free and path.suffix == PART_SUFFIX:
             path.unlink(missing_ok=True)
         return is_free
-    return False  # in a folder of another user
+    return False  # in another user's folder
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
-    """The files in the folders that cloudload has made in some places of a cache; nothing else is
-    looked at."""
+    """The files in folders that cloudload made directly below some places of a cache; no other
+    folder is looked at."""
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for folder in (root / place).iterdir():
@@ -103,6 +154,3 @@ def _stat(path: Path) -> os.stat_result | None:
     with contextlib.suppress(FileNotFoundError):
         return path.lstat()
     return None
-
-
-ORDERS_FOLDER = "orders"

@@ -1,4 +1,16 @@
-"""Raw corpora to MDS."""
+"""Raw corpora to MDS: the same bytes for any number of processes, however often it was killed.
+
+    inputs ──► units ──► blocks ──► samples ──► shards ──► index.json
+    files,     readers   in order   encoded     cut in     last: a partial dataset
+    globs, …                        in workers  order,     is never readable
+                                                stored in workers, entered in the journal
+
+    convert   the steps above                  config, columns   what decides the output's bytes
+    inputs, input_files, records, readers      shards            encode, cut, store
+    journal   resume, report                   process_pool, shared_bytes   workers
+
+Other packages use `convert_to_mds` and `journal.ConvertReport`; everything else is internal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a conversion's output: what was asked for, or what the first records have."""
+"""The columns of a conversion's output: as requested, or inferred from the first records."""
 
 from __future__ import annotations
 
@@ -13,52 +13,56 @@ from cloudload.mds.index import Column
 
 _BLOCKS_SEARCHED = 8
 
-# ---------------------------------------------------------------- columns
 
+class PeekableBlocks:
+    """An iterator of (unit number, block) whose first items can be inspected without consuming
+    them."""
 
-class Peekable:
-    """An iterator whose first items can be looked at without being taken."""
+    def __init__(self, blocks: Iterator[tuple[int, InputBlock]]) -> None:
+        self._blocks, self._peeked = blocks, deque[tuple[int, InputBlock]]()
 
-    def __init__(self, items: Iterator[tuple[int, InputBlock]]) -> None:
-        self._items, self._seen = items, deque[tuple[int, InputBlock]]()
-
-    def peek(self, count: int) -> Iterator[tuple[int, InputBlock]]:
-        """The next `count` items, which stay."""
+    def peek(self, count: int) -> Iterator[InputBlock]:
+        """The next `count` blocks, which are not consumed."""
         for number in range(count):
-            if number == len(self._seen):
+            if number == len(self._peeked):
                 try:
-                    self._seen.append(next(self._items))
+                    self._peeked.append(next(self._blocks))
                 except StopIteration:
                     return
-            yield self._seen[number]
+            yield self._peeked[number][1]
 
     def __iter__(self) -> Iterator[tuple[int, InputBlock]]:
-        while self._seen:
-            yield self._seen.popleft()
-        yield from self._items
+        while self._peeked:
+            yield self._peeked.popleft()
+        yield from self._blocks
 
 
-def infer_columns(config: ConvertConfig, blocks: Peekable) -> tuple[Column, ...]:
-    """The kept columns; an encoding that is not given is that of the first record that has the
-    field."""
-    encodings = {name: encoding for name, encoding in config.kept() if encoding}
-    missing = {name for name, encoding in config.kept() if not encoding}
-    for _, block in blocks.peek(_BLOCKS_SEARCHED if missing else 0):
-        for record in block.records(config.text_key):
-            for name in [name for name in missing if (record.fields or {}).get(name) is not None]:
-                encodings[name] = _encoding_of((record.fields or {})[name])
-                missing.remove(name)
-            if not missing:
-                break
+def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
+    """The kept columns; an encoding that is not given is that of the first record with the field.
+
+    Raises `ConvertError` if no record near the start of the input has the field.
+    """
+    encodings = dict(config.kept())
+    missing = {name for name, encoding in encodings.items() if encoding is None}
+    for fields in _first_records(config, blocks) if missing else ():
+        for name in [name for name in missing if fields.get(name) is not None]:
+            encodings[name] = _encoding_of(fields[name])
+            missing.remove(name)
         if not missing:
             break
     if missing:
         name = min(missing)
         raise ConvertError(
-            f"no record near the start of the input has a field {name!r}; check the name, or say "
-            f"what it is: {name}:json"
+            f"no record near the start of the input has a field {name!r}; check the name, or give "
+            f"its encoding: {name}:json"
         )
-    return tuple(Column.of(name, encodings[name]) for name, _ in config.kept())
+    return tuple(Column.of(name, encoding or "json") for name, encoding in encodings.items())
+
+
+def _first_records(config: ConvertConfig, blocks: PeekableBlocks) -> Iterator[dict[str, Any]]:
+    for block in blocks.peek(_BLOCKS_SEARCHED):
+        for record in block.records(config.text_key):
+            yield dict(record.fields or {})
 
 
 def _encoding_of(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What decides the bytes of a conversion's output, beside the input."""
+"""What decides the bytes of a conversion's output, besides the input."""
 
 from __future__ import annotations
 
@@ -15,41 +15,40 @@ _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """Everything but the input that decides the output's bytes; a conversion goes on only under the
-    config that it began with."""
+    """Everything but the input that decides the output's bytes. A conversion can resume only with
+    the config it began with; the journal stores these fields."""
 
     text_key: str = "text"
-    """The field that holds the document."""
+    """The field with the document."""
     id_key: str = "id"
-    """The field that becomes `id` where it is a string or an integer; else the id is file name and
+    """The field that becomes `id` if it is a string or an integer; else the id is file name and
     line."""
     keep: tuple[str, ...] = ()
     """Further fields to keep, as `name` or `name:encoding`."""
     format: str = "auto"
-    """`auto` goes by the file's name; `jsonl`, `parquet`, `text` (a file a document) or `lines` (a
-    line a document)."""
+    """`auto` (by the file's name), `jsonl`, `parquet`, `text` (one document a file) or `lines` (one
+    document a line)."""
     compression: str | None = "zstd"
     """`zstd`, `zstd:LEVEL`, `gz`, `bz2` or None."""
     hashes: tuple[str, ...] = ("xxh64",)
-    """Hashes of each shard, for the index."""
+    """The hashes of each shard that the index lists."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """The most raw bytes of a shard."""
+    """The most raw bytes of a shard of several documents."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
-    """How much input is one piece of work."""
+    """The bytes of input in one piece of work."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]
-        if clash := sorted(
-            {name for name in names if names.count(name) > 1 or name in ("text", "id")}
-        ):
+        if clash := {name for name in names if names.count(name) > 1 or name in ("text", "id")}:
             raise ValueError(
-                f"cannot keep {clash}: `text` and `id` are written anyway, and each field once"
+                f"cannot keep {sorted(clash)}: `text` and `id` are always written, and each field "
+                "once"
             )
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
                 raise ValueError(
-                    f"cannot keep {name!r} as {encoding!r}; use str, bytes, "
-                    "json, int, int32, float64, …"
+                    f"cannot keep {name!r} as {encoding!r}; use str, bytes, json, int, int32, "
+                    "float64, …"
                 )
         if self.block_bytes < 1:
             raise ValueError(f"block_bytes is {self.block_bytes}; use at least 1")
@@ -61,18 +60,16 @@ class ConvertConfig:
         self.shard_format([])
 
     def kept(self) -> list[tuple[str, str | None]]:
-        """The fields to keep, each with its encoding where one is given."""
-        return [
-            (name, encoding or None)
-            for name, _, encoding in (item.partition(":") for item in self.keep)
-        ]
+        """The fields to keep, each with its encoding or None."""
+        parts = (item.partition(":") for item in self.keep)
+        return [(name, encoding or None) for name, _, encoding in parts]
 
     def fields(self) -> list[str]:
-        """The fields of a record that matter."""
+        """The fields of a record that are used."""
         return [self.text_key, self.id_key, *(name for name, _ in self.kept())]
 
     def shard_format(self, kept: Iterable[Column]) -> ShardFormat:
-        """How shards are written, once the encodings of all columns are known."""
+        """The format of the shards, given the columns of the kept fields."""
         columns = [Column.of("text", "str"), Column.of("id", "str"), *kept]
         columns.sort(key=lambda column: column.name)
         return ShardFormat(tuple(columns), self.compression, self.hashes, self.shard_bytes)

@@ -1,14 +1,10 @@
-"""Raw corpora to MDS: the same bytes whatever the number of processes, however often the conversion
-was killed.
+"""Convert raw corpora to MDS, and resume a conversion that was stopped or killed.
 
-    inputs ─► blocks ─► samples ─► shards ─► index.json
-              in order  in workers  cut in order, then compressed, hashed and stored in workers
+    inputs ─► blocks ─► samples ────► shards ────► index.json
+              in order  in workers    cut in order, then compressed, hashed and stored in workers
 
-Shards are cut by the rule of MosaicML's `MDSWriter`: a sample that would make a shard larger than
-`shard_bytes` begins the next one. A sample larger than a whole shard has a shard to itself; no
-shard is ever empty.
-
-A conversion that was killed goes on behind the shards that its journal (`cloudload.journal`) lists.
+The output has the same bytes for any number of processes, however often the conversion was killed:
+it resumes after the shards that its journal (`cloudload.convert.journal`) lists.
 """
 
 from __future__ import annotations
@@ -17,24 +13,35 @@ import hashlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from cloudload.convert.columns import Peekable, infer_columns
+from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import list_units
-from cloudload.convert.journal import ConvertReport, Done, InputPosition, Journal
+from cloudload.convert.journal import ConvertReport, FinishedWork, InputPosition, Journal
 from cloudload.convert.process_pool import open_executor, run_in_order
-from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputBlock, Start, Unit, sum_bytes
-from cloudload.convert.shards import Cutter, Samples, ShardContext, encode_block, store_shard
+from cloudload.convert.records import (
+    DEFAULT_BLOCK_BYTES,
+    BlockStart,
+    InputBlock,
+    InputUnit,
+    sum_bytes,
+)
+from cloudload.convert.shards import (
+    EncodedSamples,
+    ShardContext,
+    ShardCutter,
+    encode_block,
+    store_shard,
+)
 from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
 from cloudload.storage.urls import check_location, is_local, join_url, local_path
 
 logger = logging.getLogger(__name__)
-
-# ---------------------------------------------------------------- the conversion
 
 
 def convert_to_mds(
@@ -55,54 +62,75 @@ def convert_to_mds(
     overwrite: bool = False,
     progress: bool = True,
 ) -> ConvertReport:
-    """Write the documents of `inputs` to an MDS dataset at `out` (below `split`, where given), or
-    go on with doing so.
+    """Write the documents of `inputs` to an MDS dataset, or resume doing so.
 
-    `inputs` is one input or a list of them: a file, folder or glob, local or in a store; `-` for
-    stdin; `hf://NAME`; a `datasets` object; an iterator (not a list) over mappings or strings. A
-    bad record stops the run with a `ConvertError` unless `skip_bad`; a run that stopped or was
-    killed goes on when it is called again, and knows its input again by names and sizes.
-    `processes` is one for each core by default; with 1 everything happens in this process.
+    Call it again, with the same arguments, to resume a run that was stopped or killed. The input is
+    recognized by names and sizes.
+
+    Args:
+        inputs: one input or a list of them: a file, folder or glob, local or in a store; `-` for
+            stdin; `hf://NAME`; a `datasets` object; an iterator (not a list) of mappings or
+            strings.
+        out: where the dataset goes, a folder or URL; not inside an input.
+        text_key: the field with the document.
+        id_key: the field that becomes `id` if it is a string or an integer; else the id is file
+            name and line.
+        keep: further fields to keep, each as `name` or `name:encoding`; without an encoding, that
+            of the first record with the field.
+        format: `auto` goes by the file's name, and takes unknown ones for `text`; else `jsonl`,
+            `parquet`, `text` (one document a file) or `lines` (one document a line).
+        split: write to this folder below `out`; also the split of a `datasets` input.
+        compression: `zstd`, `zstd:LEVEL`, `gz`, `gz:LEVEL`, `bz2`, `bz2:LEVEL` or None.
+        hashes: the hashes of each shard that the index lists.
+        shard_bytes: the most raw bytes of a shard, 64 MiB by default; a larger document has a shard
+            to itself.
+        block_bytes: the bytes of input in one piece of work, 8 MiB by default.
+        processes: worker processes, one a core by default; with 1, everything runs in this process.
+        skip_bad: leave bad records out and count them, instead of raising `ConvertError`.
+        overwrite: remove the dataset at `out` first.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The report, which is also stored as `convert-report.json`.
+
+    Raises:
+        ValueError: an argument is invalid.
+        ConvertError: a record is bad, there are no documents, or `out` holds something else.
+        StoreError: the input or the output cannot be read or written.
+        WorkerError: a worker process failed or died.
     """
     for name, value in {"keep": keep, "hashes": hashes}.items():
         if isinstance(value, str):
             raise ValueError(f"{name} is the text {value!r}; give a list: {name}=[{value!r}]")
-    # Streaming's writer sorts them, too
     config = ConvertConfig(
         text_key,
         id_key,
         tuple(keep),
         format,
         compression,
-        tuple(sorted(set(hashes))),
+        tuple(sorted(set(hashes))),  # in the order of Streaming's writer
         shard_bytes,
         block_bytes,
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
         raise ValueError(f"processes is {processes}; use at least 1")
-    location = _location(os.fspath(out), split)
-    _refuse_output_within(inputs, location)
+    location = _output_location(os.fspath(out), split)
+    _check_not_within(location, inputs)
     units = list_units(inputs, format, split, block_bytes)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
         raise ValueError(
             f"the output {location} lies among the inputs; choose a folder beside them"
         )
-    journal = Journal(
-        location,
-        {
-            "recipe": asdict(config) | {"keep": list(keep), "hashes": list(hashes)},
-            "inputs": _identity(units),
-        },
-    )
+    recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
+    journal = Journal(location, {"recipe": recipe, "inputs": _identify(units)})
     if overwrite:
         journal.clear()
     if report := journal.finished_report():
         if unknown := [unit.name for unit in units if unit.size is None]:
             raise ConvertError(
-                f"{location} is complete, and whether {unknown[0]} is what it "
-                "was made of cannot be told. "
-                "Choose another output, or overwrite it (--overwrite)"
+                f"{location} is complete, but whether it was made of {unknown[0]} cannot be "
+                "checked. Choose another output, or overwrite it (--overwrite)"
             )
         return replace(report, already_complete=True, seconds=0.0, resumed_shards=report.shards)
     return _convert(
@@ -110,15 +138,15 @@ def convert_to_mds(
     )
 
 
-def _location(out: str, split: str | None) -> str:
+def _output_location(out: str, split: str | None) -> str:
     check_location(out)
     if split is not None and (not split or split.startswith(("/", ".")) or ".." in split):
         raise ValueError(f"split is {split!r}; use a plain name such as 'train'")
     return join_url(str(local_path(out)) if is_local(out) else out.rstrip("/"), split or "")
 
 
-def _refuse_output_within(inputs: Any, location: str) -> None:
-    """An output inside an input folder would be read as input when the run goes on."""
+def _check_not_within(location: str, inputs: Any) -> None:
+    """Refuse an output inside an input folder: a rerun would read it as input."""
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
         folder = os.fspath(item) if isinstance(item, str | os.PathLike) else ""
         if not folder or folder == "-" or is_local(folder) != is_local(location):
@@ -133,8 +161,8 @@ def _refuse_output_within(inputs: Any, location: str) -> None:
             )
 
 
-def _identity(units: Sequence[Unit]) -> dict[str, Any]:
-    """By what a rerun knows that the input is the same: names and sizes."""
+def _identify(units: Sequence[InputUnit]) -> dict[str, Any]:
+    """What a rerun compares to recognize its input: names and sizes."""
     files = [file for unit in units for file in unit.files]
     listing = [
         [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
@@ -144,7 +172,7 @@ def _identity(units: Sequence[Unit]) -> dict[str, Any]:
 
 
 def _convert(
-    units: Sequence[Unit],
+    units: Sequence[InputUnit],
     config: ConvertConfig,
     journal: Journal,
     *,
@@ -155,109 +183,88 @@ def _convert(
     done = journal.read()
     resumed = len(done.entries)
     if resumed:
-        logger.info("going on after %d shards", resumed)
+        logger.info("resuming after %d shards", resumed)
     if (position := done.position) is not None:
-        blocks = Peekable(_blocks(units, position, config))
+        blocks = PeekableBlocks(_read_blocks(units, position, config))
         if done.columns is None:
             done = replace(done, columns=infer_columns(config, blocks))
             journal.begin(done.columns or ())
         context = ShardContext(config, config.shard_format(done.columns or ()), journal.location)
         with (
-            _Progress(units, position.counts.input_bytes, progress) as bar,
-            open_executor(context, processes) as pool,
+            _progress_bar(units, position.counts.input_bytes, progress) as bar,
+            open_executor(context, processes) as executor,
         ):
-            samples = run_in_order(pool, encode_block, blocks, 2 * processes)
-            cutter = Cutter(context.form, resumed, position)
+            samples = run_in_order(executor, encode_block, blocks, 2 * processes)
+            cutter = ShardCutter(context.form, resumed, position)
             jobs = cutter.cut(_checked(samples, skip_bad, bar))
-            stored = [
-                entry for _, entry in run_in_order(pool, store_shard, jobs, processes // 2 + 1)
-            ]
-        done = replace(done, entries=done.entries + stored, counts=cutter.counts)
+            stored = run_in_order(executor, store_shard, jobs, processes // 2 + 1)
+            entries = [*done.entries, *(entry for _, entry in stored)]
+        done = replace(done, entries=entries, counts=cutter.counts)
     if not done.entries:
-        journal.tidy()
+        journal.remove()
+        first, more = units[0].name, len(units) - 1
+        name = f"{first} and {more:,} more inputs" if more else first
         counts = f"{done.counts.empty:,} empty, {done.counts.bad:,} bad"
-        raise ConvertError(f"no documents in {_describe(units)}: {counts}. Nothing was written")
+        raise ConvertError(f"no documents in {name}: {counts}. Nothing was written")
     return journal.finish(done.entries, _report(journal.location, units, done, resumed))
 
 
-def _describe(units: Sequence[Unit]) -> str:
-    first = units[0].name
-    return first if len(units) == 1 else f"{first} and {len(units) - 1:,} more inputs"
-
-
-def _blocks(
-    units: Sequence[Unit], position: InputPosition, config: ConvertConfig
+def _read_blocks(
+    units: Sequence[InputUnit], position: InputPosition, config: ConvertConfig
 ) -> Iterator[tuple[int, InputBlock]]:
+    """The blocks from `position` on, each with its unit's number."""
     for number in range(position.unit, len(units)):
-        start = position.start if number == position.unit else Start()
+        start = position.start if number == position.unit else BlockStart()
         for block in units[number].blocks(start, config.block_bytes, config.fields()):
             yield number, block
 
 
 def _checked(
-    results: Iterable[tuple[tuple[int, InputBlock], Samples]], skip_bad: bool, bar: _Progress
-) -> Iterator[tuple[InputPosition, Samples]]:
+    results: Iterable[tuple[tuple[int, InputBlock], EncodedSamples]], skip_bad: bool, bar: Any
+) -> Iterator[tuple[InputPosition, EncodedSamples]]:
+    """The samples of each block with its position; raises `ConvertError` for bad records."""
     for (unit, block), samples in results:
-        if samples.counts.bad and not skip_bad:
-            more = (
-                f" (and {samples.counts.bad - 1:,} more close by)" if samples.counts.bad > 1 else ""
+        counts = samples.counts
+        if counts.bad and not skip_bad:
+            more = f" (and {counts.bad - 1:,} more close by)" if counts.bad > 1 else ""
+            raise ConvertError(
+                f"{counts.bad_records[0]}{more}. Repair the input, or run again with skip_bad "
+                "(--skip-bad) to leave bad records out"
             )
-            advice = (
-                "Mend the input, or run again with skip_bad (--skip-bad) to leave bad records out"
-            )
-            raise ConvertError(f"{samples.counts.bad_records[0]}{more}. {advice}")
-        bar.update(samples.counts.input_bytes)
+        bar.update(counts.input_bytes)
         yield InputPosition(unit, block.start), samples
 
 
-def _report(location: str, units: Sequence[Unit], done: Done, resumed: int) -> ConvertReport:
+def _report(
+    location: str, units: Sequence[InputUnit], done: FinishedWork, resumed: int
+) -> ConvertReport:
+    kept = {column.name: column.encoding for column in done.columns or ()}
+    stored = [entry["zip_data"] or entry["raw_data"] for entry in done.entries]
     return ConvertReport(
         out=location,
         **vars(done.counts),
         files=sum(len(unit.files) for unit in units),
         raw_bytes=sum(entry["raw_data"]["bytes"] for entry in done.entries),
-        stored_bytes=sum(
-            (entry["zip_data"] or entry["raw_data"])["bytes"] for entry in done.entries
-        ),
+        stored_bytes=sum(file["bytes"] for file in stored),
         shards=len(done.entries),
-        columns={"text": "str", "id": "str"}
-        | {column.name: column.encoding for column in done.columns or ()},
+        columns={"text": "str", "id": "str"} | kept,
         resumed_shards=resumed,
     )
 
 
-# ---------------------------------------------------------------- progress
+def _progress_bar(units: Sequence[InputUnit], done_bytes: int, shown: bool) -> Any:
+    """A bar in input bytes on stderr, or a line every 30 s if stderr is no terminal."""
+    from tqdm import tqdm
 
-
-class _Progress:
-    """A bar in input bytes on stderr; a line now and then where stderr is no terminal."""
-
-    def __init__(self, units: Sequence[Unit], done: int, shown: bool) -> None:
-        import sys
-
-        from tqdm import tqdm
-
-        known = all(file.bytes is not None for unit in units for file in unit.files) and any(
-            unit.files for unit in units
-        )
-        total = sum_bytes(file for unit in units for file in unit.files) if known else None
-        interval = 0.2 if sys.stderr.isatty() else 30.0
-        self._bar = tqdm(
-            total=total,
-            initial=done,
-            unit="B",
-            unit_scale=True,
-            disable=not shown,
-            mininterval=interval,
-            desc="convert",
-            dynamic_ncols=True,
-        )
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def update(self, count: int) -> None:
-        self._bar.update(count)
+    files = [file for unit in units for file in unit.files]
+    is_known = bool(files) and all(file.bytes is not None for file in files)
+    return tqdm(
+        total=sum_bytes(files) if is_known else None,
+        initial=done_bytes,
+        unit="B",
+        unit_scale=True,
+        disable=not shown,
+        mininterval=0.2 if sys.stderr.isatty() else 30.0,
+        desc="convert",
+        dynamic_ncols=True,
+    )

@@ -2,104 +2,94 @@
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO
+
+import zstandard
 
 from cloudload.errors import StoreError
 from cloudload.storage.objects import open_object
-from cloudload.storage.redaction import hide_secrets, holds_secrets
+from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import is_local
 
 _CHUNK_BYTES = 1 << 16
-_REOPENINGS = 5
+_MOST_RECONNECTS = 5
+
+# each has `decompress`, `eof` and `unused_data`
+_DECODERS: dict[str, Callable[[], Any]] = {
+    "gz": lambda: zlib.decompressobj(wbits=31),
+    "bz2": bz2.BZ2Decompressor,
+    "xz": lzma.LZMADecompressor,
+    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
+}
 
 
 @dataclass(frozen=True)
-class SourceFile:
-    """An input file: its location, its name below the input it was found in, and how it is to be
-    read."""
+class InputFile:
+    """An input file and how to read it."""
 
     url: str
+    """`-` for stdin."""
     name: str
+    """Its name below the input in which it was found."""
     bytes: int | None
+    """Its stored size, or None if that is not known."""
     format: str
+    """`jsonl`, `parquet`, `text` or `lines`."""
     compression: str | None
+    """`gz`, `bz2`, `xz`, `zstd` or None."""
+
+    @property
+    def display_name(self) -> str:
+        """The file in a message."""
+        return "stdin" if self.url == "-" else redact(self.url)
 
 
-def shown(file: SourceFile) -> str:
-    """The file as a message names it."""
-    return "stdin" if file.url == "-" else hide_secrets(file.url)
-
-
-class StoredBytes:
-    """The stored bytes read of a file so far; what is read twice counts once."""
+class StoredByteCounter:
+    """The number of stored bytes read so far; bytes that are read again do not count again."""
 
     def __init__(self, bytes: int) -> None:
         self.bytes = bytes
 
     def reach(self, position: int) -> None:
+        """All bytes before `position` have been read."""
         self.bytes = max(self.bytes, position)
 
 
 class DamagedError(Exception):
-    """A compressed file that cannot be undone any further."""
+    """A compressed file that cannot be decompressed any further."""
 
 
-class _Decoder(Protocol):
-    """What zlib, bz2, lzma and zstandard have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-def _decoder(compression: str) -> _Decoder:
-    if compression == "zstd":
-        import zstandard
-
-        decoder: _Decoder = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-        return decoder
-    if compression == "gz":
-        import zlib
-
-        return zlib.decompressobj(wbits=31)
-    if compression == "bz2":
-        import bz2
-
-        return bz2.BZ2Decompressor()
-    import lzma
-
-    return lzma.LZMADecompressor()
-
-
-def read_uncompressed(
-    file: SourceFile, offset: int = 0, counter: StoredBytes | None = None
+def read_decompressed(
+    file: InputFile, offset: int = 0, counter: StoredByteCounter | None = None
 ) -> Iterator[bytes]:
-    """The file's bytes from `offset` on, decompressed; `counter` follows. Raises `DamagedError`
-    where they cannot be."""
-    counter = counter or StoredBytes(0)
+    """The file's decompressed bytes from `offset` on; `counter` follows the stored bytes.
+
+    Raises `DamagedError` after the last bytes that could be decompressed, and `StoreError`.
+    """
+    counter = counter or StoredByteCounter(0)
     if file.compression is None:
-        yield from _stored(file, offset, counter)
+        yield from _read_stored(file, offset, counter)
         return
     skip = offset
-    for chunk in _decompressed(_stored(file, 0, counter), file.compression):
+    for chunk in _decompress(_read_stored(file, 0, counter), file.compression):
         if len(chunk) > skip:
             yield chunk[skip:]
         skip = max(0, skip - len(chunk))
 
 
-def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
-    """Undo the compression of one or more members, one after the other; zeros between them are
-    padding."""
-    decoder: _Decoder | None = None
+def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
+    """Decompress one or more members in sequence; zeros between them are padding."""
+    decoder: Any = None
     for stored in chunks:
         left = stored
         while left := left if decoder else left.lstrip(b"\0"):
-            decoder = decoder or _decoder(compression)
+            decoder = decoder or _DECODERS[compression]()
             try:
                 yield decoder.decompress(left)
             except Exception as error:
@@ -112,9 +102,8 @@ def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
         raise DamagedError(f"the {compression} data ends too early; the file is not whole")
 
 
-def _stored(file: SourceFile, offset: int, counter: StoredBytes) -> Iterator[bytes]:
-    """The bytes that lie in the store, from `offset` on; a connection that breaks is opened again
-    where it broke."""
+def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:
+    """The stored bytes from `offset` on; a connection that breaks is reopened where it broke."""
     position, failures = offset, 0
     while True:
         try:
@@ -129,14 +118,11 @@ def _stored(file: SourceFile, offset: int, counter: StoredBytes) -> Iterator[byt
             raise
         except Exception as error:
             failures += 1
-            if failures > _REOPENINGS or is_local(file.url):
-                what = (
-                    f"cannot read {hide_secrets(file.url)} after byte {position:,}: "
-                    f"{hide_secrets(str(error))}"
-                )
-                raise StoreError(f"{what}. Run again to go on") from (
-                    None if holds_secrets(error) else error
-                )
+            if failures > _MOST_RECONNECTS or is_local(file.url):
+                raise StoreError(
+                    f"cannot read {redact(file.url)} after byte {position:,}: "
+                    f"{redact(str(error))}. Run again to resume"
+                ) from (None if contains_secrets(error) else error)
 
 
 def _open(url: str) -> BinaryIO:

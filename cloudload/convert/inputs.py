@@ -1,14 +1,10 @@
-"""Raw corpora as one deterministic sequence of blocks, and blocks as records.
+"""What to read, as one deterministic sequence of units.
 
-    inputs   corpus/  s3://b/more/*.jsonl.gz  -          files sorted within each input, the inputs in the order given
-    units    a file of lines | a Parquet file | a group of whole text files | rows of a dataset
-    blocks   8 MB of whole lines | a batch of rows | a group of files
-    records  one a line, row or file: its fields, or what is wrong with it
+    inputs   corpus/                 s3://b/more/*.gz   -         hf://owner/name
+    files    a.jsonl, c.txt, d.txt   0.jsonl.gz         stdin
+    units    a.jsonl │ c.txt, d.txt  0.jsonl.gz         stdin     rows of the dataset
 
-A block depends on the data and `block_bytes` alone, never on who reads it, when, or how much the
-store returned at once: lines end a block at the first line end at or after `block_bytes`. `Start`
-says where a block begins; a reader can begin there, too. Blocks are made by one process, in order;
-their records are taken apart anywhere, by any number.
+Inputs keep the order in which they are given; the files of an input are sorted.
 """
 
 from __future__ import annotations
@@ -21,68 +17,65 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cloudload.convert.input_files import SourceFile
+from cloudload.convert.input_files import InputFile
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
-from cloudload.convert.records import Unit, sum_bytes
+from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.errors import ConvertError
 from cloudload.storage.objects import list_objects
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, local_path
 
 FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
-_MAX_FILES_A_BLOCK = 1024
+_MAX_BLOCK_FILES = 1024
 _COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _FORMATS_BY_EXTENSION = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
+    **dict.fromkeys([".jsonl", ".ndjson", ".json"], "jsonl"),
+    **dict.fromkeys([".parquet", ".pq"], "parquet"),
 }
 
-# ---------------------------------------------------------------- inputs to units
 
+def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[InputUnit]:
+    """What to read, in order. An input is a path or URL, `-` for stdin, `hf://NAME`, a `datasets`
+    object, or an iterable of rows.
 
-def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[Unit]:
-    """What to read, in order. An input is a location, `-` for stdin, `hf://NAME`, a `datasets`
-    object, or an iterable of rows."""
+    Raises `ValueError` for anything else, and `ConvertError` or `StoreError` if it cannot be found.
+    """
     if format not in FORMATS:
         raise ValueError(f"no format named {format!r}; use one of {', '.join(FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
         raise ValueError("no inputs; name files, folders, globs, a dataset, or - for stdin")
-    found: list[list[SourceFile] | Unit] = [_resolve(item, format, split) for item in several]
+    found: list[list[InputFile] | InputUnit] = [_resolve(item, format, split) for item in several]
     named = iter(_unique_names([files for files in found if isinstance(files, list)]))
-    units: list[Unit] = []
+    units: list[InputUnit] = []
     for item in found:
         units.extend(_group(next(named), block_bytes) if isinstance(item, list) else [item])
     return units
 
 
-def _resolve(item: Any, format: str, split: str | None) -> list[SourceFile] | Unit:
+def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | InputUnit:
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
-            return [SourceFile("-", "stdin", None, "jsonl" if format == "auto" else format, None)]
+            return [InputFile("-", "stdin", None, "jsonl" if format == "auto" else format, None)]
         if text.startswith("hf://") and not text.startswith("hf://datasets/"):
             return _load_dataset(text, split)
-        return [_source_file(url, name, size, format) for url, name, size in _find_files(text)]
+        return [_input_file(url, name, size, format) for url, name, size in _find_files(text)]
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
-        return RowsUnit(
-            str(getattr(getattr(item, "info", None), "dataset_name", None) or "row"), item
-        )
+        name = getattr(getattr(item, "info", None), "dataset_name", None)
+        return RowsUnit(str(name or "row"), item)
     raise ValueError(
-        f"{type(item).__name__} is no input; give a location, a datasets "
-        "object, or an iterable of rows"
+        f"{type(item).__name__} is no input; give a path or URL, a datasets object, or an iterable "
+        "of rows"
     )
 
 
-def _split_of(datasets: Mapping[str, Any], split: str | None) -> Unit:
+def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
     if not all(
         hasattr(value, "__iter__") and not isinstance(value, str | bytes)
         for value in datasets.values()
@@ -98,7 +91,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> Unit:
     return RowsUnit(chosen, datasets[chosen])
 
 
-def _load_dataset(url: str, split: str | None) -> Unit:
+def _load_dataset(url: str, split: str | None) -> InputUnit:
     """`hf://owner/name?config=en&split=train`, streamed."""
     parts = urlsplit(url)
     name, query = parts.netloc + parts.path, parse_qs(parts.query)
@@ -126,7 +119,7 @@ def _load_dataset(url: str, split: str | None) -> Unit:
 
 def _find_files(location: str) -> list[tuple[str, str, int]]:
     """The files of a file, folder or glob as (url, name below it, bytes), sorted; hidden files and
-    `_SUCCESS` are passed over."""
+    `_SUCCESS` are skipped."""
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
     is_glob = any(sign in location for sign in "*?[") and not (
@@ -142,8 +135,7 @@ def _find_files(location: str) -> list[tuple[str, str, int]]:
         files.append((item.url, name, item.bytes))
     if not files:
         raise ConvertError(
-            f"no files in {hide_secrets(location)}; check the location "
-            "(hidden files are passed over)"
+            f"no files in {redact(location)}; check the location (hidden files are skipped)"
         )
     return files
 
@@ -151,11 +143,9 @@ def _find_files(location: str) -> list[tuple[str, str, int]]:
 def _name_below(url: str, root: str) -> str:
     if url == root:
         return PurePosixPath(url).name
-    return (
-        PurePosixPath(url).relative_to(root).as_posix()
-        if is_local(url)
-        else url.removeprefix(root).lstrip("/")
-    )
+    if is_local(url):
+        return PurePosixPath(url).relative_to(root).as_posix()
+    return url.removeprefix(root).lstrip("/")
 
 
 def _folder_before_wildcard(location: str) -> str:
@@ -164,20 +154,17 @@ def _folder_before_wildcard(location: str) -> str:
 
 
 def _glob_pattern(location: str) -> str:
-    """A regular expression for a glob in which `*` stays within a folder and `**` does not."""
+    """The regular expression of a glob; `*` stays within a folder, `**` crosses folders."""
     signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
     translated = [signs.get(part) or _glob_literal(part) for part in parts]
-    # a listing of the current folder puts ./ in front, or nothing
+    # the listing of the current folder may prefix ./
     return r"(?:\./)?" + "".join(translated)
 
 
 def _glob_literal(part: str) -> str:
-    return (
-        part.replace("[!", "[^")
-        if len(part) > 2 and part[0] == "[" and part[-1] == "]"
-        else re.escape(part)
-    )
+    is_set = len(part) > 2 and part[0] == "[" and part[-1] == "]"
+    return part.replace("[!", "[^") if is_set else re.escape(part)
 
 
 def _is_hidden(name: str) -> bool:
@@ -185,27 +172,21 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in parts) or parts[-1] == "_SUCCESS"
 
 
-def _source_file(url: str, name: str, size: int, format: str) -> SourceFile:
+def _input_file(url: str, name: str, size: int, format: str) -> InputFile:
     path = PurePosixPath(name.lower())
     compression = _COMPRESSIONS.get(path.suffix)
     extension = path.with_suffix("").suffix if compression else path.suffix
-    return SourceFile(
-        url,
-        name,
-        size,
-        _FORMATS_BY_EXTENSION.get(extension, "text") if format == "auto" else format,
-        compression,
-    )
+    if format == "auto":
+        format = _FORMATS_BY_EXTENSION.get(extension, "text")
+    return InputFile(url, name, size, format, compression)
 
 
-def _unique_names(inputs: list[list[SourceFile]]) -> list[list[SourceFile]]:
-    """Ids come from names: where two inputs have a file of the same name, each name gets its
-    input's number in front."""
+def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
+    """Ids derive from names: if two inputs have a file of the same name, all names get their
+    input's number as a prefix."""
     urls = Counter(file.url for files in inputs for file in files)
     if twice := [url for url, count in urls.items() if count > 1]:
-        raise ValueError(
-            f"{hide_secrets(twice[0])} is given twice; its documents would be written twice"
-        )
+        raise ValueError(f"{redact(twice[0])} is given twice; its documents would be written twice")
     names = Counter(file.name for files in inputs for file in files)
     if max(names.values(), default=0) == 1:
         return inputs
@@ -215,12 +196,12 @@ def _unique_names(inputs: list[list[SourceFile]]) -> list[list[SourceFile]]:
     ]
 
 
-def _group(files: list[SourceFile], block_bytes: int) -> Iterator[Unit]:
-    """Line and Parquet files stand alone; neighbouring whole-text files share a unit of about
-    `block_bytes`."""
-    group: list[SourceFile] = []
+def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
+    """The units of some files: consecutive whole-text files share one of about `block_bytes`, other
+    files have one each."""
+    group: list[InputFile] = []
     for file in files:
-        full = len(group) == _MAX_FILES_A_BLOCK or sum_bytes(group) >= block_bytes
+        full = len(group) == _MAX_BLOCK_FILES or sum_bytes(group) >= block_bytes
         if group and (full or file.format != "text"):
             yield TextUnit(tuple(group))
             group = []

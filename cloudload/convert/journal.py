@@ -1,14 +1,14 @@
-"""What a conversion has finished, kept at its output so that a killed one goes on: nothing is lost,
-nothing comes twice.
+"""What a conversion has finished, stored at its output, so that a killed conversion resumes without
+losing or repeating a document.
 
     .convert/config.json     what is converted, and how; a rerun must agree with it
-    .convert/00000.json      a finished shard: its index entry, and where in the input the next shard begins
+    .convert/00000.json      a finished shard: its index entry, and where the next shard begins
     shard.00000.mds.zstd     stored before its journal entry
-    convert-report.json      the report, and what a rerun needs to know that there is nothing left to do
-    index.json               last, so that a half-written dataset is never readable as a whole one
+    convert-report.json      the report, by which a rerun knows that the conversion is complete
+    index.json               stored last: a partial dataset is never readable
 
-A rerun takes the longest run of entries from 00000 on whose shards are there, and goes on behind
-them. When the index is stored the journal goes.
+A rerun resumes after the longest run of entries from 00000 on whose shards exist. The journal is
+removed once the index is stored.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cloudload.convert.records import Start
+from cloudload.convert.records import BlockStart
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
 JOURNAL_FOLDER = ".convert"
 REPORT_NAME = "convert-report.json"
 MAX_LISTED = 20
 _SHARD_NAME = re.compile(r"shard\.\d{5,}\.mds(\.\w+)?")
-_NOTE_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
+_ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
 _LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp")
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What has been read: documents written, empty documents, bad records (the first of them
-    listed), and bytes."""
+    """What has been read: documents written, empty documents, bad records (and messages about the
+    first of them), bytes of input (stored) and of text."""
 
     documents: int = 0
     empty: int = 0
@@ -51,11 +51,11 @@ class Counts:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Counts:
-        """The counts of a journal entry."""
+        """The counts in a journal entry."""
         return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
 
     def plus(self, other: Counts) -> Counts:
-        """Both together."""
+        """The sum of both."""
         return Counts(
             self.documents + other.documents,
             self.empty + other.empty,
@@ -68,60 +68,73 @@ class Counts:
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did. `seconds` and `resumed_shards` tell of this run, all else of the whole
-    dataset."""
+    """What a conversion did. `seconds`, `resumed_shards` and `already_complete` are about this run,
+    all other fields about the whole dataset."""
 
     out: str
+    """The dataset's location."""
     documents: int
+    """Documents written."""
     empty: int
+    """Empty documents, left out."""
     bad: int
+    """Bad records, left out."""
     bad_records: tuple[str, ...]
+    """Place and problem of the first 20 bad records."""
     files: int
+    """Input files read."""
     input_bytes: int
+    """Stored bytes of the input."""
     text_bytes: int
+    """Bytes of UTF-8 text."""
     raw_bytes: int
+    """Bytes of the shards before compression."""
     stored_bytes: int
+    """Bytes of the shards as stored."""
     shards: int
     columns: Mapping[str, str]
+    """The encoding of each column."""
     seconds: float = 0.0
     resumed_shards: int = 0
+    """Shards that an earlier run had written."""
     already_complete: bool = False
+    """Whether there was nothing left to do."""
 
     def to_json(self) -> str:
-        """The report for machines."""
+        """The report as JSON."""
         return json.dumps(asdict(self), indent=2)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> ConvertReport:
-        """The report of a mapping such as `to_json` writes."""
+        """The report from a mapping such as `to_json` writes."""
         return ConvertReport(**dict(values) | {"bad_records": tuple(values["bad_records"])})
 
 
 @dataclass(frozen=True)
 class InputPosition:
-    """Where a shard begins: the unit of the input, the block in it, the sample in that; and the
-    counts before that block."""
+    """Where a shard begins: the unit of the input, its block, the block's sample; and the counts
+    before that block."""
 
     unit: int = 0
-    start: Start = field(default_factory=Start)
+    start: BlockStart = field(default_factory=BlockStart)
     sample: int = 0
     counts: Counts = field(default_factory=Counts)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> InputPosition:
-        """The position of a journal entry."""
+        """The position in a journal entry."""
         return InputPosition(
             value["unit"],
-            Start(**value["start"]),
+            BlockStart(**value["start"]),
             value["sample"],
             Counts.from_json(value["counts"]),
         )
 
 
 @dataclass(frozen=True)
-class Done:
-    """What is finished: shards, columns, where the next shard begins (None: nowhere), and the
-    counts by then."""
+class FinishedWork:
+    """The part of a conversion that is finished: index entries of shards, columns once known, where
+    the next shard begins (None after the last), and the counts up to there."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     columns: tuple[Column, ...] | None = None
@@ -130,7 +143,8 @@ class Done:
 
 
 class Journal:
-    """What is stored at the output so far, and whether it belongs to this conversion."""
+    """The journal at an output location. `claim` identifies the conversion: its config and its
+    input."""
 
     def __init__(self, location: str, claim: Mapping[str, Any]) -> None:
         self.location, self.claim, self._began = location, claim, time.monotonic()
@@ -149,8 +163,8 @@ class Journal:
                 delete_object(join_url(self.location, name))
 
     def finished_report(self) -> ConvertReport | None:
-        """The report, if this very conversion is complete. Raises `ConvertError` where the output
-        holds something else."""
+        """The report if this very conversion is complete, else None. Raises `ConvertError` if the
+        output holds anything else."""
         names = self._list()
         if INDEX_NAME in names:
             stored = json.loads(self._read(REPORT_NAME)) if REPORT_NAME in names else None
@@ -160,7 +174,7 @@ class Journal:
                     "it (--overwrite)"
                 )
             self._compare(stored["claim"])
-            self.tidy()
+            self.remove()
             return ConvertReport.from_dict(stored["report"])
         if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
             raise ConvertError(
@@ -169,29 +183,28 @@ class Journal:
             )
         return None
 
-    def read(self) -> Done:
-        """What is finished: the longest run of entries whose shards are there."""
+    def read(self) -> FinishedWork:
+        """The finished work: the longest run of entries whose shards exist. Raises `ConvertError`
+        if another conversion wrote it."""
         names = self._list()
         if f"{JOURNAL_FOLDER}/config.json" not in names or not any(
             map(_SHARD_NAME.fullmatch, names)
         ):
-            return Done()
+            return FinishedWork()
         config = json.loads(self._read(f"{JOURNAL_FOLDER}/config.json"))
         self._compare(config["claim"])
-        done = Done(
+        done = FinishedWork(
             columns=tuple(Column.of(name, encoding) for name, encoding in config["columns"])
         )
-        notes = sorted(
-            (name for name in names if _NOTE_NAME.fullmatch(name)),
-            key=lambda name: (len(name), name),
-        )
+        found = sorted(filter(_ENTRY_NAME.fullmatch, names), key=lambda name: (len(name), name))
         with ThreadPoolExecutor(16) as threads:
-            for number, note in enumerate(map(json.loads, threads.map(self._read, notes))):
-                if notes[number] != _note_name(number) or not self._is_stored(note["shard"], names):
+            for number, entry in enumerate(map(json.loads, threads.map(self._read, found))):
+                is_next = found[number] == _entry_name(number)
+                if not is_next or not self._is_stored(entry["shard"], names):
                     break
-                done.entries.append(note["shard"])
-                following = InputPosition.from_json(note["next"]) if note["next"] else None
-                done = replace(done, position=following, counts=Counts.from_json(note["counts"]))
+                done.entries.append(entry["shard"])
+                following = InputPosition.from_json(entry["next"]) if entry["next"] else None
+                done = replace(done, position=following, counts=Counts.from_json(entry["counts"]))
         return done
 
     def _is_stored(self, entry: Mapping[str, Any], names: Mapping[str, int]) -> bool:
@@ -212,23 +225,22 @@ class Journal:
     def finish(self, entries: Sequence[Mapping[str, Any]], report: ConvertReport) -> ConvertReport:
         """Store the report, then the index, then remove the journal."""
         names = self._list()
-        if lost := [
-            entry["raw_data"]["basename"] for entry in entries if not self._is_stored(entry, names)
-        ]:
+        if lost := [entry for entry in entries if not self._is_stored(entry, names)]:
+            first = lost[0]["raw_data"]["basename"]
             raise ConvertError(
-                f"{self.location} lost {lost[0]} while it was written (in all {len(lost)} shards). "
-                "Run again to go on"
+                f"{self.location} lost {first} while it was written (in all {len(lost)} shards). "
+                "Run again to resume"
             )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
         index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)
         stored = {"claim": self.claim, "report": asdict(report)}
         write_object(join_url(self.location, REPORT_NAME), json.dumps(stored, indent=2).encode())
         write_object(join_url(self.location, INDEX_NAME), index.encode())
-        self.tidy()
+        self.remove()
         return report
 
-    def tidy(self) -> None:
-        """Remove the journal, and what writers that were killed left."""
+    def remove(self) -> None:
+        """Remove the journal, and the temporary files of killed writers."""
         for name in self._list():
             if name.startswith(f"{JOURNAL_FOLDER}/") or _LEFTOVER_NAME.fullmatch(name):
                 delete_object(join_url(self.location, name))
@@ -237,7 +249,7 @@ class Journal:
                 (local_path(self.location) / JOURNAL_FOLDER).rmdir()
 
     def _list(self) -> dict[str, int]:
-        """Every object below the output: its name and bytes."""
+        """The bytes of every object below the output, by name."""
         try:
             found = list_objects(self.location)
         except StoreError as error:
@@ -255,29 +267,28 @@ class Journal:
                 before, now = other[part].get(key), self.claim[part][key]
                 if before != now:
                     raise ConvertError(
-                        f"{hide_secrets(self.location)} was begun with other {part}: {key} was "
-                        f"{before!r} and is {now!r}. "
-                        "Run with what it was begun with, choose another output, or start afresh "
-                        "(--overwrite)"
+                        f"{redact(self.location)} was begun with other {part}: {key} was "
+                        f"{before!r} and is {now!r}. Run with the {part} it was begun with, choose "
+                        "another output, or start over (--overwrite)"
                     )
 
 
-def note_shard(
+def record_shard(
     location: str,
     number: int,
     entry: Mapping[str, Any],
     following: InputPosition | None,
     counts: Counts,
 ) -> None:
-    """Enter a stored shard: its index entry, where the next shard begins, and the counts of what
-    was read by then."""
-    note = {
+    """Write the journal entry of a stored shard: its index entry, where the next shard begins, and
+    the counts up to there."""
+    content = {
         "shard": entry,
         "next": asdict(following) if following else None,
         "counts": asdict(counts),
     }
-    write_object(join_url(location, _note_name(number)), json.dumps(note).encode())
+    write_object(join_url(location, _entry_name(number)), json.dumps(content).encode())
 
 
-def _note_name(number: int) -> str:
+def _entry_name(number: int) -> str:
     return f"{JOURNAL_FOLDER}/{number:05}.json"

@@ -1,11 +1,10 @@
-"""Worker processes that take tasks, for work that is mostly large bytes.
+"""Worker processes for tasks that are mostly large bytes.
 
     this process ── (function, argument) ──► worker process ── result ──►
-                    small values are pickled; bytes of a megabyte go as descriptors of anonymous memory
+                    small values are pickled; megabytes are passed as `SharedBytes`
 
-The process that hands tasks out never copies what it passes on: bytes that a worker returned arrive
-as `SharedBytes`, which can be cut and sent to another worker unread. The kernel frees them with the
-last process that holds them, however it ends.
+Each worker has its own socket and thread here. If a worker dies, its socket closes, and its task
+fails at once instead of waiting.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import queue
 import signal
 import socket
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -23,15 +23,15 @@ from typing import Any, Protocol
 
 from cloudload.convert.shared_bytes import Message, SharedBytes, receive
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.system.open_files import allow_descriptors
+from cloudload.system.open_files import raise_open_file_limit
 
 Function = Callable[[Any, Any], Any]
 Task = tuple["Future[Any]", Function, Any]
-_PATIENCE_S = 30.0
+_CLOSE_S = 30.0
 
 
 class Executor(Protocol):
-    """Runs `function(context, argument)` for each task, somewhere."""
+    """Runs `function(context, argument)` for each task, in this process or another."""
 
     def submit(self, function: Function, argument: Any) -> Future[Any]: ...
     def close(self) -> None: ...
@@ -39,10 +39,10 @@ class Executor(Protocol):
 
 @contextlib.contextmanager
 def open_executor(context: Any, processes: int) -> Iterator[Executor]:
-    """Worker processes that each hold `context`; this process itself for `processes=1`."""
+    """Worker processes that each hold `context`; with `processes=1`, this process itself."""
     if processes > 1:
-        allow_descriptors()
-    executor: Executor = Pool(context, processes) if processes > 1 else Inline(context)
+        raise_open_file_limit()
+    executor: Executor = ProcessPool(context, processes) if processes > 1 else Inline(context)
     with contextlib.closing(executor):
         yield executor
 
@@ -50,7 +50,7 @@ def open_executor(context: Any, processes: int) -> Iterator[Executor]:
 def run_in_order(
     executor: Executor, function: Function, items: Iterable[Any], ahead: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Each item with the function's result, in order, with at most `ahead` of them under way."""
+    """Each item with the function's result, in order, with at most `ahead` items in flight."""
     waiting: deque[tuple[Any, Future[Any]]] = deque()
     for item in items:
         waiting.append((item, executor.submit(function, item)))
@@ -66,7 +66,7 @@ def _take(waiting: deque[tuple[Any, Future[Any]]]) -> tuple[Any, Any]:
 
 
 class Inline:
-    """The work done here and now."""
+    """Runs each task in this process, when it is submitted."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -80,13 +80,9 @@ class Inline:
         pass
 
 
-class Pool:
-    """Worker processes, each with a socket and a thread of its own: when a process dies its socket
-    ends, and nobody waits for it.
-
-    Processes are spawned, not forked: this process may have threads and clients. One that loses its
-    parent ends by itself.
-    """
+class ProcessPool:
+    """Worker processes, spawned because this process may have threads and clients. A worker that
+    loses its parent exits."""
 
     def __init__(self, context: Any, processes: int) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -95,7 +91,7 @@ class Pool:
         spawn = multiprocessing.get_context("spawn")
         for _ in range(processes):
             ours, theirs = socket.socketpair()
-            process = spawn.Process(target=_work, args=(theirs, context), daemon=True)
+            process = spawn.Process(target=_worker_main, args=(theirs, context), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -109,39 +105,36 @@ class Pool:
         return future
 
     def close(self) -> None:
-        """Drop what waits; each process ends after what it is at, so that it leaves no temporary
-        file."""
+        """Fail the tasks in the queue, and let each process finish its current one, so that it
+        leaves no temporary file; a process that takes longer than 30 s is killed."""
         self._fail_all(WorkerError("the work was stopped"))
         for _ in self._processes:
             self._tasks.put(None)
         for process in self._processes:
-            process.join(_PATIENCE_S)
+            process.join(_CLOSE_S)
             process.kill()
             process.join()
 
     def _serve(self, process: Any, pipe: socket.socket) -> None:
         with pipe:
             while task := self._tasks.get():
-                if not self._do(task, process, pipe):
+                if not self._run(task, process, pipe):
                     return
 
-    def _do(self, task: Task, process: Any, pipe: socket.socket) -> bool:
-        """Have one task done; False when the process is gone."""
+    def _run(self, task: Task, process: Any, pipe: socket.socket) -> bool:
+        """Have a process run a task; returns whether the process can take another."""
         future, function, argument = task
         try:
             message = Message.of((function, argument))
         except Exception as error:
-            future.set_exception(
-                WorkerError(
-                    f"cannot hand work to a worker process: {type(error).__name__}: {error}"
-                )
-            )
+            what = f"cannot hand work to a worker process: {type(error).__name__}: {error}"
+            future.set_exception(WorkerError(what))
             return True
         try:
             message.send(pipe)
             succeeded, value = receive(pipe, lambda shared: shared)
         except Exception as error:
-            self._failure = WorkerError(_epitaph(process, error))
+            self._failure = WorkerError(_describe_loss(process, error))
             future.set_exception(self._failure)
             self._fail_all(self._failure)
             return False
@@ -157,34 +150,29 @@ class Pool:
                 task[0].set_exception(failure)
 
 
-def _epitaph(process: Any, error: Exception) -> str:
-    """Why no more work can be given to a process: it is gone, or this one cannot talk to it."""
+def _describe_loss(process: Any, error: Exception) -> str:
+    """Why a process takes no more tasks: it ended, or this process cannot talk to it."""
+    worker = f"worker process {process.pid}"
     if not isinstance(error, EOFError | ConnectionError):
-        return (
-            f"cannot talk to worker process {process.pid}: "
-            f"{type(error).__name__}: {error}. Run "
-            "again with fewer processes"
-        )
-    process.join(_PATIENCE_S)
+        what = f"cannot talk to {worker}: {type(error).__name__}: {error}"
+        return f"{what}. Run again with fewer processes"
+    process.join(_CLOSE_S)
     code = process.exitcode
     if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name}" + (
-            " (out of memory?)" if code == -signal.SIGKILL else ""
-        )
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         return (
-            f"worker process {process.pid} {how}. Run again to go on, with fewer processes if "
-            "memory is short"
+            f"{worker} was killed by {signal.Signals(-code).name}{hint}. Run again to resume, with "
+            "fewer processes if memory is short"
         )
     return (
-        f"worker process {process.pid} ended with exit status {code}. Run again to go on; "
-        "a script must start its work below `if __name__ == '__main__':`, or use processes=1"
+        f"{worker} ended with exit status {code}. Run again to resume; a script must start its "
+        "work below `if __name__ == '__main__':`, or use processes=1"
     )
 
 
-def _work(pipe: socket.socket, context: Any) -> None:
-    """The life of a worker process."""
+def _worker_main(pipe: socket.socket, context: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    allow_descriptors()
+    raise_open_file_limit()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, argument = receive(pipe, SharedBytes.read)
@@ -195,9 +183,6 @@ def _attempt(function: Function, context: Any, argument: Any) -> tuple[bool, Any
     try:
         return True, function(context, argument)
     except CloudloadError as error:
-        # only the message travels: a cause may not survive pickling
-        return False, type(error)(str(error))
+        return False, error  # its cause is not pickled
     except Exception:
-        import traceback
-
         return False, WorkerError(f"a worker process failed:\n{traceback.format_exc()}")

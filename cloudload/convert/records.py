@@ -1,4 +1,13 @@
-"""What readers give: units of input, their blocks, and the records of a block."""
+"""What readers produce: units of input, the blocks of a unit, and the records of a block.
+
+    units    a file of lines │ a Parquet file │ a group of whole text files │ rows of a dataset
+    blocks   8 MB of whole lines │ a batch of rows │ a group of files
+    records  one a line, row or file: its fields, or what is wrong with it
+
+A block depends on the data and `block_bytes` alone, never on who reads it, when, or how much the
+store returned at once. Blocks are made by one process, in order; any process may read their
+records.
+"""
 
 from __future__ import annotations
 
@@ -6,70 +15,69 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from cloudload.convert.input_files import SourceFile
+from cloudload.convert.input_files import InputFile
 
 DEFAULT_BLOCK_BYTES = 8 << 20
-MAX_ROWS_A_BLOCK = 8192
+MAX_BLOCK_ROWS = 8192
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Record(NamedTuple):
-    """One record: where it lies for people, its name as an id, and its fields or what is wrong with
-    it."""
+    """One record: its fields, or the problem with it."""
 
     where: str
+    """Its place, for messages."""
     name: str
+    """Its id if it has no id field."""
     fields: Mapping[str, Any] | None
     problem: str | None = None
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a block begins in its unit: its ordinal, uncompressed byte, line or row, and the stored
-    bytes read before it."""
+class BlockStart:
+    """Where a block begins in its unit; a reader can start there. The journal stores these
+    fields."""
 
     block: int = 0
+    """The block's number."""
     offset: int = 0
+    """Its first uncompressed byte."""
     line: int = 1
+    """Its first line or row, from 1."""
     stored: int = 0
+    """Stored bytes read before it."""
 
 
 class InputBlock(Protocol):
-    """A piece of work: records, read in any process."""
+    """One piece of work: records, which any process can read."""
 
     @property
-    def start(self) -> Start: ...
+    def start(self) -> BlockStart: ...
     @property
     def input_bytes(self) -> int: ...
     def records(self, text_key: str) -> Iterator[Record]: ...
 
 
-class Unit(Protocol):
-    """A part of the input that can be read on its own; its name and size (bytes, or rows) tell it
-    from another."""
+class InputUnit(Protocol):
+    """A part of the input that can be read by itself; its name and size (bytes, or rows) identify
+    it."""
 
     @property
     def name(self) -> str: ...
     @property
     def size(self) -> int | None: ...
     @property
-    def files(self) -> tuple[SourceFile, ...]: ...
+    def files(self) -> tuple[InputFile, ...]: ...
     def blocks(
-        self, start: Start, block_bytes: int, fields: Sequence[str]
+        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
     ) -> Iterator[InputBlock]: ...
-
-
-def sum_bytes(files: Iterable[SourceFile]) -> int:
-    """The stored bytes of the files whose size is known."""
-    return sum(file.bytes or 0 for file in files)
-
-
-# ---------------------------------------------------------------- lines
 
 
 @dataclass(frozen=True)
 class FileUnit:
-    file: SourceFile
+    """A unit of one file."""
+
+    file: InputFile
 
     @property
     def name(self) -> str:
@@ -80,9 +88,15 @@ class FileUnit:
         return self.file.bytes
 
     @property
-    def files(self) -> tuple[SourceFile, ...]:
+    def files(self) -> tuple[InputFile, ...]:
         return (self.file,)
 
 
-def not_utf8(error: UnicodeDecodeError) -> str:
+def sum_bytes(files: Iterable[InputFile]) -> int:
+    """The stored bytes of the files whose size is known."""
+    return sum(file.bytes or 0 for file in files)
+
+
+def describe_not_utf8(error: UnicodeDecodeError) -> str:
+    """The problem of a record that is not UTF-8."""
     return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start})"

@@ -1,5 +1,8 @@
-"""Blocks of records to shards: encoded in worker processes, cut in order, then compressed, hashed
-and stored in workers."""
+"""Blocks of records to shards.
+
+workers   encode_block: records ─► samples ─┐                ┌─► store_shard: compress, hash,
+parent                                      └─► ShardCutter ─┘   store, enter in the journal
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, note_shard
+from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, record_shard
 from cloudload.convert.records import InputBlock, Record
 from cloudload.convert.shared_bytes import SharedBytes
 from cloudload.mds.codecs import compress, compression_extension
@@ -25,12 +29,10 @@ from cloudload.storage.urls import join_url
 
 _MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 
-# ---------------------------------------------------------------- in workers
-
 
 @dataclass(frozen=True)
 class ShardContext:
-    """What a worker knows."""
+    """What every worker knows: the config, the shards' format, and the output location."""
 
     config: ConvertConfig
     form: ShardFormat
@@ -38,22 +40,22 @@ class ShardContext:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """The encoded samples of a block, end to end, with the size of each."""
+class EncodedSamples:
+    """The samples of a block, concatenated, with the bytes of each: int64 [samples]."""
 
     data: bytes | SharedBytes
-    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    sizes: Ints
     counts: Counts
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to be stored: its samples, where the next shard begins (None: nowhere), and the
-    counts of what was read by then."""
+    """A shard to store: its samples, where the next shard begins (None after the last), and the
+    counts up to there."""
 
     number: int
     parts: tuple[bytes | SharedBytes, ...]
-    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    sizes: Ints
     next: InputPosition | None
     counts: Counts
 
@@ -62,29 +64,26 @@ class _BadRecordError(Exception):
     """Why a record cannot be converted."""
 
 
-def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> Samples:
+# ---------------------------------------------------------------- encode
+
+
+def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> EncodedSamples:
+    """Encode the documents of a block; `numbered` is its unit's number and the block. Empty and bad
+    records are counted."""
     block = numbered[1]
-    columns, text_size = context.form.columns, struct.Struct("<I")
+    columns = context.form.columns
     variable = [column.name for column in columns if column.bytes is None]
-    text_at = 4 * variable.index("text")
+    text_place, text_size = 4 * variable.index("text"), struct.Struct("<I")
     samples: list[bytes] = []
     bad: list[str] = []
     empty = text_bytes = 0
     for record in block.records(context.config.text_key):
         try:
-            sample = encode_sample(columns, _sample(context, record))
-            if len(sample) > _MAX_SAMPLE_BYTES:
-                raise _BadRecordError(f"{len(sample):,} bytes are more than an MDS shard can hold")
+            sample = _encode_record(context, record)
         except _BadRecordError as error:
             bad.append(f"{record.where}: {error}")
             continue
-        except UnicodeEncodeError:
-            bad.append(f"{record.where}: not UTF-8 (half of a surrogate pair)")
-            continue
-        except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
-            bad.append(f"{record.where}: a kept field does not fit its column ({error})")
-            continue
-        size = text_size.unpack_from(sample, text_at)[0]
+        size = text_size.unpack_from(sample, text_place)[0]
         text_bytes += size
         if size:
             samples.append(sample)
@@ -93,22 +92,33 @@ def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> Sam
     counts = Counts(
         len(samples), empty, len(bad), tuple(bad[:MAX_LISTED]), block.input_bytes, text_bytes
     )
-    return Samples(
-        b"".join(samples), np.fromiter(map(len, samples), np.int64, len(samples)), counts
-    )
+    sizes = np.fromiter(map(len, samples), np.int64, len(samples))
+    return EncodedSamples(b"".join(samples), sizes, counts)
 
 
-def _sample(context: ShardContext, record: Record) -> dict[str, Any]:
+def _encode_record(context: ShardContext, record: Record) -> bytes:
+    try:
+        sample = encode_sample(context.form.columns, _values_of(context, record))
+    except UnicodeEncodeError:
+        raise _BadRecordError("not UTF-8 (half of a surrogate pair)") from None
+    except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise _BadRecordError(f"a kept field does not fit its column ({error})") from error
+    if len(sample) > _MAX_SAMPLE_BYTES:
+        raise _BadRecordError(f"{len(sample):,} bytes are more than an MDS shard can hold")
+    return sample
+
+
+def _values_of(context: ShardContext, record: Record) -> dict[str, Any]:
     if record.fields is None:
         raise _BadRecordError(record.problem)
     text = _text(record.fields, context.config.text_key)
     own_id = record.fields.get(context.config.id_key)
-    usable = isinstance(own_id, str | int) and not isinstance(own_id, bool) and own_id != ""
-    sample = {"text": text, "id": str(own_id) if usable else record.name}
+    is_usable = isinstance(own_id, str | int) and not isinstance(own_id, bool) and own_id != ""
+    values = {"text": text, "id": str(own_id) if is_usable else record.name}
     for column in context.form.columns:
-        if column.name not in sample:
-            sample[column.name] = _kept_value(record.fields.get(column.name), column)
-    return sample
+        if column.name not in values:
+            values[column.name] = _kept_value(record.fields.get(column.name), column)
+    return values
 
 
 def _text(fields: Mapping[str, Any], key: str) -> str:
@@ -130,17 +140,12 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
 
 def _kept_value(value: Any, column: Column) -> Any:
     if column.encoding == "json":
-        # what JSON cannot say, such as a date, is written as its text
-        return (
-            value
-            if isinstance(value, str | int | float | None)
-            else json.loads(json.dumps(value, default=str))
-        )
+        is_plain = isinstance(value, str | int | float | None)
+        # what JSON cannot express, such as a date, becomes a string
+        return value if is_plain else json.loads(json.dumps(value, default=str))
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
-    fits = kinds.get(
-        column.encoding, (int, float) if column.encoding.startswith("float") else (int,)
-    )
-    if isinstance(value, bool) or not isinstance(value, fits):
+    numbers = (int, float) if column.encoding.startswith("float") else (int,)
+    if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
         found = "missing" if value is None else type(value).__name__
         raise _BadRecordError(
             f"the field {column.name!r} is {found}, not {column.encoding}; {column.name}:json "
@@ -149,46 +154,46 @@ def _kept_value(value: Any, column: Column) -> Any:
     return value
 
 
+# ---------------------------------------------------------------- store
+
+
 def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
     """Build, compress, hash and store a shard, then enter it in the journal; returns its index
-    entry."""
+    entry. Raises `StoreError`."""
     parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
     raw = b"".join([encode_shard_head(context.form, job.sizes), *parts])
-    name = f"shard.{job.number:05}.mds"
+    name, stored, compression = f"shard.{job.number:05}.mds", raw, context.form.compression
     entry = {
         "samples": len(job.sizes),
         "raw_data": _file_entry(context.form, name, raw),
         "zip_data": None,
     } | context.form.config()
-    stored = raw
-    if context.form.compression:
-        stored, name = (
-            compress(context.form.compression, raw),
-            f"{name}.{compression_extension(context.form.compression)}",
-        )
+    if compression:
+        stored = compress(compression, raw)
+        name = f"{name}.{compression_extension(compression)}"
         entry["zip_data"] = _file_entry(context.form, name, stored)
     parent = multiprocessing.parent_process()
     if parent and not parent.is_alive():
-        raise SystemExit("the conversion was stopped")  # another run may be writing here by now
+        raise SystemExit("the conversion was stopped")  # another run may write here by now
     write_object(join_url(context.location, name), stored)
-    note_shard(context.location, job.number, entry, job.next, job.counts)
+    record_shard(context.location, job.number, entry, job.next, job.counts)
     return entry
 
 
 def _file_entry(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
-    return {
-        "basename": name,
-        "bytes": len(data),
-        "hashes": {algorithm: hash_bytes(algorithm, data) for algorithm in form.hashes},
-    }
+    hashes = {algorithm: hash_bytes(algorithm, data) for algorithm in form.hashes}
+    return {"basename": name, "bytes": len(data), "hashes": hashes}
 
 
-# ---------------------------------------------------------------- cutting
+# ---------------------------------------------------------------- cut
 
 
-class Cutter:
-    """Cuts the samples into shards as `MDSWriter` does, and knows where in the input each shard
-    ends."""
+class ShardCutter:
+    """Cuts samples into shards as `MDSWriter` does, and tracks where in the input each shard ends.
+
+    A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample
+    larger than that has a shard to itself; no shard is ever empty.
+    """
 
     def __init__(self, form: ShardFormat, number: int, position: InputPosition) -> None:
         self.counts, self._number, self._skip = position.counts, number, position.sample
@@ -197,20 +202,20 @@ class Cutter:
 
     def _reset(self) -> None:
         self._parts: list[bytes | SharedBytes] = []
-        self._sizes: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        self._sizes: list[Ints] = []
         self._bytes = self._empty_bytes
 
-    def cut(self, blocks: Iterable[tuple[InputPosition, Samples]]) -> Iterator[ShardJob]:
-        """The shards of these blocks' samples, in order."""
+    def cut(self, blocks: Iterable[tuple[InputPosition, EncodedSamples]]) -> Iterator[ShardJob]:
+        """The shards of these blocks, in order."""
         for position, samples in blocks:
             yield from self._cut_block(replace(position, counts=self.counts), samples)
             self.counts = self.counts.plus(samples.counts)
         if self._parts:
             yield self._flush(None)
 
-    def _cut_block(self, position: InputPosition, samples: Samples) -> Iterator[ShardJob]:
+    def _cut_block(self, position: InputPosition, samples: EncodedSamples) -> Iterator[ShardJob]:
         ends = np.concatenate([[0], np.cumsum(samples.sizes)])
-        costs = ends + 4 * np.arange(len(ends))
+        costs = ends + 4 * np.arange(len(ends))  # each sample has an offset, too
         first, self._skip = self._skip, 0
         while first < len(samples.sizes):
             room = self._limit - self._bytes
@@ -225,9 +230,8 @@ class Cutter:
             first = last
 
     def _flush(self, following: InputPosition | None) -> ShardJob:
-        job = ShardJob(
-            self._number, tuple(self._parts), np.concatenate(self._sizes), following, self.counts
-        )
+        sizes = np.concatenate(self._sizes)
+        job = ShardJob(self._number, tuple(self._parts), sizes, following, self.counts)
         self._number += 1
         self._reset()
         return job

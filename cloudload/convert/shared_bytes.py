@@ -1,6 +1,9 @@
-"""Large bytes between processes, as descriptors of anonymous memory: passed on without a copy.
+"""Send large bytes between processes without a copy, as descriptors of anonymous memory.
 
-Bytes that a worker returned arrive as `SharedBytes`, which can be cut and sent to another worker
+    worker ── result: [memory] ──► parent ── task: [memory, cut] ──► worker
+                                   never reads or copies the bytes
+
+Bytes that a worker returns arrive as `SharedBytes`, which can be cut and sent to another worker
 unread. The kernel frees them with the last process that holds them, however it ends.
 """
 
@@ -16,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cloudload.system.shared_memory import anonymous_file
+
 _SHARED_FROM_BYTES = 1 << 20
 _DESCRIPTORS_AT_ONCE = 200
 
-# ---------------------------------------------------------------- bytes between processes
-
 
 class _Descriptor:
-    """A file descriptor that is closed with its last holder."""
+    """A file descriptor, closed with the last reference to it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -33,8 +36,7 @@ class _Descriptor:
 
 
 class SharedBytes:
-    """Bytes in anonymous memory that another process may hold, too: to be cut and passed on,
-    unread."""
+    """Bytes in anonymous memory that other processes may hold, too. A slice shares the memory."""
 
     def __init__(self, descriptor: _Descriptor, start: int, stop: int) -> None:
         self.descriptor, self.start, self.stop = descriptor, start, stop
@@ -42,7 +44,7 @@ class SharedBytes:
     @staticmethod
     def of(data: bytes) -> SharedBytes:
         """A copy of `data`."""
-        descriptor = _Descriptor(os.memfd_create("cloudload"))
+        descriptor = _Descriptor(anonymous_file())
         left = memoryview(data)
         while left:
             left = left[os.write(descriptor.number, left) :]
@@ -66,7 +68,7 @@ class SharedBytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves large bytes out, as descriptors."""
+    """Pickles large bytes as references to descriptors, which are sent apart."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -82,34 +84,39 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts each of the descriptors where its bytes were, in the form that `found` makes of them."""
+    """Unpickles each reference as `convert` of its `SharedBytes`."""
 
     def __init__(
-        self, file: io.BytesIO, descriptors: list[_Descriptor], found: Callable[[SharedBytes], Any]
+        self,
+        file: io.BytesIO,
+        descriptors: list[_Descriptor],
+        convert: Callable[[SharedBytes], Any],
     ) -> None:
         super().__init__(file)
-        self._descriptors, self._found = descriptors, found
+        self._descriptors, self._convert = descriptors, convert
 
     def persistent_load(self, name: Any) -> Any:
         number, start, stop = name
-        return self._found(SharedBytes(self._descriptors[number], start, stop))
+        return self._convert(SharedBytes(self._descriptors[number], start, stop))
 
 
 @dataclass(frozen=True)
 class Message:
-    """A value, ready to be sent."""
+    """A pickled value, and the shared bytes it refers to."""
 
     pickled: bytes
     shared: tuple[SharedBytes, ...]
 
     @staticmethod
     def of(value: Any) -> Message:
+        """Pickle a value. Raises whatever its pickling raises."""
         buffer = io.BytesIO()
         pickler = _Pickler(buffer)
         pickler.dump(value)
         return Message(buffer.getvalue(), tuple(pickler.shared))
 
     def send(self, pipe: socket.socket) -> None:
+        """Send to a process that calls `receive`."""
         numbers = [shared.descriptor.number for shared in self.shared]
         pipe.sendall(struct.pack("<QQ", len(self.pickled), len(numbers)))
         for first in range(0, len(numbers), _DESCRIPTORS_AT_ONCE):
@@ -117,7 +124,9 @@ class Message:
         pipe.sendall(self.pickled)
 
 
-def receive(pipe: socket.socket, found: Callable[[SharedBytes], Any]) -> Any:
+def receive(pipe: socket.socket, convert: Callable[[SharedBytes], Any]) -> Any:
+    """The next value sent, with `convert` applied to its large bytes. Raises `EOFError` at the end
+    of the stream, and `OSError` if this process has too many open files."""
     size, count = struct.unpack("<QQ", _receive_exactly(pipe, 16))
     descriptors: list[_Descriptor] = []
     while len(descriptors) < count:
@@ -128,7 +137,7 @@ def receive(pipe: socket.socket, found: Callable[[SharedBytes], Any]) -> Any:
             raise EOFError
         if len(numbers) < expected:
             raise OSError(errno.EMFILE, "too many open files: raise the limit (ulimit -n)")
-    return _Unpickler(io.BytesIO(_receive_exactly(pipe, size)), descriptors, found).load()
+    return _Unpickler(io.BytesIO(_receive_exactly(pipe, size)), descriptors, convert).load()
 
 
 def _receive_exactly(pipe: socket.socket, size: int) -> bytearray:

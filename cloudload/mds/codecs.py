@@ -1,10 +1,11 @@
-"""The compressions of stored shards. Output is bounded by the size that the index gives, whatever
-the data says."""
+"""Compression of stored shards. Output is bounded by the raw size in the index, whatever the data
+claims."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
+import zlib
 from collections.abc import Callable
 
 from cloudload.errors import DatasetError
@@ -17,7 +18,10 @@ def compression_extension(compression: str) -> str:
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """`data` under `zstd`, `gz` or `bz2`, with an optional `:level`; the same bytes every time."""
+    """`data` under `zstd`, `gz` or `bz2`, with an optional `:level`; the same bytes every time.
+
+    Raises `ValueError` for any other compression or level.
+    """
     name, _, level = compression.partition(":")
     codecs: dict[str, Callable[[], bytes]] = {
         "zstd": lambda: _zstd_compress(data, int(level or 3)),
@@ -32,7 +36,10 @@ def compress(compression: str, data: bytes) -> bytes:
 
 
 def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
-    """The raw bytes of a stored shard, at most `raw_bytes` + 1 of them, whatever the data says."""
+    """The raw bytes of a stored shard, but at most `raw_bytes` + 1 of them.
+
+    Raises the codec's own error for damaged data.
+    """
     name = compression.partition(":")[0]
     if name == "zstd":
         import zstandard
@@ -40,8 +47,6 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
             return reader.read(raw_bytes + 1)
     if name == "gz":
-        import zlib
-
         return zlib.decompressobj(wbits=31).decompress(data, raw_bytes + 1)
     if name == "bz2":
         return bz2.BZ2Decompressor().decompress(data, raw_bytes + 1)
@@ -53,8 +58,8 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
 
 
 def check_codec(compression: str) -> None:
-    """Raises `DatasetError`, which names the package, where there is nothing here to unpack shards
-    of a compression with."""
+    """Raises `DatasetError`, which names the package to install, if shards of a compression cannot
+    be decompressed here."""
     try:
         if compression == "snappy":
             import snappy  # noqa: F401
@@ -74,7 +79,7 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
 
     decoder = brotli.Decompressor()
     parts = [decoder.process(data, output_buffer_limit=raw_bytes + 1)]
-    # each call stops at the first buffer that is past the limit
+    # each call stops at the first buffer beyond the limit
     left = raw_bytes + 1 - len(parts[0])
     while left > 0 and not decoder.is_finished() and parts[-1]:
         parts.append(decoder.process(b"", output_buffer_limit=left))
@@ -85,8 +90,7 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
 def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
     import snappy
 
-    # a block begins with its raw size, 7 bits a byte, the lowest first; no more than that is ever
-    # written
+    # a block begins with its raw size, 7 bits a byte, lowest first; snappy never writes more
     size = 0
     for place, byte in enumerate(data[:5]):
         size |= (byte & 127) << 7 * place

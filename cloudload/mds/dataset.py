@@ -1,4 +1,10 @@
-"""A dataset: the index of one MDS dataset, and of several read as one corpus."""
+"""Datasets: the index of one MDS dataset, and several datasets read as one corpus.
+
+datasets   A: shards of 3, 2 samples      B: one shard of 4
+samples    0 1 2 │ 3 4                    5 6 7 8
+shards       0   │  1                        2
+stream_starts 0, 5, 9                     shard_starts 0, 3, 5, 9
+"""
 
 from __future__ import annotations
 
@@ -16,24 +22,23 @@ from cloudload.mds.codecs import check_codec
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url
+
+_TEXT_ENCODINGS = ("str", "bytes")
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One MDS dataset as its index tells of it."""
+    """One MDS dataset as its index describes it."""
 
     url: str
     shards: tuple[ShardInfo, ...]
     index_hash: str
-    """SHA-256 of `index.json`: a republished dataset is another dataset."""
+    """SHA-256 of `index.json`; it changes when the dataset is republished."""
 
     def __repr__(self) -> str:
-        return (
-            f"Dataset({hide_secrets(self.url)!r}, {len(self.shards)} shards, "
-            f"{self.index_hash[:12]})"
-        )
+        return f"Dataset({redact(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,18 @@ class Corpus:
 
     @cached_property
     def shard_starts(self) -> Ints:
-        """First sample of each shard, and the number of samples: int64 [shards + 1]."""
+        """First sample of each shard, then the number of samples: int64 [shards + 1]."""
         return np.concatenate([[0], np.cumsum(self.shard_sizes)]).astype(np.int64)
 
     @cached_property
     def stream_starts(self) -> Ints:
-        """First sample of each dataset, and the number of samples: int64 [datasets + 1]."""
+        """First sample of each dataset, then the number of samples: int64 [datasets + 1]."""
         sizes = [sum(shard.samples for shard in dataset.shards) for dataset in self.datasets]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     @cached_property
     def shard_owners(self) -> list[tuple[int, int]]:
-        """(dataset, shard within it) of each shard."""
+        """The dataset of each shard, and the shard's number within it."""
         return [
             (d, s) for d, dataset in enumerate(self.datasets) for s in range(len(dataset.shards))
         ]
@@ -77,21 +82,16 @@ class Corpus:
         return len(self.datasets[stream].shards)
 
     def streams_of(self, samples: Ints) -> Ints:
-        """The dataset of each sample."""
+        """The dataset of each sample: int64 of the shape of `samples`."""
         return np.searchsorted(self.stream_starts, samples, side="right") - 1
 
     def shards_of(self, samples: Ints) -> Ints:
-        """The shard of each sample."""
+        """The shard of each sample: int64 of the shape of `samples`."""
         return np.searchsorted(self.shard_starts, samples, side="right") - 1
 
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes of all raw shards."""
-        return sum(shard.raw.bytes for dataset in self.datasets for shard in dataset.shards)
-
     def fingerprint(self, streams: range) -> str:
-        """Of some datasets: equal for the same shards in the same order, wherever they lie and
-        however they are compressed."""
+        """Identifies the content of some datasets, 32 hex digits: equal for equal shards in equal
+        order, wherever they are stored and however they are compressed."""
         digest = hashlib.sha256()
         for stream in streams:
             digest.update(b"dataset\n")
@@ -105,52 +105,45 @@ class Corpus:
 
 
 def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
-    """Whether a shard is mapped where it lies, rather than cached."""
+    """Whether a shard is mapped from the dataset's own folder, not from the cache."""
     return is_local(dataset.url) and shard.zipped is None
 
 
 def check_text_column(corpus: Corpus, text_key: str) -> None:
-    """Raises `DatasetError` where a dataset has no such column, or one that holds no text."""
+    """Raises `DatasetError` if a dataset has no column `text_key`, or one that holds no text."""
     for dataset in corpus.datasets:
         for columns in dict.fromkeys(shard.columns for shard in dataset.shards):
             encodings = {column.name: column.encoding for column in columns}
-            if encodings.get(text_key) not in ("str", "bytes"):
-                found = (
-                    "no column"
-                    if text_key not in encodings
-                    else f"no text, but {encodings[text_key]}, in column"
-                )
-                names = ", ".join(
-                    name for name, encoding in encodings.items() if encoding in ("str", "bytes")
-                )
-                raise DatasetError(
-                    f"{hide_secrets(dataset.url)} has {found} {text_key!r}. "
-                    + (
-                        f"Set text_key to one of its text columns: {names}"
-                        if names
-                        else "It has no text column at all: convert the corpus again, with one"
-                    )
-                )
+            encoding = encodings.get(text_key)
+            if encoding in _TEXT_ENCODINGS:
+                continue
+            found = f"no text, but {encoding}, in column" if encoding else "no column"
+            names = ", ".join(name for name in encodings if encodings[name] in _TEXT_ENCODINGS)
+            advice = "It has no text column at all: convert the corpus again, with one"
+            if names:
+                advice = f"Set text_key to one of its text columns: {names}"
+            raise DatasetError(f"{redact(dataset.url)} has {found} {text_key!r}. {advice}")
 
 
 def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool = True) -> Corpus:
-    """Read the index of each stream. Raises `StoreError` or `DatasetError`, and where there is no
-    sample in any, or in one that may not be empty."""
+    """Read the index of each stream.
+
+    Raises `StoreError` or `DatasetError`; the latter also if no dataset has samples, or if one has
+    none and may not be empty.
+    """
     corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
     empty = [
-        dataset for dataset in corpus.datasets if not sum(shard.samples for shard in dataset.shards)
+        dataset for dataset in corpus.datasets if not any(shard.samples for shard in dataset.shards)
     ]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
-        raise DatasetError(
-            f"no samples in {', '.join(hide_secrets(dataset.url) for dataset in empty)}. Convert a "
-            "corpus first"
-        )
+        urls = ", ".join(redact(dataset.url) for dataset in empty)
+        raise DatasetError(f"no samples in {urls}. Convert a corpus first")
     return corpus
 
 
 def _open_dataset(stream: Stream, retry: Retry) -> Dataset:
     data = read_object(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
-    shards = parse_index(data, hide_secrets(stream.url))
+    shards = parse_index(data, redact(stream.url))
     for compression in {shard.compression for shard in shards}:
         if compression is not None:
             check_codec(compression)

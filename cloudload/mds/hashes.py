@@ -9,42 +9,28 @@ from typing import Any
 
 import xxhash
 
-# ---------------------------------------------------------------- hashes and compression
 
-
-class Hasher:
-    """A running hash of one algorithm, from `hashlib` or `xxhash`, under the names that MDS indexes
-    use."""
-
-    def __init__(self, algorithm: str) -> None:
-        try:
-            self._hash: Any = (
-                getattr(xxhash, algorithm)()
-                if algorithm.startswith("xxh")
-                else hashlib.new(algorithm)
-            )
-        except (AttributeError, ValueError):
-            raise ValueError(
-                f"no hash named {algorithm!r}; use xxh64, xxh128, sha1, sha256, …"
-            ) from None
-
-    def update(self, data: bytes) -> None:
-        self._hash.update(data)
-
-    def hexdigest(self) -> str:
-        return str(self._hash.hexdigest())
+def new_hash(algorithm: str) -> Any:
+    """A running hash, with `update` and `hexdigest`, by the name that MDS indexes use. Raises
+    `ValueError` if there is no such hash."""
+    try:
+        is_xxhash = algorithm.startswith("xxh")
+        return getattr(xxhash, algorithm)() if is_xxhash else hashlib.new(algorithm)
+    except (AttributeError, ValueError):
+        raise ValueError(
+            f"no hash named {algorithm!r}; use xxh64, xxh128, sha1, sha256, …"
+        ) from None
 
 
 def hash_bytes(algorithm: str, data: bytes) -> str:
     """The hex digest of `data`."""
-    hasher = Hasher(algorithm)
-    hasher.update(data)
-    return hasher.hexdigest()
+    running = new_hash(algorithm)
+    running.update(data)
+    return str(running.hexdigest())
 
 
 def fastest_hash(hashes: Mapping[str, str]) -> str | None:
-    """The hash of an index entry that is cheapest to check, or None where there is none that we
-    know."""
+    """The name of the cheapest hash of an index entry, or None if none of them is known."""
     quick = [name for name in ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32") if name in hashes]
     known = quick or [name for name in sorted(hashes) if _is_hash(name)]
     return known[0] if known else None
@@ -52,7 +38,7 @@ def fastest_hash(hashes: Mapping[str, str]) -> str | None:
 
 @cache
 def _is_hash(name: str) -> bool:
-    """Whether this machine has a hash of that name, with digests of one size."""
+    """Whether this machine has a hash of that name, with digests of a fixed size."""
     try:
         return name in hashlib.algorithms_available and hashlib.new(name).digest_size > 0
     except ValueError:

@@ -1,11 +1,11 @@
-"""What the `index.json` of an MDS dataset says of its shards, with nothing taken on trust.
+"""Parse the `index.json` of an MDS dataset, and trust nothing in it.
 
     {"version": 2, "shards": [{format, samples, column_names, column_encodings, column_sizes,
                                raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
 
-A name becomes a path in the cache and a key in the store, so it may neither leave its folder, nor
-be what the cache calls its own files, nor fall together with another. Sizes bound what is read,
-unpacked and kept, so they must be sizes that a shard can have.
+A name becomes a path in the cache and a key in the store, so it may not leave its folder, equal a
+name of the cache's own files, or collide with another. Sizes bound what is downloaded, decompressed
+and kept, so they must be possible for a shard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
 
-# of a corpus of 10^6 shards, an index has some 500 bytes and 30 values for each
+# a corpus of 10^6 shards has an index of about 500 bytes and 30 values a shard
 MOST_INDEX_BYTES = 1 << 30
 
 _MOST_INDEX_VALUES = 1 << 26
@@ -31,32 +31,24 @@ _MOST_INDEX_VALUES = 1 << 26
 COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
 
 FIXED_FORMATS: dict[str, str] = {
-    "int": "<q",
-    "int8": "<b",
-    "int16": "<h",
-    "int32": "<i",
-    "int64": "<q",
-    "uint8": "<B",
-    "uint16": "<H",
-    "uint32": "<I",
-    "uint64": "<Q",
-    "float32": "<f",
-    "float64": "<d",
+    **{"int": "<q", "int8": "<b", "int16": "<h", "int32": "<i", "int64": "<q"},
+    **{"uint8": "<B", "uint16": "<H", "uint32": "<I", "uint64": "<Q"},
+    **{"float32": "<f", "float64": "<d"},
 }
+"""The `struct` code of each encoding of numbers."""
 
-_FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()} | {
-    "float16": 2
-}
+_FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()}
+_FIXED_SIZES["float16"] = 2
 
 # the offsets of a shard are uint32
 _MOST_SHARD_BYTES = (1 << 32) - 1
 
-# the cache adds up to 18 bytes, and a name of a file system has up to 255
+# the cache appends up to 18 bytes, and file systems allow 255
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
 
 _CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
 
-# names as writers make them, of which a million need no longer look
+# fast path for the names that MDS writers produce
 _PLAIN_NAME = re.compile(
     r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
 )
@@ -64,8 +56,8 @@ _PLAIN_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a shard: its name, its MDS encoding, and its bytes a sample where that is
-    fixed."""
+    """A column of a shard: its name, its MDS encoding, and its bytes a sample, or None if they
+    vary."""
 
     name: str
     encoding: str
@@ -73,13 +65,13 @@ class Column:
 
     @staticmethod
     def of(name: str, encoding: str) -> Column:
-        """The column with the size that its encoding has."""
+        """The column, with the size of its encoding."""
         return Column(name, encoding, _FIXED_SIZES.get(encoding))
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file as the index tells of it."""
+    """A file as the index describes it; `hashes` maps algorithms to hex digests."""
 
     name: str
     bytes: int
@@ -88,7 +80,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard as the index tells of it; `zipped` is what the store holds where the shard is
+    """A shard as the index describes it; `zipped` is the stored file if the shard is
     compressed."""
 
     samples: int
@@ -99,15 +91,14 @@ class ShardInfo:
 
     @property
     def stored(self) -> FileInfo:
-        """The file that lies in the store."""
+        """The file in the store."""
         return self.zipped or self.raw
 
 
 def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
-    """The shards of an `index.json`, in order. Raises `DatasetError` for anything that is not a
-    sound MDS index.
+    """The shards of an `index.json`, in order; `dataset` is its URL, for messages.
 
-    Of more than `MOST_INDEX_BYTES` nothing is looked at: their first bytes are enough to tell.
+    Raises `DatasetError` if it is not a valid MDS index, or has more than `MOST_INDEX_BYTES` bytes.
     """
     try:
         _check_extent(data)
@@ -115,16 +106,15 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
         if index["version"] != 2:
             raise ValueError(f"version {index['version']!r} is not 2")
         shards = index["shards"]
-        if not isinstance(shards, list) or not all(
-            isinstance(shard, ShardInfo) for shard in shards
-        ):
+        is_list = isinstance(shards, list)
+        if not is_list or not all(isinstance(shard, ShardInfo) for shard in shards):
             raise ValueError("its shards are not a list of shards, each with its raw_data")
         _check_names(shards)
         return tuple(shards)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        reason = _explain(error)
+        reason = _explain(error)[:500]
         raise DatasetError(
-            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason[:500]}. Convert the corpus again"
+            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert the corpus again"
         ) from error
 
 
@@ -135,15 +125,13 @@ def _explain(error: Exception) -> str:
         return "it is nested too deeply"
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return f"it is not JSON ({error})"
-    return (
-        f"its fields are not of the right types ({error})"
-        if isinstance(error, TypeError | AttributeError)
-        else str(error)
-    )
+    if isinstance(error, TypeError | AttributeError):
+        return f"its fields are not of the right types ({error})"
+    return str(error)
 
 
 def _check_extent(data: bytes) -> None:
-    """Refuse what would take many times its own bytes of memory, before it is parsed."""
+    """Refuse, before parsing it, what would take many times its own bytes of memory."""
     if len(data) > MOST_INDEX_BYTES:
         raise ValueError(f"it has more than {MOST_INDEX_BYTES:,} bytes")
     if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_INDEX_VALUES:
@@ -151,8 +139,8 @@ def _check_extent(data: bytes) -> None:
 
 
 def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
-    """A shard as soon as its entry ends, so that the entries of all shards are never held
-    together."""
+    """Turn each entry into a `ShardInfo` as soon as it ends: the raw entries of all shards are
+    never in memory together."""
     return _parse_shard(entry) if "raw_data" in entry else entry
 
 
@@ -179,7 +167,7 @@ def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
     )
 
 
-# the shards of a dataset share one tuple; types are part of the key, for True equals 1
+# the shards of a dataset share one tuple; types are part of the key because True equals 1
 @lru_cache(1024)
 def _parse_columns(
     names: tuple[Any, ...],
@@ -224,7 +212,7 @@ def _parse_file(entry: dict[str, Any]) -> FileInfo:
 
 
 def _fault_of_name(name: object) -> str | None:
-    """Why a file of the dataset cannot be called so, or None."""
+    """What is wrong with a file's name, or None."""
     if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
         return None
     if not isinstance(name, str) or not name.isprintable():
@@ -238,9 +226,8 @@ def _fault_of_name(name: object) -> str | None:
         return "is the index's own"
     if any(sign in name for sign in "*?["):
         return "is a pattern of names"
-    if len(name.encode()) > _MOST_NAME_BYTES or any(
-        len(part.encode()) > _MOST_PART_BYTES for part in parts
-    ):
+    longest = max(len(part.encode()) for part in parts)
+    if longest > _MOST_PART_BYTES or len(name.encode()) > _MOST_NAME_BYTES:
         return f"is longer than {_MOST_PART_BYTES} bytes"
     if any(part.lower().endswith(_CACHE_SUFFIXES) for part in parts):
         return "ends in .part or .lock, as the cache's own files do"
@@ -248,7 +235,7 @@ def _fault_of_name(name: object) -> str | None:
 
 
 def _check_names(shards: Iterable[ShardInfo]) -> None:
-    """Every file must be another on every file system, and none the folder of others."""
+    """Names must differ also where case does not count, and none may be the folder of others."""
     files = [file for shard in shards for file in (shard.raw, shard.zipped) if file is not None]
     folded = {file.name.casefold() for file in files}
     if len(folded) < len(files):

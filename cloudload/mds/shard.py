@@ -1,12 +1,7 @@
-"""The MDS format: shards that hold samples, and an index that lists them.
+"""Read the samples of a raw shard, mapped into memory; the format is drawn in `cloudload.mds`.
 
-    index.json    see `index`
-    shard         uint32 count | uint32 offsets[count + 1] | JSON header | samples
-    sample        uint32 sizes of the variable-sized columns | the columns' bytes, columns in order of their names
-
-The format is MosaicML Streaming's (`streaming/base/format/mds`); shards written here are the bytes
-that its `MDSWriter` writes, and a test says so. Nothing here trusts its input: names may not leave
-their folder, sizes are bounded by the index.
+Nothing in the file is trusted: its size and columns must be those of the index, its offsets must
+ascend within it, and a sample's columns must fill it exactly.
 """
 
 from __future__ import annotations
@@ -27,36 +22,38 @@ from cloudload.mds.index import FIXED_FORMATS, ShardInfo
 
 _MOST_HEADER_BYTES = 1 << 20
 
-# ---------------------------------------------------------------- read
-
 ID_KEY = "id"
 
-MEND = (
-    "If it lies in the cache, delete it to fetch it again; if it is the dataset's own, convert "
-    "or copy it again"
+REPAIR_ADVICE = (
+    "If it is in the cache, delete it to fetch it again; if it is the dataset's own, convert or "
+    "copy it again"
 )
 
 
 class Shard:
-    """A raw shard, mapped into memory; it stays readable when its file is deleted."""
+    """A raw shard, mapped into memory; it stays readable after its file is deleted.
+
+    Raises `DatasetError` if the file is not what `info` says, and `FileNotFoundError`.
+    """
 
     def __init__(self, path: Path, info: ShardInfo) -> None:
         self.path, self.info = path, info
         self.url = ""
-        """Where it is from, for errors, once somebody who knows has said so."""
+        """Its URL, for errors; set by the cache."""
         with _open_regular(path) as file:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
                 raise DatasetError(
-                    f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. {MEND}"
+                    f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. "
+                    f"{REPAIR_ADVICE}"
                 )
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         self._starts = np.ascontiguousarray(self._read_offsets(), np.uint32).data
         self._check_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
-        # a column begins after the sizes, the fixed columns before it, and the variable ones before
-        # it
+        # a column begins after the sizes and the columns before it: their fixed bytes, and the
+        # number of variable-sized ones
         fixed = [column.bytes or 0 for column in info.columns]
         self._fixed_bytes = self._sizes.size + sum(fixed)
         self._before = [
@@ -65,7 +62,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its URL, or its path if that is not known."""
         return self.url or str(self.path)
 
     def _read_offsets(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
@@ -73,20 +70,17 @@ class Shard:
         start = 4 * (count + 2)
         if end < start or struct.unpack_from("<I", self._map)[0] != count:
             raise DatasetError(
-                f"{self.name} is not a shard of {count:,} samples, as its index says. {MEND}"
+                f"{self.name} is not a shard of {count:,} samples, as its index says. "
+                f"{REPAIR_ADVICE}"
             )
         offsets = np.frombuffer(self._map, "<u4", count + 1, 4)
-        if (
-            offsets[0] < start
-            or offsets[-1] != end
-            or (np.diff(offsets.astype(np.int64)) < 0).any()
-        ):
-            raise DatasetError(f"{self.name} has sample offsets outside the shard. {MEND}")
+        is_descending = (np.diff(offsets.astype(np.int64)) < 0).any()
+        if offsets[0] < start or offsets[-1] != end or is_descending:
+            raise DatasetError(f"{self.name} has sample offsets outside the shard. {REPAIR_ADVICE}")
         return offsets
 
     def _check_header(self) -> None:
-        """What a shard says of its columns must be what the index says; some writers leave it
-        out."""
+        """The header must name the columns that the index names; some writers omit it."""
         start, stop = 4 * (self.info.samples + 2), self._starts[0]
         if start == stop:
             return
@@ -97,23 +91,18 @@ class Shard:
             found = [header[f"column_{field}"] for field in ("names", "encodings", "sizes")]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DatasetError(
-                f"{self.name} has a header that tells no columns ({error!r:.200}). {MEND}"
+                f"{self.name} has a header that tells no columns ({error!r:.200}). {REPAIR_ADVICE}"
             ) from error
-        columns = self.info.columns
-        expected = [
-            [column.name for column in columns],
-            [c.encoding for c in columns],
-            [c.bytes for c in columns],
-        ]
+        columns = [(column.name, column.encoding, column.bytes) for column in self.info.columns]
+        expected = [list(values) for values in zip(*columns, strict=True)]
         if found != expected:
             raise DatasetError(
                 f"{self.name} says its columns are {str(found)[:300]}, its index "
-                f"{str(expected)[:300]}. {MEND}"
+                f"{str(expected)[:300]}. {REPAIR_ADVICE}"
             )
 
     def column_index(self, name: str) -> int:
-        """Where a column stands in a sample. Raises `DatasetError` where there is none of that
-        name."""
+        """The number of a column. Raises `DatasetError` if no column has that name."""
         for position, column in enumerate(self.info.columns):
             if column.name == name:
                 return position
@@ -121,7 +110,8 @@ class Shard:
         raise DatasetError(f"{self.name} has no column {name!r}; its columns are: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
-        """The bytes of one column of one sample of this shard."""
+        """The bytes of one column of one sample, both by number. Raises `DatasetError` if the
+        sample is damaged."""
         start, stop = self._starts[sample], self._starts[sample + 1]
         if start + self._fixed_bytes > stop:
             raise self._broken(sample)
@@ -134,9 +124,10 @@ class Shard:
         return self._map[start : start + (sizes[variable] if width is None else width)]
 
     def read_texts(self, samples: Iterable[int], column: int) -> list[str]:
-        """One column of some samples as text. Raises `DatasetError` where one is not UTF-8."""
+        """One column of some samples as text. Raises `DatasetError` if one is damaged, or not
+        UTF-8."""
         texts = []
-        # once a document of the corpus: written out, for a call costs as much as what it does
+        # runs for every document: `read_bytes` inlined, as a call would double its cost
         starts, unpack, data, fixed_bytes = (
             self._starts,
             self._sizes.unpack_from,
@@ -173,25 +164,27 @@ class Shard:
         return texts
 
     def read(self, sample: int) -> dict[str, Any]:
-        """The whole sample. Columns that would have to be unpickled are refused."""
+        """The whole sample by column names. Raises `DatasetError` for a column that would have to
+        be unpickled."""
         return self.read_columns(sample, [column.name for column in self.info.columns])
 
     def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
-        """Those columns of a sample that are there. Raises `DatasetError` where one does not hold
-        what its encoding says."""
-        places = {column.name: place for place, column in enumerate(self.info.columns)}
-        parts = {name: self.read_bytes(sample, places[name]) for name in names if name in places}
+        """The named columns of a sample, without those that do not exist. Raises `DatasetError` if
+        a value does not fit its encoding."""
+        columns = self.info.columns
+        numbers = {column.name: number for number, column in enumerate(columns)}
+        parts = {name: self.read_bytes(sample, numbers[name]) for name in names if name in numbers}
         try:
             return {
-                name: decode_value(self.info.columns[places[name]].encoding, part)
-                for name, part in parts.items()
+                name: decode_value(columns[numbers[name]].encoding, data)
+                for name, data in parts.items()
             }
         except (ValueError, struct.error, RecursionError) as error:
             what = f"sample {sample} of {self.name} is not what its columns say"
             raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
 
     def where(self, sample: int) -> str:
-        """A sample's place for a message, with its id where it has one that can be read."""
+        """Names a sample in a message, with its id if it has one that can be read."""
         try:
             identifier = self.read_columns(sample, [ID_KEY])
         except DatasetError:
@@ -201,13 +194,13 @@ class Shard:
 
     def _broken(self, sample: int) -> DatasetError:
         return DatasetError(
-            f"sample {sample} of {self.name} has columns that do not fill it. {MEND}"
+            f"sample {sample} of {self.name} has columns that do not fill it. {REPAIR_ADVICE}"
         )
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a file to read. A pipe or a device would block, or never end: it is refused before a
-    byte of it is read."""
+    """Open a file to read. A pipe or a device could block, or never end, so it is refused
+    unread."""
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except FileNotFoundError:
@@ -221,13 +214,13 @@ def _open_regular(path: Path) -> BinaryIO:
 
 
 def _explain(error: Exception) -> str:
-    # a decoder's own text may hold all that it was to decode
+    # a decoder's message may contain all of its input
     return str(error)[:300]
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
-    """The value of a column's bytes. Raises `DatasetError` for an encoding that is not text, bytes,
-    JSON or a number."""
+    """The value of a column's bytes. Raises `DatasetError` for an encoding other than str, bytes,
+    json or a number, and `ValueError` or `struct.error` for bytes that do not fit it."""
     if encoding == "str":
         return data.decode("utf-8")
     if encoding == "bytes":

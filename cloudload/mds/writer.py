@@ -1,4 +1,5 @@
-"""Write shards, byte for byte as Streaming's `MDSWriter` does."""
+"""Write shards, byte for byte as Streaming's `MDSWriter` does; the format is drawn in
+`cloudload.mds`."""
 
 from __future__ import annotations
 
@@ -10,35 +11,38 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.mds.codecs import compress
-from cloudload.mds.hashes import hash_bytes
+from cloudload.mds.hashes import new_hash
 from cloudload.mds.index import FIXED_FORMATS, Column
 
 DEFAULT_SHARD_BYTES = 1 << 26
 
-# ---------------------------------------------------------------- write
-
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """How shards are written: columns, compression (`zstd`, `zstd:7`, `gz`, `bz2` or None), hashes,
-    and the most raw bytes."""
+    """How shards are written. Raises `ValueError` for a compression or a hash that does not
+    exist."""
 
     columns: tuple[Column, ...]
+    """In the order of their names."""
     compression: str | None = "zstd"
+    """`zstd`, `zstd:7`, `gz`, `bz2`, … or None."""
     hashes: tuple[str, ...] = ("xxh64",)
+    """The hashes of each shard that the index lists."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
+    """The most raw bytes of a shard of several samples."""
 
     def __post_init__(self) -> None:
         if list(self.columns) != sorted(self.columns, key=lambda column: column.name):
             raise ValueError("columns must be in the order of their names")
         for algorithm in self.hashes:
-            hash_bytes(algorithm, b"")
+            new_hash(algorithm)
         if self.compression is not None:
             compress(self.compression, b"")
 
     def config(self) -> dict[str, Any]:
-        """What every shard of the dataset says of itself, in its header and in the index."""
+        """The fields that every shard has in its header and in the index."""
         return {
             "version": 2,
             "format": "mds",
@@ -51,17 +55,17 @@ class ShardFormat:
         }
 
     def header(self) -> bytes:
-        """The JSON that follows a shard's offsets."""
+        """The JSON after a shard's offsets."""
         return json.dumps(self.config(), sort_keys=True).encode()
 
     def empty_bytes(self) -> int:
-        """The size of a shard without samples; each sample adds 4 bytes to its own."""
+        """The size of a shard without samples. Each sample adds its own size and 4 bytes."""
         return 8 + len(self.header())
 
 
 def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes:
-    """The bytes of a sample. Raises `TypeError`, `ValueError` or `struct.error` where a value does
-    not fit its column."""
+    """The bytes of a sample. Raises `TypeError`, `ValueError` or `struct.error` if a value does not
+    fit its column."""
     sizes: list[int] = []
     parts: list[bytes] = []
     for column in columns:
@@ -72,15 +76,11 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
     return struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(parts)
 
 
-def encode_shard(form: ShardFormat, samples: Sequence[bytes]) -> bytes:
-    """The raw bytes of a shard of encoded samples."""
-    return b"".join(
-        [encode_shard_head(form, np.fromiter(map(len, samples), np.int64, len(samples))), *samples]
-    )
+def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
+    """The raw bytes of a shard before its samples, whose bytes are `sizes`: int64 [samples].
 
-
-def encode_shard_head(form: ShardFormat, sizes: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
-    """The raw bytes of a shard before its samples, which have these sizes."""
+    Raises `ValueError` if the shard would have 4 GiB or more.
+    """
     header = form.header()
     offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(header)
     if offsets[-1] >= 1 << 32:

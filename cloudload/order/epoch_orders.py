@@ -24,10 +24,10 @@ from cloudload.order.canonical import fill_order, seekable_order
 from cloudload.order.sampling import id_dtype
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling, num_positions
-from cloudload.system.background_process import start
-from cloudload.system.file_locks import locked, locked_if_free
-from cloudload.system.temp_files import lock_of, make_folder, part_of
-from cloudload.system.verified_files import is_sealed, seal
+from cloudload.system.background_process import run_detached
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path, make_folder, partial_file
+from cloudload.system.verified_files import is_unmodified, mark_verified
 
 logger = logging.getLogger(__name__)
 # below this, mapping a file takes longer than reading it
@@ -90,10 +90,10 @@ class EpochOrders:
             return False
         try:
             make_folder(self._folder)
-            return start(
+            return run_detached(
                 "cloudload.order.epoch_orders:build_as_asked",
                 self._request(epoch),
-                lock_of(self._path(epoch)),
+                lock_path(self._path(epoch)),
             )
         except OSError as error:
             logger.info("the order of epoch %d is not built ahead: %s", epoch, error)
@@ -105,7 +105,7 @@ class EpochOrders:
         if is_whole(path):
             return
         narrow = id_dtype(self._shard_sizes)
-        with part_of(path) as part:
+        with partial_file(path) as part:
             with part.open("wb+") as file:
                 header = {
                     "descr": narrow.str,
@@ -121,7 +121,7 @@ class EpochOrders:
                 fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
                 order.flush()
                 os.fsync(file.fileno())
-            seal(part)
+            mark_verified(part)
             part.replace(path)
         if epoch % self._kept_epochs == 0:
             self._remove_before(epoch - self._kept_epochs)
@@ -137,7 +137,7 @@ class EpochOrders:
         try:
             make_folder(self._folder)
             # files are removed only under their lock, so this one exists until it is mapped
-            with locked(lock_of(path)):
+            with locked(lock_path(path)):
                 self.build(epoch)
                 return _load(path)
         except (OSError, MemoryError) as error:
@@ -154,7 +154,7 @@ class EpochOrders:
         """Remove the orders of earlier epochs."""
         for old in self._folder.glob("epoch-*.npy"):
             if int(old.stem.removeprefix("epoch-")) < epoch:
-                with locked_if_free(lock_of(old)) as is_free:
+                with locked(lock_path(old), wait=False) as is_free:
                     if is_free:
                         old.unlink(missing_ok=True)
 
@@ -188,7 +188,7 @@ def build_as_asked(request: bytes) -> None:
 def is_whole(path: Path) -> bool:
     """Whether an order's file exists, unmodified since it was built."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return is_sealed(path.stat())
+        return is_unmodified(path.stat())
     return False
 
 

@@ -31,7 +31,7 @@ from cloudload.run.components import (
     specify_components,
 )
 from cloudload.storage.base import Retry
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
 
 HELD_CONFIG_FIELDS = (
@@ -169,9 +169,7 @@ def _describe_sources(config: RowsConfig, tokenizer: Any) -> str:
         if isinstance(tokenizer, str | os.PathLike)
         else getattr(tokenizer, "name_or_path", None)
     )
-    streams = [
-        {**asdict(stream), "remote": hide_secrets(stream.remote)} for stream in config.streams
-    ]
+    streams = [{**asdict(stream), "remote": redact(stream.remote)} for stream in config.streams]
     return json.dumps(
         {
             "streams": streams,

@@ -1,0 +1,12 @@
+"""Objects by URL: S3, GCS, any fsspec file system, StreamingDataset's downloaders, or a local path.
+
+    read_object("s3://bucket/key")
+      objects    verbs: retries, deadline, advice          ─► StoreError, redacted, with its kind
+        registry   scheme ─► one backend a process
+          base       Backend: open  upload  delete  list  failure_kind
+            s3  gcs  local  fsspec  streaming              ─► clients: timeouts, length checks
+      urls  redaction                                         schemes, paths; no secrets shown
+
+Other packages use the verbs of `objects`, the functions of `urls` and `redaction`, and `Retry` and
+`StoredObject` of `base`. To add a store, write a `Backend` and enter its scheme in `registry`.
+"""

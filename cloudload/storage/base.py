@@ -1,34 +1,35 @@
-"""What every kind of store shares: how long to try, what is stored, and what a trouble means.
+"""What all storage backends share: how long to try, what a listing holds, and what a backend does.
 
-    error of a client ──Backend.trouble──► Trouble ──store.py──► asked again, or told with what to do about it
+    client's error─Backend.failure_kind─► FailureKind ─objects─► retried, or raised with advice
 
-A client's errors are looked at in one place of each backend, and nowhere else.
+Each backend inspects its client's errors in this one method, and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from cloudload.errors import FailureKind
 from cloudload.option_docs import explained
 
-CHUNK_BYTES = 1 << 16  # small, so that a body that trickles meets the deadline
+CHUNK_BYTES = 1 << 16  # small, so that a body that trickles still meets the deadline
 
 
 @explained
 @dataclass(frozen=True)
 class Retry:
-    """How long to retry the object store."""
+    """How long to try a request to a store, in seconds. Transient errors are retried with
+    exponential backoff and jitter."""
 
     timeout_s: float = 20.0
-    """Seconds for one request."""
+    """Limit of one attempt to connect or to read."""
     deadline_s: float = 120.0
-    """Seconds in all."""
+    """Limit of all attempts together, pauses and DNS included."""
     pause_s: float = 0.2
-    """Seconds before the second attempt; each further pause is about twice as long."""
+    """Pause before the second attempt; it roughly doubles from attempt to attempt, up to 10 s."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -38,45 +39,17 @@ class Retry:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One object of a listing: its location and its size in bytes."""
+    """One object of a listing: its URL and its size in bytes."""
 
     url: str
     bytes: int
 
 
-class Trouble(Enum):
-    """What an error of a store's client means."""
-
-    MISSING_OBJECT = auto()
-    MISSING_BUCKET = auto()
-    DENIED = auto()
-    NO_CREDENTIALS = auto()
-    BAD_CREDENTIALS = auto()
-    EXPIRED_CREDENTIALS = auto()
-    WRONG_CLOCK = auto()
-    WRONG_REGION = auto()
-    UNTRUSTED = auto()
-    BUSY = auto()
-    UNREACHABLE = auto()
-    OTHER = auto()
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether there is no such thing."""
-        return self in (Trouble.MISSING_OBJECT, Trouble.MISSING_BUCKET)
-
-    @property
-    def is_passing(self) -> bool:
-        """Whether the same request may do better later."""
-        return self in (Trouble.BUSY, Trouble.UNREACHABLE)
-
-
 class Backend(Protocol):
-    """What a kind of store must do; every method takes whole locations and raises its client's own
-    errors."""
+    """One kind of store. Methods take whole URLs and raise their client's own errors."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO: ...
     def upload(self, path: Path, url: str, retry: Retry) -> None: ...
     def delete(self, url: str, retry: Retry) -> None: ...
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]: ...
-    def trouble(self, error: BaseException) -> Trouble: ...
+    def failure_kind(self, error: BaseException) -> FailureKind: ...

@@ -1,5 +1,5 @@
-"""What the clients of all stores need: a time limit for any call, bodies that may not end early,
-statuses, broken connections."""
+"""Shared by the clients of all stores: a time limit for any call, bodies checked for their length,
+and the failure kinds of HTTP statuses and broken connections."""
 
 from __future__ import annotations
 
@@ -12,32 +12,24 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from cloudload.storage.base import Trouble
+from cloudload.errors import FailureKind
+from cloudload.system.daemon_threads import settle
 
 T = TypeVar("T")
 
-_CLIENTS = {
-    "botocore",
-    "urllib3",
-    "requests",
-    "http",
-    "aiohttp",
-    "asyncio",
-    "fsspec",
-    "azure",
-    "google",
-}
+_CLIENTS = "botocore urllib3 requests http aiohttp asyncio fsspec azure google"
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
 class ShortReadError(OSError):
     """A body ended before the length that its header promised."""
 
 
-class Counted(io.RawIOBase):
-    """A body that fails when it ends early, whatever its client says."""
+class LengthCheckedReader(io.RawIOBase):
+    """A body that raises `ShortReadError` if it ends early, even if its client does not notice."""
 
-    def __init__(self, body: Any, expected: int | None) -> None:
-        self._body, self._left = body, expected
+    def __init__(self, body: Any, expected_bytes: int | None) -> None:
+        self._body, self._left = body, expected_bytes
 
     def readable(self) -> bool:
         return True
@@ -56,32 +48,26 @@ class Counted(io.RawIOBase):
         super().close()
 
 
-def in_time(seconds: float, call: Callable[[], T]) -> T:
-    """What `call` returns, or `TimeoutError`. It runs in a thread: name servers and some clients
-    know no time limit.
+_BROKEN = (TimeoutError, ConnectionError, ShortReadError, EOFError, socket.gaierror, ssl.SSLError)
 
-    A call that is given up goes on until it ends by itself; what it returns then is closed.
+
+def call_with_timeout(timeout_s: float, call: Callable[[], T]) -> T:
+    """The result of `call`, or `TimeoutError` after `timeout_s`.
+
+    It runs in a thread, because DNS and some clients have no time limit. An abandoned call runs on
+    until it ends, and its result is closed then.
     """
     future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=run, name="cloudload-store", daemon=True).start()
+    threading.Thread(
+        target=settle, args=(future, call), name="cloudload-store", daemon=True
+    ).start()
     try:
-        wait([future], seconds)
-        if future.done():
+        if wait([future], timeout_s).done:
             return future.result()
+        raise TimeoutError(f"not finished after {timeout_s:.1f} s")
     except BaseException:  # Ctrl-C, too
         future.add_done_callback(_close_result)
         raise
-    future.add_done_callback(_close_result)
-    raise TimeoutError(f"not finished after {seconds:.1f} s")
 
 
 def _close_result(future: Future[Any]) -> None:
@@ -103,56 +89,43 @@ def status_of(error: BaseException) -> int | None:
     return next((value for value in found if isinstance(value, int)), None)
 
 
-def trouble_of_status(status: int) -> Trouble:
-    """What a status means where nothing else is known."""
+def failure_kind_of_status(status: int) -> FailureKind:
+    """The kind of an HTTP status if nothing else is known."""
     if (status >= 500 and status != 501) or status in (408, 429):
-        return Trouble.BUSY
-    return {401: Trouble.DENIED, 403: Trouble.DENIED, 404: Trouble.MISSING_OBJECT}.get(
-        status, Trouble.OTHER
-    )
+        return FailureKind.BUSY
+    if status in (401, 403):
+        return FailureKind.DENIED
+    return FailureKind.MISSING_OBJECT if status == 404 else FailureKind.OTHER
 
 
-def trouble_of_connection(error: BaseException) -> Trouble:
-    """Resets, timeouts, refused connections, unknown hosts and short bodies pass, from whichever
-    client."""
+def failure_kind_of_connection(error: BaseException) -> FailureKind:
+    """UNREACHABLE for resets, timeouts, refused connections, unknown hosts and short bodies, from
+    any client."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return Trouble.UNTRUSTED
+        return FailureKind.UNTRUSTED
     if "407 Proxy" in str(error):
-        return Trouble.DENIED
-    if isinstance(
-        error,
-        TimeoutError | ConnectionError | ShortReadError | socket.gaierror | ssl.SSLError | EOFError,
-    ):
-        return Trouble.UNREACHABLE
-    if isinstance(error, OSError) and error.errno in (
-        errno.EHOSTUNREACH,
-        errno.ENETUNREACH,
-        errno.ENETDOWN,
-        errno.EHOSTDOWN,
-    ):
-        return Trouble.UNREACHABLE
-    # a ValueError is about a URL that is none
-    is_clients = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(
-        error, ValueError
-    )
-    return Trouble.UNREACHABLE if is_clients else Trouble.OTHER
+        return FailureKind.DENIED
+    if isinstance(error, _BROKEN) or (isinstance(error, OSError) and error.errno in _NO_ROUTE):
+        return FailureKind.UNREACHABLE
+    # a client's ValueError is about an invalid URL
+    is_clients = type(error).__module__.partition(".")[0] in _CLIENTS.split()
+    is_connection = is_clients and not isinstance(error, ValueError)
+    return FailureKind.UNREACHABLE if is_connection else FailureKind.OTHER
 
 
-def trouble_of_any(error: BaseException) -> Trouble:
-    """By what the clients' errors have in common: Python's own classes, an HTTP status, a broken
-    connection."""
+def failure_kind_of_any(error: BaseException) -> FailureKind:
+    """The kind by what all clients' errors have in common: Python's own classes, an HTTP status, a
+    broken connection."""
     if isinstance(error, FileNotFoundError):
-        return Trouble.MISSING_OBJECT
+        return FailureKind.MISSING_OBJECT
     if isinstance(error, PermissionError):
-        return Trouble.DENIED
-    # of paramiko and azure, which are not imported for this
-    if {kind.__name__ for kind in type(error).__mro__} & {
-        "AuthenticationException",
-        "ClientAuthenticationError",
-    }:
-        return Trouble.BAD_CREDENTIALS
+        return FailureKind.DENIED
+    # classes of paramiko and azure, by name: neither is imported for this
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"AuthenticationException", "ClientAuthenticationError"}:
+        return FailureKind.BAD_CREDENTIALS
     if (status := status_of(error)) is not None:
-        return trouble_of_status(status)
-    if type(error).__module__.startswith("paramiko"):  # of a session that broke, once it was let in
-        return Trouble.UNREACHABLE
-    return trouble_of_connection(error)
+        return failure_kind_of_status(status)
+    if type(error).__module__.startswith("paramiko"):  # a session that broke after it signed in
+        return FailureKind.UNREACHABLE
+    return failure_kind_of_connection(error)

@@ -1,5 +1,4 @@
-"""GCS by google-cloud-storage, with application default credentials; anonymous where there are
-none."""
+"""GCS by google-cloud-storage, with application default credentials; anonymous without them."""
 
 from __future__ import annotations
 
@@ -10,44 +9,50 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject, Trouble
-from cloudload.storage.clients import Counted, status_of, trouble_of_connection, trouble_of_status
+from cloudload.errors import FailureKind
+from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.clients import (
+    LengthCheckedReader,
+    failure_kind_of_connection,
+    failure_kind_of_status,
+    status_of,
+)
 from cloudload.storage.urls import is_below, split_url
 
 
 class GCSStore:
-    """gs:// by its JSON interface."""
+    """gs:// by its JSON API. Reading uses two private attributes of the client: `_http`, a signed
+    `requests` session, and `_connection.API_BASE_URL`."""
 
     def __init__(self) -> None:
         self._client: Any = None
         self._lock = threading.Lock()
 
     def _bucket(self, name: str) -> Any:
-        with self._lock:  # threads that begin together must not each look for credentials
+        with self._lock:  # threads that start together look for credentials once
             self._client = self._client or _make_client()
         return self._client.bucket(name)
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
-        # one plain request: the library's own stream asks for ranges, and says nothing before it
-        # has a whole one
-        location = (
-            f"{self._client._connection.API_BASE_URL}/download/storage/v1{blob.path}?alt=media"
-        )
-        # taken as it is stored: undoing a gzip encoding would change its size under our checks
-        stored = {"Accept-Encoding": "gzip"}
+        # one plain request: the library's own stream asks for ranges, and yields nothing before it
+        # has a whole range
+        base = self._client._connection.API_BASE_URL
         answer = self._client._http.get(
-            location, headers=stored, stream=True, timeout=retry.timeout_s
+            f"{base}/download/storage/v1{blob.path}?alt=media",
+            # the bytes as stored: undoing a gzip encoding would change the size that is checked
+            headers={"Accept-Encoding": "gzip"},
+            stream=True,
+            timeout=retry.timeout_s,
         )
         if answer.status_code != 200:
             from google.api_core.exceptions import from_http_response
 
             raise from_http_response(answer)
         size = answer.headers.get("Content-Length")
-        return io.BufferedReader(
-            Counted(answer.raw, None if size is None else int(size)), CHUNK_BYTES
-        )
+        body = LengthCheckedReader(answer.raw, None if size is None else int(size))
+        return io.BufferedReader(body, CHUNK_BYTES)
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -67,36 +72,34 @@ class GCSStore:
             if is_below(blob.name, prefix):
                 yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size)
 
-    def trouble(self, error: BaseException) -> Trouble:
+    def failure_kind(self, error: BaseException) -> FailureKind:
         from google.auth.exceptions import GoogleAuthError, TransportError
 
         if (status := status_of(error)) is not None:
-            return self._trouble_of_answer(error, status)
-        if isinstance(error, TransportError) or (
-            isinstance(error, GoogleAuthError) and getattr(error, "retryable", False)
-        ):
-            return (
-                Trouble.UNTRUSTED
-                if trouble_of_connection(error) is Trouble.UNTRUSTED
-                else Trouble.UNREACHABLE
-            )
-        if isinstance(
-            error, GoogleAuthError
-        ):  # of nobody, too: a 401 has the client ask for another token
-            return Trouble.NO_CREDENTIALS if self._is_anonymous() else _trouble_of_token(str(error))
-        return trouble_of_connection(error)
+            return self._failure_kind_of_answer(error, status)
+        kind = failure_kind_of_connection(error)
+        if not isinstance(error, GoogleAuthError):
+            return kind
+        if isinstance(error, TransportError) or getattr(error, "retryable", False):
+            is_untrusted = kind is FailureKind.UNTRUSTED
+            return kind if is_untrusted else FailureKind.UNREACHABLE
+        # anonymous clients end here, too: on a 401 the client asks for another token
+        if self._is_anonymous():
+            return FailureKind.NO_CREDENTIALS
+        return _failure_kind_of_token(str(error))
 
-    def _trouble_of_answer(self, error: BaseException, status: int) -> Trouble:
-        reasons = {
-            item.get("reason") for item in getattr(error, "errors", ()) if isinstance(item, dict)
-        }
-        if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # a 403
-            return Trouble.BUSY
+    def _failure_kind_of_answer(self, error: BaseException, status: int) -> FailureKind:
+        details = getattr(error, "errors", ())
+        reasons = {detail.get("reason") for detail in details if isinstance(detail, dict)}
+        if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # with status 403
+            return FailureKind.BUSY
         if status == 404 and "bucket does not exist" in str(error):
-            return Trouble.MISSING_BUCKET
+            return FailureKind.MISSING_BUCKET
         if status in (401, 403) and self._is_anonymous():
-            return Trouble.NO_CREDENTIALS
-        return Trouble.BAD_CREDENTIALS if reasons & {"authError"} else trouble_of_status(status)
+            return FailureKind.NO_CREDENTIALS
+        if "authError" in reasons:
+            return FailureKind.BAD_CREDENTIALS
+        return failure_kind_of_status(status)
 
     def _is_anonymous(self) -> bool:
         from google.auth.credentials import AnonymousCredentials
@@ -116,10 +119,10 @@ def _make_client() -> Any:
         return storage.Client.create_anonymous_client()
 
 
-def _trouble_of_token(text: str) -> Trouble:
-    """What it means that no token was given."""
+def _failure_kind_of_token(text: str) -> FailureKind:
+    """Why no access token was granted, by the words of the error."""
     if "short-lived token" in text or "reasonable timeframe" in text:
-        return Trouble.WRONG_CLOCK
+        return FailureKind.WRONG_CLOCK
     if "expired" in text or "Reauthentication" in text:
-        return Trouble.EXPIRED_CREDENTIALS
-    return Trouble.BAD_CREDENTIALS
+        return FailureKind.EXPIRED_CREDENTIALS
+    return FailureKind.BAD_CREDENTIALS

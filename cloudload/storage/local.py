@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudload.storage.base import Retry, StoredObject, Trouble
+from cloudload.errors import FailureKind
+from cloudload.storage.base import Retry, StoredObject
 from cloudload.storage.urls import local_path
 
 
 class LocalStore:
-    """Files of this machine."""
+    """Files on this machine."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         path = local_path(url)
-        # opening a pipe waits for its other end, and a device may never end
+        # opening a pipe waits for its writer, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OSError(
                 f"{path} is a pipe or a device, and not a regular file. Put the file itself there"
@@ -24,8 +26,6 @@ class LocalStore:
         return path.open("rb")
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
-        import shutil
-
         target = local_path(url)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -50,9 +50,6 @@ class LocalStore:
                 if path.is_file():
                     yield StoredObject(str(path), path.stat().st_size)
 
-    def trouble(self, error: BaseException) -> Trouble:
-        return (
-            Trouble.MISSING_OBJECT
-            if isinstance(error, FileNotFoundError | NotADirectoryError)
-            else Trouble.OTHER
-        )
+    def failure_kind(self, error: BaseException) -> FailureKind:
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER

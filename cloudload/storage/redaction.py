@@ -1,5 +1,5 @@
-"""Keep secrets out of messages: passwords, signed queries, tokens and keys in URLs and in the words
-of a client."""
+"""Remove secrets from messages: passwords, signed queries, tokens and keys, in URLs and in the
+clients' own words."""
 
 from __future__ import annotations
 
@@ -7,25 +7,14 @@ import os
 import re
 from urllib.parse import quote
 
-_SECRET_VARIABLES = (
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_SECURITY_TOKEN",
-    "GCS_SECRET",
-    "AZURE_ACCOUNT_ACCESS_KEY",
-    "AZURE_STORAGE_KEY",
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_CONNECTION_STRING",
-    "AZURE_CLIENT_SECRET",
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-    "DATABRICKS_TOKEN",
-    "ALIPAN_WEB_REFRESH_TOKEN",
-    "ALIPAN_ENCRYPT_PASSWORD",
-)
+_SECRET_VARIABLES = """
+    AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_SECURITY_TOKEN GCS_SECRET
+    AZURE_ACCOUNT_ACCESS_KEY AZURE_STORAGE_KEY AZURE_STORAGE_ACCOUNT_KEY AZURE_STORAGE_SAS_TOKEN
+    AZURE_STORAGE_CONNECTION_STRING AZURE_CLIENT_SECRET HF_TOKEN HUGGING_FACE_HUB_TOKEN
+    DATABRICKS_TOKEN ALIPAN_WEB_REFRESH_TOKEN ALIPAN_ENCRYPT_PASSWORD
+"""
 
-_LEAST_SECRET = 8  # a shorter value is part of too many words
+_LEAST_SECRET_CHARACTERS = 8  # a shorter value is part of too many words
 
 _USER_AND_PASSWORD = re.compile(r"(\w://)[^/\s'\"<>]*:[^/\s'\"<>]*@")
 
@@ -33,35 +22,38 @@ _HTTP_USER = re.compile(r"(https?://)[^/?\s'\"<>]*@")
 
 _HTTP_QUERY = re.compile(r"(https?://[^?\s'\"<>]*)\?[^\s'\"<>]*")
 
-# only where a name can begin: `s3://bucket/sig=1/` is a folder
+# only where a name can begin, as `s3://bucket/sig=1/` is a folder; in a quoted URL, that is after
+# %3F (?) or %26 (&)
 _SECRET_FIELD = re.compile(
-    r"""(?ix) (?<![\w/-]) (
-        x-(?:amz|goog)-(?:signature|credential|security-token) | sig | signature | googleaccessid | awsaccesskeyid
+    r"""(?ix) (?: (?<![\w/-]) | (?<=%3f) | (?<=%26) ) (
+        x-(?:amz|goog)-(?:signature|credential|security-token) | sig | signature
+        | googleaccessid | awsaccesskeyid
         | (?:(?:access|refresh|id|session|sas|security|auth|hf|api)_?)?token
         | (?:aws_)?(?:account|shared_?access|secret|secret_?access|private|api)_?key
-        | sharedaccesssignature | client_?secret | passw(?:or)?d | secret | credential(?==) | authorization
-    ) (["']?\s*[=:]\s*) (?: (["']) (?:(?!\3).)* \3 | (?:(?:bearer|basic)\s+)? [^\s&;,"'<>)}]+ )"""
+        | sharedaccesssignature | client_?secret | passw(?:or)?d | secret | credential(?==)
+        | authorization
+    ) (["']?\s*(?:[=:]|%3d)\s*)
+    (?: (["']) (?:(?!\3).)* \3 | (?:(?:bearer|basic)\s+)? [^\s&;,"'<>)}]+ )"""
 )
 
 
-def hide_secrets(text: str) -> str:
-    """A location or a client's own words, fit for a message: without passwords, signed queries,
-    tokens and keys."""
-    for name in _SECRET_VARIABLES:
+def redact(text: str) -> str:
+    """A URL or a client's own words without passwords, signed queries, tokens and keys."""
+    for name in _SECRET_VARIABLES.split():
         value = os.environ.get(name, "")
-        if len(value) >= _LEAST_SECRET:
+        if len(value) >= _LEAST_SECRET_CHARACTERS:
             text = text.replace(value, f"${name}").replace(quote(value, safe=""), f"${name}")
     text = _HTTP_QUERY.sub(r"\1", _HTTP_USER.sub(r"\1", _USER_AND_PASSWORD.sub(r"\1", text)))
     return _SECRET_FIELD.sub(r"\1\2…", text)
 
 
-def holds_secrets(error: BaseException | None) -> bool:
-    """Whether a traceback would show a secret: in the error's own words, or in those of what led to
-    it."""
+def contains_secrets(error: BaseException | None) -> bool:
+    """Whether a traceback would show a secret: in the error's own message, or in that of a cause or
+    context."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if hide_secrets(str(error)) != str(error):
+        if redact(str(error)) != str(error):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False

@@ -1,4 +1,4 @@
-"""Which backend serves a location: made when it is first needed, and anew in each process."""
+"""The backend of each URL scheme; to add a store, enter its scheme here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _backends: dict[tuple[int, str], Backend] = {}
 
 
 def backend_of(url: str) -> Backend:
-    """The backend of a location's scheme, made once per process: a forked worker never inherits a
+    """The backend of a URL's scheme, made once per process: a forked worker never inherits a
     connection."""
     scheme = scheme_of(url)
     key = (os.getpid(), scheme)
-    # of threads that come here together, one's is kept
+    # if several threads make one at once, the first is kept
     return _backends.get(key) or _backends.setdefault(key, _make_backend(scheme))
 
 

@@ -1,8 +1,8 @@
-"""S3 and what speaks its language: boto3, with its own chain of credentials, profiles and
+"""S3 and stores with its API, by boto3, with boto3's own chain of credentials, profiles and
 endpoints.
 
-Anonymous where there are no credentials. `GCSByHMAC` reads gs:// in the same language, with
-`GCS_KEY` and `GCS_SECRET`.
+Requests are anonymous if there are no credentials. `GCSByHMAC` reads gs:// through the same API,
+with `GCS_KEY` and `GCS_SECRET`.
 """
 
 from __future__ import annotations
@@ -14,49 +14,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject, Trouble
-from cloudload.storage.clients import Counted, status_of, trouble_of_connection, trouble_of_status
+from cloudload.errors import FailureKind
+from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.clients import (
+    LengthCheckedReader,
+    failure_kind_of_connection,
+    failure_kind_of_status,
+    status_of,
+)
 from cloudload.storage.urls import is_below, split_url
 
-_TROUBLES = {
-    Trouble.MISSING_OBJECT: ("NoSuchKey", "NoSuchVersion", "NotFound", "404"),
-    Trouble.MISSING_BUCKET: ("NoSuchBucket",),
-    Trouble.BAD_CREDENTIALS: (
-        "InvalidAccessKeyId",
-        "SignatureDoesNotMatch",
-        "InvalidToken",
-        "InvalidSecurity",
-    ),
-    Trouble.EXPIRED_CREDENTIALS: (
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "TokenRefreshRequired",
-        "RequestExpired",
-    ),
-    Trouble.WRONG_CLOCK: ("RequestTimeTooSkewed", "RequestInTheFuture"),
-    Trouble.WRONG_REGION: (
-        "PermanentRedirect",
-        "TemporaryRedirect",
-        "301",
-        "307",
-        "AuthorizationHeaderMalformed",
-        "IllegalLocationConstraintException",
-    ),
-    Trouble.BUSY: (
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-        "RequestThrottled",
-        "RequestLimitExceeded",
-        "OperationAborted",
-        "RequestTimeout",
-        "InternalError",
-    ),
-    Trouble.DENIED: ("AccessDenied", "AllAccessDisabled"),
-    Trouble.OTHER: ("InvalidObjectState",),  # a 403 of an archived object, and its text says so
+_CODES = {
+    FailureKind.MISSING_OBJECT: "NoSuchKey NoSuchVersion NotFound 404",
+    FailureKind.MISSING_BUCKET: "NoSuchBucket",
+    FailureKind.BAD_CREDENTIALS: "InvalidAccessKeyId SignatureDoesNotMatch InvalidToken "
+    "InvalidSecurity",
+    FailureKind.EXPIRED_CREDENTIALS: "ExpiredToken ExpiredTokenException TokenRefreshRequired "
+    "RequestExpired",
+    FailureKind.WRONG_CLOCK: "RequestTimeTooSkewed RequestInTheFuture",
+    FailureKind.WRONG_REGION: "PermanentRedirect TemporaryRedirect 301 307 "
+    "AuthorizationHeaderMalformed IllegalLocationConstraintException",
+    FailureKind.BUSY: "SlowDown Throttling ThrottlingException RequestThrottled "
+    "RequestLimitExceeded OperationAborted RequestTimeout InternalError",
+    FailureKind.DENIED: "AccessDenied AllAccessDisabled",
+    FailureKind.OTHER: "InvalidObjectState",  # a 403 for an archived object, as its text says
 }
 
-_TROUBLE_OF_CODE = {code: trouble for trouble, codes in _TROUBLES.items() for code in codes}
+_KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
 
 class S3Store:
@@ -70,7 +54,7 @@ class S3Store:
         self._is_anonymous = False
 
     def _client(self, retry: Retry) -> Any:
-        with self._lock:  # threads that begin together must not each look for credentials
+        with self._lock:  # threads that start together look for credentials once
             if retry.timeout_s not in self._clients:
                 self._clients[retry.timeout_s] = self._make_client(retry)
             return self._clients[retry.timeout_s]
@@ -83,18 +67,19 @@ class S3Store:
         self._is_anonymous = session.get_credentials() is None
         config = _config(retry, signature_version=UNSIGNED if self._is_anonymous else None)
         client = session.client("s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL"), config=config)
-        client.meta.events.register("before-call.s3.HeadBucket", _end_redirects)
+        client.meta.events.register("before-call.s3.HeadBucket", _stop_redirects)
         return client
 
     def _payer(self, bucket: str) -> dict[str, str]:
-        """Whose bill it is: the variable is Streaming's, a list of buckets."""
+        """The requester-pays header; the variable, a list of buckets, is Streaming's."""
         buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
         return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         bucket, key = split_url(url)
         answer = self._client(retry).get_object(Bucket=bucket, Key=key, **self._payer(bucket))
-        return io.BufferedReader(Counted(answer["Body"], answer.get("ContentLength")), CHUNK_BYTES)
+        body = LengthCheckedReader(answer["Body"], answer.get("ContentLength"))
+        return io.BufferedReader(body, CHUNK_BYTES)
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -113,46 +98,39 @@ class S3Store:
                 if is_below(item["Key"], prefix):
                     yield StoredObject(f"{self.scheme}://{bucket}/{item['Key']}", item["Size"])
 
-    def trouble(self, error: BaseException) -> Trouble:
+    def failure_kind(self, error: BaseException) -> FailureKind:
         from botocore import exceptions
 
         if isinstance(error, exceptions.ClientError):
-            found = _trouble_of_answer(error)
-            return (
-                Trouble.NO_CREDENTIALS if found is Trouble.DENIED and self._is_anonymous else found
-            )
-        if isinstance(
-            error, exceptions.BotoCoreError
-        ):  # most of them are about arguments, profiles and credentials
-            passing = (
-                exceptions.HTTPClientError,
-                exceptions.ConnectionError,
-                exceptions.IncompleteReadError,
-            )
-            if isinstance(
-                error,
-                (*passing, exceptions.FlexibleChecksumError, exceptions.CredentialRetrievalError),
-            ):
-                return trouble_of_connection(error)
-            named = any(
-                word in type(error).__name__ for word in ("Credential", "Profile", "Token", "SSO")
-            )
-            return Trouble.BAD_CREDENTIALS if named else Trouble.OTHER
-        return trouble_of_connection(error)
+            kind = _failure_kind_of_answer(error)
+            is_refused = kind is FailureKind.DENIED and self._is_anonymous
+            return FailureKind.NO_CREDENTIALS if is_refused else kind
+        of_connections = (
+            exceptions.HTTPClientError,
+            exceptions.ConnectionError,
+            exceptions.IncompleteReadError,
+            exceptions.FlexibleChecksumError,
+            exceptions.CredentialRetrievalError,
+        )
+        if isinstance(error, of_connections) or not isinstance(error, exceptions.BotoCoreError):
+            return failure_kind_of_connection(error)
+        # most other errors of botocore are about arguments, profiles and credentials
+        words = ("Credential", "Profile", "Token", "SSO")
+        is_about_credentials = any(word in type(error).__name__ for word in words)
+        return FailureKind.BAD_CREDENTIALS if is_about_credentials else FailureKind.OTHER
 
 
 class GCSByHMAC(S3Store):
-    """gs:// in the language of S3, which GCS speaks to those who have an HMAC key."""
+    """gs:// through the S3 API, which GCS offers to holders of an HMAC key."""
 
     scheme = "gs"
 
     def _make_client(self, retry: Retry) -> Any:
         import boto3
 
-        endpoint = os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get(
-            "API_ENDPOINT_OVERRIDE"
-        )
-        # GCS knows none of the checksums that boto3 adds by default
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        endpoint = emulator or os.environ.get("API_ENDPOINT_OVERRIDE")
+        # GCS supports none of the checksums that boto3 adds by default
         checksums = {
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
@@ -178,21 +156,21 @@ def _config(retry: Retry, **options: Any) -> Any:
         read_timeout=retry.timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=32,
-        # an older botocore neither knows of checksums nor adds them
+        # an older botocore has no option for checksums, and adds none
         **{name: value for name, value in options.items() if name in Config.OPTION_DEFAULTS},
     )
 
 
-def _end_redirects(context: dict[str, Any], **_: Any) -> None:
-    """boto3 asks with HEAD where a bucket is; redirected without a region, that question would be
-    followed by the same one."""
+def _stop_redirects(context: dict[str, Any], **_: Any) -> None:
+    """boto3 asks by HEAD where a bucket is; if that is redirected without a region, it would ask
+    the same again, endlessly."""
     context.setdefault("s3_redirect", {})["redirected"] = True
 
 
-def _trouble_of_answer(error: Any) -> Trouble:
+def _failure_kind_of_answer(error: Any) -> FailureKind:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = status_of(error) or 0
     if status == 400 and code in ("", "400"):
-        # the answer to a HEAD has no text: an expired token or another region is the usual reason
-        return Trouble.DENIED
-    return _TROUBLE_OF_CODE.get(code) or trouble_of_status(status)
+        # a HEAD answer has no text; usually the token has expired, or the region is another
+        return FailureKind.DENIED
+    return _KIND_OF_CODE.get(code) or failure_kind_of_status(status)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
-from cloudload.errors import StoreError
-from cloudload.storage.base import Retry, StoredObject, Trouble
-from cloudload.storage.clients import trouble_of_any
+from cloudload.errors import FailureKind, StoreError
+from cloudload.storage.base import Retry
+from cloudload.storage.clients import failure_kind_of_any
 from cloudload.storage.urls import scheme_of
 
-# in place of fsspec, or where the package that it asks for is not installed
 STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
+"""The schemes that fsspec does not serve, or not by these names."""
 
 
 class StreamingStore:
@@ -35,21 +35,13 @@ class StreamingStore:
                 raise StoreError(f"no way to read {scheme_of(url)}:// ({error})") from None
             return path.open("rb")  # its bytes stay until it is closed
 
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
-        raise _only_reads(url)
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise io.UnsupportedOperation(
+            "this store can only be read; write and list in s3://, gs://, or a store that fsspec "
+            "supports"
+        )
 
-    def delete(self, url: str, retry: Retry) -> None:
-        raise _only_reads(url)
+    upload = delete = list = _refuse
 
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        raise _only_reads(url)
-
-    def trouble(self, error: BaseException) -> Trouble:
-        return trouble_of_any(error)
-
-
-def _only_reads(url: str) -> StoreError:
-    return StoreError(
-        f"{scheme_of(url)}:// can only be read. Write and list in s3://, "
-        "gs://, or what fsspec reaches"
-    )
+    def failure_kind(self, error: BaseException) -> FailureKind:
+        return failure_kind_of_any(error)

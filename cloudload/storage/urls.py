@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cloudload.storage.redaction import hide_secrets
+from cloudload.storage.redaction import redact
 
 
 def scheme_of(url: str) -> str:
-    """The scheme of a location: `s3`, `gs`, … or `file` for a path."""
+    """The scheme of a URL: `s3`, `gs`, … or `file` for a path."""
     if url.startswith("dbfs:/"):
         return "dbfs"
     head, separator, _ = url.partition("://")
@@ -18,43 +18,44 @@ def scheme_of(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether a location is a path of this machine."""
+    """Whether a URL is a path on this machine."""
     return scheme_of(url) == "file"
 
 
 def local_path(url: str) -> Path:
-    """The path of a local location."""
+    """The path of a local URL."""
     return Path(url.removeprefix("file://")).expanduser()
 
 
 def check_location(url: str) -> None:
-    """Raises `ValueError` for what is neither a path nor a whole URL, such as the rest of one with
-    an unset variable."""
+    """Raises `ValueError` unless this is a path or a whole URL; a URL built from an unset variable,
+    for instance, is neither."""
     scheme, separator, rest = url.partition("://")
     if not url.strip():
-        raise ValueError("a location is empty; give a folder or a URL such as s3://bucket/folder")
+        raise ValueError("the location is empty; give a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
-        raise ValueError(f"{hide_secrets(url)!r} names no bucket; write {scheme}://bucket/folder")
+        raise ValueError(f"{redact(url)!r} names no bucket; write {scheme}://bucket/folder")
     if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
-        meant = hide_secrets(re.sub(":/*", "://", url, count=1))
+        meant = redact(re.sub(":/*", "://", url, count=1))
         raise ValueError(
             f"{meant.replace('://', ':', 1)!r} is neither a path nor a URL; did you mean {meant}?"
         )
 
 
 def join_url(base: str, name: str) -> str:
-    """The location of `name` below `base`."""
+    """The URL of `name` below `base`."""
     return f"{base.rstrip('/')}/{name}" if name else base
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Bucket and key of a location."""
+    """Bucket and key of a URL."""
     parts = urlsplit(url, allow_fragments=False)
     return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
 
 
 def is_below(key: str, prefix: str) -> bool:
-    """A folder's own contents, or the very object: `a/b` is not below `a/bc`."""
+    """Whether an object is in the folder `prefix`, or is that very object: `a/b` is not below
+    `a/bc`."""
     return not key.endswith("/") and (
         not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/")
     )

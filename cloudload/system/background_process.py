@@ -1,12 +1,15 @@
-"""A call in a process of its own that slows nobody, and may outlive the worker that started it, but
-not the training process.
+"""One call in a separate, low-priority process that may outlive the worker that started it, but not
+the training process.
 
-    this process ── lock held, argument in an unnamed file ──► interpreter, its own session, niced ── calls, unlocks ──► its end
+    this process ── lock held, argument in an unnamed file ──► new interpreter
+                                                               own session, niced
+                                                               calls, unlocks, exits
 
-Nothing is forked that has threads or clients, and worker processes, which may have no children of
-multiprocessing's, may start one. The lock goes to the new process, and the kernel frees it if that
-dies; a thread here waits for its end, so that no zombie is left. That its call did not succeed,
-nobody hears: whoever needs the result looks for it, and makes it himself.
+A new interpreter is used, not a fork, because this process may have threads and clients, and
+because worker processes are daemonic: multiprocessing does not let them have children. The new
+process inherits the lock, so the kernel releases it if that process dies. A thread here waits for
+the process, which leaves no zombie. Failure is silent: the reader builds the result if it is
+missing.
 """
 
 from __future__ import annotations
@@ -19,56 +22,38 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from cloudload.system.file_locks import acquire, release
-from cloudload.system.parent_watch import open_trainer, tie_to_trainer
-from cloudload.system.temp_files import forget, note
+from cloudload.system.parent_watch import exit_with_trainer, open_trainer_pidfd
+from cloudload.system.temp_files import register, unregister
 
 logger = logging.getLogger(__name__)
 
 _NICENESS = 10
 
-_CODE = """
-import json, os, sys
+_CHILD_CODE = """
+import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from cloudload.system.background_process import answer
-answer(*sys.argv[2:])
+from cloudload.system.background_process import _child_main
+_child_main(*sys.argv[2:])
 """
 
 
-def start(function: str, argument: bytes, lock: Path) -> bool:
-    """Call `function`, such as "package.module:name", with `argument`, elsewhere, holding `lock`;
-    returns at once.
+def run_detached(function: str, argument: bytes, lock: Path) -> bool:
+    """Call `function`, such as "package.module:name", with `argument` in a new process that holds
+    `lock`, and return at once.
 
-    False where the lock is held already, or no process can be started.
+    Returns False if the lock is held already, or if no process can be started.
     """
     descriptor = acquire(lock, wait=False) if sys.executable else None
     if descriptor is None:
         return False
-    trainer = open_trainer()
-    passed = [descriptor] if trainer is None else [descriptor, trainer]
+    trainer = open_trainer_pidfd()
     try:
-        with tempfile.TemporaryFile() as file:
-            file.write(argument)
-            file.seek(0)
-            # -I: neither the working directory nor the environment may change what is imported
-            command = [
-                sys.executable,
-                "-I",
-                "-c",
-                _CODE,
-                json.dumps([os.path.abspath(path) for path in sys.path]),
-            ]
-            process = subprocess.Popen(
-                [*command, function, str(lock.absolute()), *map(str, passed)],
-                stdin=file,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                pass_fds=passed,
-                start_new_session=True,
-            )
+        inherited = [descriptor] if trainer is None else [descriptor, trainer]
+        process = _spawn([function, str(lock.absolute())], argument, inherited)
     except OSError as error:
         logger.info("no background process for %s: %s", function, error)
         release(lock, descriptor)
@@ -76,20 +61,39 @@ def start(function: str, argument: bytes, lock: Path) -> bool:
     finally:
         if trainer is not None:
             os.close(trainer)
-    forget(lock)
+    unregister(lock)
     os.close(descriptor)
-    # an interpreter on its way out starts no threads, and leaves its processes to init
+    # an exiting interpreter starts no threads; init then reaps the process
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
     return True
 
 
-def answer(function: str, lock: str, descriptor: str, trainer: str | None = None) -> None:
-    """What the new process does."""
+def _spawn(
+    arguments: Sequence[str], data: bytes, inherited: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    import_path = json.dumps([os.path.abspath(path) for path in sys.path])
+    # -I: neither the working directory nor the environment may change which modules are imported
+    command = [sys.executable, "-I", "-c", _CHILD_CODE, import_path]
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        return subprocess.Popen(
+            [*command, *arguments, *map(str, inherited)],
+            stdin=file,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+
+
+def _child_main(function: str, lock: str, descriptor: str, trainer: str | None = None) -> None:
     os.nice(_NICENESS)
-    note(Path(lock), int(descriptor))
+    register(Path(lock), int(descriptor))
     if trainer is not None:
-        tie_to_trainer(int(trainer))
+        exit_with_trainer(int(trainer))
     module, name = function.split(":")
     try:
         __import__(module)

@@ -1,4 +1,4 @@
-"""Threads that work through calls, and keep no process alive that wants to end."""
+"""A thread pool that never keeps an exiting process alive."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ T = TypeVar("T")
 _Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
-class Daemons:
-    """Like a `ThreadPoolExecutor`, whose threads an interpreter on its way out would wait for; they
+class DaemonThreadPool:
+    """Like `ThreadPoolExecutor`, but the interpreter does not wait for its threads at exit. They
     start with the first call."""
 
-    def __init__(self, number: int, name: str) -> None:
-        self._number, self._name = number, name
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._num_threads, self._name = num_threads, name
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call `function` in a thread, after what was submitted before."""
+        """Call `function` in a thread, after the calls submitted before it."""
         future: Future[T] = Future()
         self._calls.put((future, function, arguments))
-        if len(self._threads) < self._number:
+        if len(self._threads) < self._num_threads:
             self._threads.append(threading.Thread(target=self._work, name=self._name, daemon=True))
             self._threads[-1].start()
         return future
 
     def close(self, timeout_s: float) -> None:
-        """Call nothing more, and wait for the calls in hand, but no longer than that."""
+        """Cancel the calls that have not begun, and wait at most `timeout_s` for the others."""
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 call[0].cancel()
@@ -43,10 +43,16 @@ class Daemons:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            future, function, arguments = call
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function(*arguments))
-                except BaseException as error:
-                    future.set_exception(error)
-            del call, future, function, arguments  # nothing is kept alive while waiting
+            if call[0].set_running_or_notify_cancel():
+                settle(*call)
+            del call  # keeps nothing alive while it waits
+
+
+def settle(future: Future[T], function: Callable[..., T], arguments: tuple[Any, ...] = ()) -> None:
+    """Call `function`, and give its result or its error to `future`."""
+    try:
+        result = function(*arguments)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,5 +1,5 @@
-"""A lock that the kernel frees when its holder dies: `flock` on a file that is there only while it
-is held."""
+"""Locks that the kernel releases when their holder dies: `flock` on a file that exists only while
+it is locked."""
 
 from __future__ import annotations
 
@@ -10,25 +10,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudload.system.temp_files import forget, note
+from cloudload.system.temp_files import register, unregister
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock named by `path`, among the threads and processes of this node; waits for it,
-    and yields True."""
-    descriptor = acquire(path, wait=True)
-    assert descriptor is not None
-    try:
-        yield True
-    finally:
-        release(path, descriptor)
-
-
-@contextlib.contextmanager
-def locked_if_free(path: Path) -> Iterator[bool]:
-    """As `locked`, but yields False at once where somebody else holds the lock."""
-    descriptor = acquire(path, wait=False)
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock file `path` against all threads and processes of this node; yields whether it
+    is held, which without `wait` it may not be."""
+    descriptor = acquire(path, wait=wait)
     try:
         yield descriptor is not None
     finally:
@@ -37,15 +26,17 @@ def locked_if_free(path: Path) -> Iterator[bool]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """The descriptor of a lock, held as long as any process has it open; None where another has it
-    and `wait` is false."""
+    """Lock `path`; the lock is held as long as any process has the returned descriptor open.
+
+    Returns None without `wait` if another holds it.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            # the last holder may have deleted the file between our open and our lock
-            if _names(path, descriptor):
-                note(path, descriptor)
+            # the previous holder may have deleted the file between our open and our lock
+            if _is_same_file(path, descriptor):
+                register(path, descriptor)
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
@@ -56,18 +47,18 @@ def acquire(path: Path, *, wait: bool) -> int | None:
         os.close(descriptor)
 
 
-def _names(path: Path, descriptor: int) -> bool:
-    try:
-        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ESTALE):  # the latter of NFS
-            raise
-        return False
-
-
 def release(path: Path, descriptor: int) -> None:
-    """Let go of a lock."""
-    forget(path)
+    """Release a lock, and delete its file."""
+    unregister(path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     os.close(descriptor)
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):  # ESTALE: NFS
+            raise
+        return False

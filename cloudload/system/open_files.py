@@ -1,16 +1,16 @@
-"""How many files a process may have open."""
+"""The limit of open files."""
 
 from __future__ import annotations
 
 import resource
 
-_MOST_DESCRIPTORS = 1 << 16
+_MOST_OPEN_FILES = 1 << 16
 
 
-def allow_descriptors() -> None:
+def raise_open_file_limit() -> None:
     """Raise this process's soft limit of open files, which on most systems is far below the hard
-    one."""
+    limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    wanted = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

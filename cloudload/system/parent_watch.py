@@ -1,10 +1,10 @@
-"""The end of a process that serves another: when it is told to, and when the other is gone.
+"""Exit when told to, and soon after the parent or the training process is gone.
 
     trainer   ──────────► SIGKILL
-    worker    ─────────────────── at most a second ──► removes its left-overs, and exits
+    worker    ─────────────────── within a second ──► removes its temporary files, and exits
 
-A worker that waits for the store, or for nothing at all, ends like one that works. Ctrl-C reaches
-the whole family, and is for its head to answer.
+A worker that waits for a store, or forever, exits as promptly as one that works. Ctrl-C reaches the
+whole process group; workers ignore it and leave the response to the training process.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ import threading
 from multiprocessing.connection import wait
 from typing import Any
 
-from cloudload.system.temp_files import leave
+from cloudload.system.temp_files import remove_all_and_stop
 
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 
-TOLD_TO_END = 128 + signal.SIGTERM
-"""The status of a process that ended on SIGTERM, as shells have it."""
+SIGTERM_STATUS = 128 + signal.SIGTERM
+"""The exit status of a process that exited on SIGTERM, by the shells' convention."""
 
 
-def tie_to_parent() -> None:
-    """From here on, this process ends on SIGTERM, and soon after its parent; called in its main
+def exit_with_parent() -> None:
+    """From now on, exit on SIGTERM, and within a second of the parent; call it in the main
     thread."""
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_watch, name="cloudload-lifeline", daemon=True).start()
+    threading.Thread(target=_watch_parent, name="cloudload-parent-watch", daemon=True).start()
 
 
-def open_trainer() -> int | None:
-    """A descriptor that tells when the training process has ended, whose worker this one may be;
-    None where there is none."""
+def open_trainer_pidfd() -> int | None:
+    """A descriptor that becomes readable when the training process ends: the parent of a worker,
+    else this process. None where the kernel or Python has no pidfd."""
     trainer = multiprocessing.parent_process()
     try:
         return os.pidfd_open(os.getpid() if trainer is None or trainer.pid is None else trainer.pid)
-    except (AttributeError, OSError):  # not Linux, or an old one
+    except (AttributeError, OSError):
         return None
 
 
-def tie_to_trainer(descriptor: int) -> None:
-    """From here on, this process ends soon after the one that `open_trainer` found."""
+def exit_with_trainer(pidfd: int) -> None:
+    """From now on, exit soon after the process that `open_trainer_pidfd` found."""
     threading.Thread(
-        target=_await, args=(descriptor,), name="cloudload-lifeline", daemon=True
+        target=_watch_trainer, args=(pidfd,), name="cloudload-parent-watch", daemon=True
     ).start()
 
 
-def _watch() -> None:
+def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # a fork server's children have a pipe that ends with the trainer; of a forked child's, siblings
-    # may hold the other end
+    # children of a fork server have a pipe that closes with the trainer; siblings of a forked child
+    # may hold the other end of its pipe, so its parent's id is checked, too
     is_child = os.getppid() == parent.pid
-    while not wait([parent.sentinel], timeout=_LOOK_EVERY_S):
+    while not wait([parent.sentinel], timeout=_CHECK_EVERY_S):
         if is_child and os.getppid() != parent.pid:
             break
-    _leave()
+    _exit()
 
 
-def _await(descriptor: int) -> None:
-    wait([descriptor])
-    _leave()
+def _watch_trainer(pidfd: int) -> None:
+    wait([pidfd])
+    _exit()
 
 
-def _leave(number: int = 0, _: Any = None) -> None:
-    leave()
-    # without the interpreter's own end, which waits for threads that wait for the store
-    os._exit(TOLD_TO_END if number else 0)
+def _exit(signal_number: int = 0, _: Any = None) -> None:
+    remove_all_and_stop()
+    # skips the interpreter's own exit, which would wait for threads that wait for a store
+    os._exit(SIGTERM_STATUS if signal_number else 0)

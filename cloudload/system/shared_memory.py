@@ -1,12 +1,14 @@
-"""Memory that worker processes write and the training process reads, in slots that each worker uses
-in turn.
+"""Memory that worker processes write and the training process reads, as slots that each worker
+uses in turn.
 
-    slots      0         1         2         0         …       one for each block that may be under way, and one being read
+    slots      0         1         2         0         …
     worker     write ──► write ──► write ──► write
     trainer              read ───► read ───► read
 
-The memory has no name that could be left behind, and no file system that could be full: the kernel
-frees it with the last process that maps it, and a container's small /dev/shm does not matter.
+A worker has one slot for each block that may be in flight, and one for the block being read. The
+memory has no name that could be left behind, and needs no file system that could be full: the
+kernel frees it with the last process that maps it, and a container's small /dev/shm does not
+matter.
 """
 
 from __future__ import annotations
@@ -22,30 +24,29 @@ import numpy as np
 _ALIGNMENT = 64
 
 
-class Ring:
-    """Slots of equal size. Picklable for processes that are spawned; a forked process has it as it
-    is."""
+class SharedMemoryRing:
+    """Slots of equal size. A forked process inherits them; for a spawned one they are pickled."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
         self.slot_bytes = -(-slot_bytes // _ALIGNMENT) * _ALIGNMENT
-        descriptor = _anonymous_file()
+        descriptor = anonymous_file()
         os.ftruncate(descriptor, max(1, num_slots * self.slot_bytes))
-        self._open(descriptor)
+        self._map_file(descriptor)
 
-    def _open(self, descriptor: int) -> None:
+    def _map_file(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._map = mmap.mmap(descriptor, max(1, self.num_slots * self.slot_bytes))
 
     def slot(self, number: int) -> memoryview:
-        """The bytes of a slot."""
+        """The bytes of a slot: uint8 [slot_bytes]."""
         start = number * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def array(
         self, number: int, dtype: type[np.generic], shape: tuple[int, ...]
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """An array at the start of a slot."""
+        """An array of `shape` at the start of a slot, backed by the slot."""
         return np.ndarray(shape, dtype, self._map, number * self.slot_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,15 +58,16 @@ class Ring:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.num_slots, self.slot_bytes = state["num_slots"], state["slot_bytes"]
-        self._open(state["descriptor"].detach())
+        self._map_file(state["descriptor"].detach())
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
+    """A descriptor of an empty file that has no name; it lives in memory where it can."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("cloudload")
-    with tempfile.TemporaryFile() as file:  # macOS
+    with tempfile.TemporaryFile() as file:  # a Python that was built against an old C library
         return os.dup(file.fileno())

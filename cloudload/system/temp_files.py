@@ -1,12 +1,11 @@
-"""Files that are of no use without the process that made them: its locks, and what it has written
-in part.
+"""Temporary files: locks, and files that are only partly written.
 
-    shard.00000.mds                         a file that many want
-    shard.00000.mds.lock                    there while one of them is at it
-    shard.00000.mds.3f2a….part              what that one has of it so far
+    shard.00000.mds                         a file that several processes want
+    shard.00000.mds.lock                    exists while one of them works on it
+    shard.00000.mds.3f2a….part              what that process has written so far
 
-A process that ends in a hurry removes its own. What one leaves that is killed without a word, the
-next finds by its name.
+A process removes its own temporary files when it exits, even on SIGTERM. What a killed process
+leaves behind is recognized by its name, and the next process removes it.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from pathlib import Path
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 
 TAG = "CACHEDIR.TAG"
-"""In each folder that is cloudload's own: there, and nowhere else, left-overs are looked for
+"""A file in each folder that cloudload made; temporary files are looked for only in such folders
 (https://bford.info/cachedir)."""
 
-_PART = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
+_PARTIAL_NAME = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
 
 _SETTLE_S = 0.1
 
-_noted: dict[Path, int | None] = {}
+_registered: dict[Path, int | None] = {}
 
-# the processes that are about to end: this one, or none
-_leaving: set[int] = set()
+# the id of this process once it is exiting
+_exiting: set[int] = set()
 
-# a child has made nothing of what its parent has in hand
-os.register_at_fork(after_in_child=_noted.clear)
+# a forked child owns none of its parent's temporary files
+os.register_at_fork(after_in_child=_registered.clear)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that is cloudload's own."""
+    """Make a folder of cloudload's own, with its tag."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / TAG).exists():
         (folder / TAG).write_text(
@@ -49,67 +48,66 @@ def make_folder(folder: Path) -> None:
         )
 
 
-def lock_of(path: Path) -> Path:
-    """The lock of whoever makes a file."""
+def lock_path(path: Path) -> Path:
+    """The lock file of `path`."""
     return path.with_name(path.name + LOCK_SUFFIX)
 
 
-def is_left_over(path: Path) -> bool:
-    """Whether a file is a lock or a part by its name."""
-    return len(path.name) > len(LOCK_SUFFIX) and (
-        path.name.endswith(LOCK_SUFFIX) or _PART.fullmatch(path.name) is not None
-    )
-
-
-def file_of(left_over: Path) -> Path:
-    """The file that a lock or a part belongs to."""
-    pieces = 2 if left_over.suffix == PART_SUFFIX else 1
-    return left_over.with_name(left_over.name.rsplit(".", pieces)[0])
-
-
 @contextlib.contextmanager
-def part_of(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write it under; what is there at the end, if it was not renamed, is
-    removed."""
+def partial_file(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` to write it under, then to rename; removed at the end unless
+    renamed."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{PART_SUFFIX}")
-    note(part)
+    register(part)
     try:
         yield part
     finally:
         part.unlink(missing_ok=True)
-        forget(part)
+        unregister(part)
 
 
-def note(path: Path, descriptor: int | None = None) -> None:
-    """This process makes a file that nobody else has a use for; of a lock, with what it holds it
-    by.
+def is_temporary(path: Path) -> bool:
+    """Whether a file is a lock or a partial file, by its name."""
+    return len(path.name) > len(LOCK_SUFFIX) and (
+        path.name.endswith(LOCK_SUFFIX) or _PARTIAL_NAME.fullmatch(path.name) is not None
+    )
 
-    In a process that is about to end, this does not return.
+
+def target_of(temporary: Path) -> Path:
+    """The file that a lock or a partial file belongs to."""
+    pieces = 2 if temporary.suffix == PART_SUFFIX else 1
+    return temporary.with_name(temporary.name.rsplit(".", pieces)[0])
+
+
+def register(path: Path, descriptor: int | None = None) -> None:
+    """Have `path` removed when this process exits; for a lock, pass the descriptor that holds it.
+
+    In a process that is exiting, this blocks forever, so that its threads create nothing more.
     """
-    _noted[path] = descriptor
-    while os.getpid() in _leaving and threading.current_thread().daemon:
+    _registered[path] = descriptor
+    while os.getpid() in _exiting and threading.current_thread().daemon:
         time.sleep(_SETTLE_S)
 
 
-def forget(path: Path) -> None:
-    """It is gone, or of use to others."""
-    _noted.pop(path, None)
+def unregister(path: Path) -> None:
+    """`path` is gone, or complete."""
+    _registered.pop(path, None)
 
 
 @atexit.register
-def remove_left_overs() -> None:
-    """Remove all that is noted."""
-    for path, descriptor in list(_noted.items()):
+def remove_all() -> None:
+    """Remove all registered files."""
+    for path, descriptor in list(_registered.items()):
         with contextlib.suppress(OSError):
-            # a lock that was let go of meanwhile may be another's by now
+            # a lock that was released meanwhile may be another process's by now
             if descriptor is None or os.fstat(descriptor).st_ino == os.stat(path).st_ino:
                 path.unlink()
 
 
-def leave() -> None:
-    """As `remove_left_overs`, in a process that ends right after: its threads begin nothing
-    more."""
-    _leaving.add(os.getpid())
+def remove_all_and_stop() -> None:
+    """Remove all registered files in a process that exits right afterwards; its daemon threads can
+    create no more."""
+    _exiting.add(os.getpid())
     for _ in range(2):
-        remove_left_overs()
-        time.sleep(_SETTLE_S)  # threads that were about to make a file have noted it by then
+        remove_all()
+        time.sleep(_SETTLE_S)  # threads about to create a file have registered it by then

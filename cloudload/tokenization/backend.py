@@ -27,7 +27,7 @@ from typing import Any
 
 from cloudload.config import FASTOKENS, HF
 from cloudload.errors import TokenizerError
-from cloudload.system.temp_files import part_of
+from cloudload.system.temp_files import partial_file
 from cloudload.tokenization.encoders import (
     encode_flat,
     is_failure,
@@ -257,7 +257,7 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
     # if the folder is not writable, the next process sweeps again
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part_of(path) as part:
+        with partial_file(path) as part:
             part.write_text(f"{refusal or ''}\n{_SWEPT}", "utf-8")
             part.replace(path)
     return refusal

@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.system.open_files import allow_descriptors
-from cloudload.system.parent_watch import TOLD_TO_END, tie_to_parent
-from cloudload.system.shared_memory import Ring
+from cloudload.system.open_files import raise_open_file_limit
+from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
+from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 from cloudload.workers.transport import PackedBlock, Slots, slot_bytes, unpack_block
@@ -44,7 +44,7 @@ class _Failed:
 class WorkerProcess:
     """One worker of a plan, and the slots of its blocks."""
 
-    def __init__(self, plan: Plan, number: int, ring: Ring, slots_each: int) -> None:
+    def __init__(self, plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int) -> None:
         self._arguments = (plan, number, ring, slots_each)
         self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
         self._has_block, self._owner = False, os.getpid()
@@ -152,7 +152,7 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -s
 
 def _describe_end(code: int | None) -> str:
     """How a process ended, by its exit code, and what to do about it."""
-    if code == TOLD_TO_END:
+    if code == SIGTERM_STATUS:
         return "was told to end by SIGTERM"
     if code is None or code >= 0:
         return f"has ended with status {code}"
@@ -172,16 +172,18 @@ def _describe_end(code: int | None) -> str:
     return what
 
 
-def _work(plan: Plan, number: int, ring: Ring, slots_each: int, connection: Connection) -> None:
+def _work(
+    plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int, connection: Connection
+) -> None:
     """The main function of a worker process."""
     import torch
 
-    tie_to_parent()
+    exit_with_parent()
     connection.send("started")
     # one thread a worker: work is parallel across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    allow_descriptors()  # for as many mapped shards as the lanes are in
+    raise_open_file_limit()  # for as many mapped shards as the lanes are in
     slots = Slots(ring, number * slots_each, slots_each, connection.recv_bytes)
     try:
         for packed in map(slots.pack, read_blocks(plan, number, slots.new_tokens)):
@@ -217,7 +219,7 @@ def process_blocks(plan: Plan) -> Iterator[list[Block]]:
     """
     # the block that is being read, and at least two beyond it
     slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
-    ring = Ring(plan.num_workers * slots_each, slot_bytes(plan))
+    ring = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
     workers: list[WorkerProcess] = []
     try:
         for number in range(plan.num_workers):

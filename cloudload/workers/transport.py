@@ -16,7 +16,7 @@ from cloudload.arrays import Tokens
 from cloudload.packing.residue import split_residues
 from cloudload.packing.tables import SPAN_COLUMNS
 from cloudload.stats import COUNTS, Traffic
-from cloudload.system.shared_memory import Ring
+from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
@@ -50,7 +50,7 @@ class Slots:
     oldest."""
 
     def __init__(
-        self, ring: Ring, first: int, count: int, await_free: Callable[[], object]
+        self, ring: SharedMemoryRing, first: int, count: int, await_free: Callable[[], object]
     ) -> None:
         self._ring, self._slots = ring, itertools.cycle(range(first, first + count))
         self._number, self._num_free, self._await_free = first, count, await_free
@@ -89,7 +89,7 @@ _NUM_ARRAYS = 6
 _HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
-def unpack_block(packed: PackedBlock, ring: Ring) -> Block:
+def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
     """The block; its tokens are in the slot, and valid until the worker's next block is asked
     for."""
     rows, seq_len = packed.shape

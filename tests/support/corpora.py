@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.mds.codecs import compress, compression_extension
 from cloudload.mds.hashes import hash_bytes
 from cloudload.mds.index import INDEX_NAME, Column
-from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard
+from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard_head
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 
@@ -108,6 +109,12 @@ def write_mds(
         json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode(),
     )
     return str(folder)
+
+
+def encode_shard(form: ShardFormat, samples: Sequence[bytes]) -> bytes:
+    """The raw bytes of a shard of encoded samples."""
+    sizes = np.fromiter(map(len, samples), np.int64, len(samples))
+    return b"".join([encode_shard_head(form, sizes), *samples])
 
 
 def cut_into_shards(form: ShardFormat, samples: Iterable[bytes]) -> list[list[bytes]]:

@@ -1,4 +1,10 @@
-"""Files of JSON lines, or of a document a line."""
+"""Files of JSON lines, or of one document a line.
+
+    file     {"text": "a"}⏎{"text": "b"}⏎{"text": "c"}⏎          block_bytes = 15
+    blocks   {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
+
+A block ends at the first line end at or after `block_bytes`.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +15,31 @@ from typing import Any
 
 from cloudload.convert.input_files import (
     DamagedError,
-    SourceFile,
-    StoredBytes,
-    read_uncompressed,
-    shown,
+    InputFile,
+    StoredByteCounter,
+    read_decompressed,
 )
-from cloudload.convert.records import BYTE_ORDER_MARK, FileUnit, InputBlock, Record, Start, not_utf8
+from cloudload.convert.records import (
+    BYTE_ORDER_MARK,
+    BlockStart,
+    FileUnit,
+    InputBlock,
+    Record,
+    describe_not_utf8,
+)
 
 
 @dataclass(frozen=True)
 class LinesUnit(FileUnit):
-    """A file of JSON lines, or of a document a line."""
+    """A file of lines."""
 
-    def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]:
-        counter = StoredBytes(start.stored)
-        chunks = read_uncompressed(self.file, start.offset, counter)
-        for data, damage in _whole_lines(chunks, block_bytes):
-            end = Start(
+    def blocks(
+        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
+        counter = StoredByteCounter(start.stored)
+        chunks = read_decompressed(self.file, start.offset, counter)
+        for data, damage in _cut_at_line_ends(chunks, block_bytes):
+            end = BlockStart(
                 start.block + 1,
                 start.offset + len(data),
                 start.line + data.count(b"\n"),
@@ -37,61 +51,53 @@ class LinesUnit(FileUnit):
 
 @dataclass(frozen=True)
 class LinesBlock:
-    """Whole lines, and the damage after them where the file is broken there."""
+    """Whole lines, and the damage after them if the file is damaged there."""
 
-    file: SourceFile
-    start: Start
+    file: InputFile
+    start: BlockStart
     input_bytes: int
     data: bytes
     damage: str | None
 
     def records(self, text_key: str) -> Iterator[Record]:
-        where, name = shown(self.file), self.file.name
-        parse = _parse_json if self.file.format == "jsonl" else _parse_line
-        for number, line in enumerate(_split_lines(self._text()), self.start.line):
-            if self.file.format == "jsonl" and not line.strip():
+        where, name = self.file.display_name, self.file.name
+        is_json = self.file.format == "jsonl"
+        data = self.data.removeprefix(BYTE_ORDER_MARK) if self.start.block == 0 else self.data
+        for number, line in enumerate(_split_lines(data), self.start.line):
+            if is_json and not line.strip():
                 continue
-            fields, problem = parse(line, text_key)
+            fields, problem = _parse_json(line) if is_json else _parse_text(line, text_key)
             yield Record(f"{where}:{number}", f"{name}:{number}", fields, problem)
         if self.damage:
             number = self.start.line + self.data.count(b"\n")
             yield Record(f"{where}:{number}", f"{name}:{number}", None, self.damage)
 
-    def _text(self) -> bytes:
-        return self.data.removeprefix(BYTE_ORDER_MARK) if self.start.block == 0 else self.data
+
+def _split_lines(data: bytes) -> list[bytes]:
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix(b"\r") for line in lines]
 
 
-def _split_lines(data: bytes) -> Iterator[bytes]:
-    position = 0
-    while position < len(data):
-        end = data.find(b"\n", position)
-        end = len(data) if end < 0 else end
-        yield (
-            data[position : end - 1]
-            if data[end - 1 : end] == b"\r" and end > position
-            else data[position:end]
-        )
-        position = end + 1
+_Parsed = tuple[Mapping[str, Any] | None, str | None]
 
 
-def _parse_line(line: bytes, text_key: str) -> tuple[Mapping[str, Any] | None, str | None]:
+def _parse_text(line: bytes, text_key: str) -> _Parsed:
     try:
         return {text_key: line.decode()}, None
     except UnicodeDecodeError as error:
-        return None, not_utf8(error)
+        return None, describe_not_utf8(error)
 
 
-def _parse_json(line: bytes, _: str) -> tuple[Mapping[str, Any] | None, str | None]:
+def _parse_json(line: bytes) -> _Parsed:
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return None, not_utf8(error)
+        return None, describe_not_utf8(error)
     except json.JSONDecodeError as error:
-        hint = (
-            "; write one object a line, not a list of them"
-            if line.lstrip().startswith(b"[")
-            else ""
-        )
+        is_list = line.lstrip().startswith(b"[")
+        hint = "; write one object a line, not a list of them" if is_list else ""
         return None, f"broken JSON ({error.msg} at column {error.colno}){hint}"
     except (ValueError, RecursionError) as error:
         return None, f"broken JSON ({error})"
@@ -100,9 +106,11 @@ def _parse_json(line: bytes, _: str) -> tuple[Mapping[str, Any] | None, str | No
     return None, f"a JSON {type(value).__name__}, not an object; write one object a line"
 
 
-def _whole_lines(chunks: Iterator[bytes], block_bytes: int) -> Iterator[tuple[bytes, str | None]]:
-    """Cut at the first line end at or after `block_bytes`, however the chunks fall; what damage
-    leaves of a line is dropped."""
+def _cut_at_line_ends(
+    chunks: Iterator[bytes], block_bytes: int
+) -> Iterator[tuple[bytes, str | None]]:
+    """Blocks of whole lines, wherever the chunks end, each with the damage after it or None; a line
+    that damage cuts short is dropped."""
     pending, searched, damage = bytearray(), block_bytes - 1, None
     try:
         for chunk in chunks:

@@ -1,4 +1,8 @@
-"""Parquet files, a document a row."""
+"""Parquet files, one document a row.
+
+A block is a batch of rows of one row group. Its number of rows follows from the file's metadata and
+`block_bytes` alone.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudload.convert.input_files import SourceFile, read_uncompressed, shown
+from cloudload.convert.input_files import InputFile, read_decompressed
 from cloudload.convert.records import (
-    MAX_ROWS_A_BLOCK,
+    MAX_BLOCK_ROWS,
+    BlockStart,
     FileUnit,
     InputBlock,
     Record,
-    Start,
-    not_utf8,
+    describe_not_utf8,
 )
 from cloudload.errors import ConvertError
 from cloudload.storage.base import Retry
@@ -24,14 +28,14 @@ from cloudload.storage.urls import is_local, local_path
 
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 
-# ---------------------------------------------------------------- Parquet
-
 
 @dataclass(frozen=True)
 class ParquetUnit(FileUnit):
-    """A Parquet file; only the columns that are asked for are read."""
+    """A Parquet file; only the columns in use are read."""
 
-    def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]:
+    def blocks(
+        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
         try:
             import pyarrow
             import pyarrow.parquet
@@ -45,20 +49,19 @@ class ParquetUnit(FileUnit):
                 with pyarrow.parquet.ParquetFile(path) as parquet:
                     yield from self._batches(parquet, start, block_bytes, fields)
             except (pyarrow.ArrowException, OSError) as error:
-                where = shown(self.file)
                 raise ConvertError(
-                    f"{where} cannot be read as Parquet: {error}. Mend the file or leave it out"
+                    f"{self.file.display_name} cannot be read as Parquet: {error}. Repair the file "
+                    "or leave it out"
                 ) from error
 
     def _batches(
-        self, parquet: Any, start: Start, block_bytes: int, fields: Sequence[str]
+        self, parquet: Any, start: BlockStart, block_bytes: int, fields: Sequence[str]
     ) -> Iterator[InputBlock]:
-        """Batches of rows that follow from the file's metadata alone."""
         rows, size = parquet.metadata.num_rows, self.file.bytes or 0
         columns = [name for name in parquet.schema_arrow.names if name in fields]
         groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         row_bytes = max(1, sum(group.total_byte_size for group in groups) // max(1, rows))
-        batch_rows = min(max(1, block_bytes // row_bytes), MAX_ROWS_A_BLOCK)
+        batch_rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
         ordinal, row = 0, 1
         for number, group in enumerate(groups):
             if row + group.num_rows <= start.line:
@@ -69,7 +72,7 @@ class ParquetUnit(FileUnit):
                 if row >= start.line:
                     yield ParquetBlock(
                         self.file,
-                        Start(ordinal, 0, row, stored),
+                        BlockStart(ordinal, 0, row, stored),
                         end - stored,
                         batch.num_rows,
                         _pack(batch),
@@ -77,14 +80,14 @@ class ParquetUnit(FileUnit):
                 ordinal, row = ordinal + 1, row + batch.num_rows
 
 
-def _local_copy(file: SourceFile, folder: Path) -> Path:
-    """A path to the file's uncompressed bytes: Parquet is read from its end."""
+def _local_copy(file: InputFile, folder: Path) -> Path:
+    """A local path of the file's decompressed bytes, as Parquet is read from its end."""
     if file.url != "-" and is_local(file.url) and file.compression is None:
         return local_path(file.url)
     path = folder / "file.parquet"
     with path.open("w+b") as target:
         if file.url == "-" or file.compression:
-            target.writelines(read_uncompressed(file))
+            target.writelines(read_decompressed(file))
         else:
             download_object(file.url, target, _LONG_DOWNLOAD)
     return path
@@ -104,8 +107,8 @@ def _pack(batch: Any) -> bytes:
 class ParquetBlock:
     """A batch of rows, packed as an Arrow stream."""
 
-    file: SourceFile
-    start: Start
+    file: InputFile
+    start: BlockStart
     input_bytes: int
     num_rows: int
     packed: bytes
@@ -113,7 +116,7 @@ class ParquetBlock:
     def records(self, text_key: str) -> Iterator[Record]:
         import pyarrow
 
-        where = shown(self.file)
+        where = self.file.display_name
         with pyarrow.ipc.open_stream(self.packed) as reader:
             batch = reader.read_next_batch()
         for position in range(self.num_rows):
@@ -125,4 +128,6 @@ class ParquetBlock:
                 }
                 yield Record(f"{where}:{row}", f"{self.file.name}:{row}", fields)
             except UnicodeDecodeError as error:
-                yield Record(f"{where}:{row}", f"{self.file.name}:{row}", None, not_utf8(error))
+                yield Record(
+                    f"{where}:{row}", f"{self.file.name}:{row}", None, describe_not_utf8(error)
+                )

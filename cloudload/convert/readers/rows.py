@@ -1,4 +1,4 @@
-"""Rows of a `datasets` object, or of any iterable."""
+"""Rows of a `datasets` object, or of any iterable of mappings or strings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.convert.input_files import SourceFile
-from cloudload.convert.records import MAX_ROWS_A_BLOCK, InputBlock, Record, Start
+from cloudload.convert.input_files import InputFile
+from cloudload.convert.records import MAX_BLOCK_ROWS, BlockStart, InputBlock, Record
 from cloudload.errors import ConvertError
-
-# ---------------------------------------------------------------- rows
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,12 @@ class RowsUnit:
             return None
 
     @property
-    def files(self) -> tuple[SourceFile, ...]:
+    def files(self) -> tuple[InputFile, ...]:
         return ()
 
-    def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]:
+    def blocks(
+        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
         rows = _select(self.rows, fields)
         skipped = start.line - 1
         if skipped:
@@ -43,7 +43,7 @@ class RowsUnit:
             )
         for batch in _batched(self._iterate(rows), block_bytes, fields):
             yield RowsBlock(self.name, start, 0, batch)
-            start = Start(start.block + 1, 0, start.line + len(batch))
+            start = BlockStart(start.block + 1, 0, start.line + len(batch))
 
     def _iterate(self, rows: Any) -> Iterator[Any]:
         try:
@@ -51,39 +51,34 @@ class RowsUnit:
         except (GeneratorExit, ConvertError):
             raise
         except Exception as error:
-            message = (
-                f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Run "
-                "again to go on"
-            )
-            raise ConvertError(message) from error
+            raise ConvertError(
+                f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Run again "
+                "to resume"
+            ) from error
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:
-    """Columns that nobody asks for, such as images, are never decoded."""
-    names = getattr(rows, "column_names", None)
-    if (
-        names
-        and hasattr(rows, "select_columns")
-        and (wanted := [name for name in names if name in fields])
-    ):
-        return rows.select_columns(wanted)
-    return rows
+    """Only the columns in use: others, such as images, are never decoded."""
+    names = getattr(rows, "column_names", None) or ()
+    wanted = [name for name in names if name in fields]
+    can_select = wanted and hasattr(rows, "select_columns")
+    return rows.select_columns(wanted) if can_select else rows
 
 
 def _batched(
     rows: Iterator[Any], block_bytes: int, fields: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Rows together until their text would fill a block."""
+    """Rows, reduced to `fields`, until their text fills a block."""
     batch: list[Any] = []
     size = 0
     for row in rows:
-        kept = (
-            {name: row[name] for name in fields if name in row} if isinstance(row, Mapping) else row
-        )
+        kept = row
+        if isinstance(row, Mapping):
+            kept = {name: row[name] for name in fields if name in row}
         batch.append(kept)
         values = kept.values() if isinstance(kept, dict) else [kept]
         size += sum(len(value) for value in values if isinstance(value, str | bytes))
-        if size >= block_bytes or len(batch) == MAX_ROWS_A_BLOCK:
+        if size >= block_bytes or len(batch) == MAX_BLOCK_ROWS:
             yield tuple(batch)
             batch, size = [], 0
     if batch:
@@ -92,10 +87,10 @@ def _batched(
 
 @dataclass(frozen=True)
 class RowsBlock:
-    """Some rows, as they came."""
+    """Some rows."""
 
     name: str
-    start: Start
+    start: BlockStart
     input_bytes: int
     rows: tuple[Any, ...]
 
@@ -107,6 +102,5 @@ class RowsBlock:
             elif isinstance(row, str):
                 yield Record(name, name, {text_key: row})
             else:
-                yield Record(
-                    name, name, None, f"a row is {type(row).__name__}, not a mapping or a string"
-                )
+                problem = f"a row is {type(row).__name__}, not a mapping or a string"
+                yield Record(name, name, None, problem)

@@ -1,28 +1,26 @@
-"""Whole text files, a document each."""
+"""Whole text files, one document each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cloudload.convert.input_files import DamagedError, SourceFile, read_uncompressed, shown
+from cloudload.convert.input_files import DamagedError, InputFile, read_decompressed
 from cloudload.convert.records import (
     BYTE_ORDER_MARK,
+    BlockStart,
     InputBlock,
     Record,
-    Start,
-    not_utf8,
+    describe_not_utf8,
     sum_bytes,
 )
-
-# ---------------------------------------------------------------- whole files
 
 
 @dataclass(frozen=True)
 class TextUnit:
-    """Some files, each of them a document; they are read where their records are."""
+    """Some files, read by the process that reads their records."""
 
-    group: tuple[SourceFile, ...]
+    group: tuple[InputFile, ...]
 
     @property
     def name(self) -> str:
@@ -33,10 +31,12 @@ class TextUnit:
         return sum_bytes(self.group)
 
     @property
-    def files(self) -> tuple[SourceFile, ...]:
+    def files(self) -> tuple[InputFile, ...]:
         return self.group
 
-    def blocks(self, start: Start, block_bytes: int, fields: Sequence[str]) -> Iterator[InputBlock]:
+    def blocks(
+        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
         yield TextBlock(self.group, start, sum_bytes(self.group))
 
 
@@ -44,18 +44,18 @@ class TextUnit:
 class TextBlock:
     """The files of a unit."""
 
-    group: tuple[SourceFile, ...]
-    start: Start
+    group: tuple[InputFile, ...]
+    start: BlockStart
     input_bytes: int
 
     def records(self, text_key: str) -> Iterator[Record]:
         for file in self.group:
-            where = shown(file)
+            where = file.display_name
             try:
-                data = b"".join(read_uncompressed(file)).removeprefix(BYTE_ORDER_MARK)
+                data = b"".join(read_decompressed(file)).removeprefix(BYTE_ORDER_MARK)
                 yield Record(where, file.name, {text_key: data.decode()})
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
-                yield Record(f"{where}:{line}", file.name, None, not_utf8(error))
+                yield Record(f"{where}:{line}", file.name, None, describe_not_utf8(error))
             except DamagedError as error:
                 yield Record(where, file.name, None, str(error))

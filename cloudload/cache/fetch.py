@@ -1,0 +1,148 @@
+"""Bring a shard into the cache: one process downloads it, whole and verified, or nobody sees it.
+
+    valid on disk? ─ yes ─────────────────────────────────────────────────────────► path
+      │ no
+    lock ─► valid by now? ─► reserve bytes (evicts) ─► download ─► check ─► rename ─► path
+
+A shard on disk is checked when a process first opens it: its size, and its header and hash if it
+was modified since they were verified. An invalid one is fetched again. The kernel releases the lock
+of a killed process; the next process to look removes what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudload.cache.counters import TrafficCounter
+from cloudload.cache.download import check_hash, check_header, download_shard
+from cloudload.cache.folder import dataset_folder, reserve
+from cloudload.config import ALWAYS, OFF
+from cloudload.errors import CacheError, DatasetError
+from cloudload.mds.dataset import Dataset
+from cloudload.mds.hashes import fastest_hash
+from cloudload.mds.index import ShardInfo
+from cloudload.storage.base import Retry
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import PART_SUFFIX, lock_path, make_folder
+from cloudload.system.verified_files import is_unmodified, mark_verified
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """Fetches shards into the cache folder `root`; safe for several threads and processes."""
+
+    root: Path
+    retry: Retry
+    limit_bytes: int | None
+    verify: str
+    """`once`, `always` or `off`: how often hashes are checked."""
+    traffic: TrafficCounter
+
+    def fetch(
+        self, number: int, dataset: Dataset, info: ShardInfo, *, wait: bool = True
+    ) -> Path | None:
+        """The path of a valid raw shard, fetched if necessary. `number` is the shard's in the
+        corpus.
+
+        Without `wait`, None if another process is fetching it. Raises `StoreError`, `DatasetError`
+        or `CacheError`.
+        """
+        folder = dataset_folder(self.root, dataset)
+        path = folder / info.raw.name
+        if self._is_valid(path, info):
+            return path
+        self.traffic.count_miss(number)
+        try:
+            make_folder(folder)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.resolve().is_relative_to(folder.resolve()):
+                raise CacheError(f"{path} leads out of the cache by a link. Remove {folder}")
+            with locked(lock_path(path), wait=wait) as is_held:
+                if not is_held:
+                    return None
+                if not self._is_valid(path, info):
+                    self._fetch_locked(join_url(dataset.url, info.stored.name), info, path)
+        except OSError as error:
+            raise CacheError(f"{self._explain(error, info)} ({error})") from error
+        return path
+
+    def discard(self, path: Path, info: ShardInfo) -> None:
+        """Remove an invalid shard, unless another process has replaced it meanwhile."""
+        with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
+            if fault := check_header(path, info):
+                logger.warning("%s %s; it is fetched again", path, fault)
+                path.unlink()
+
+    def _is_valid(self, path: Path, info: ShardInfo) -> bool:
+        """Whether a cached shard exists and is whole; checks it unless it is known to be."""
+        try:
+            found = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if not stat.S_ISREG(found.st_mode) or found.st_size != info.raw.bytes:
+            fault = f"is not a regular file of {info.raw.bytes} bytes"
+            logger.warning("%s %s; it is fetched again", path, fault)
+            return False
+        has_hash = fastest_hash(info.raw.hashes) is not None
+        checks_again = self.verify == ALWAYS and has_hash
+        if self.verify == OFF or (is_unmodified(found) and not checks_again):
+            return True
+        if not has_hash:
+            return False  # nothing can tell what was modified
+        with contextlib.suppress(FileNotFoundError):
+            fault_found = check_hash(path, info) or check_header(path, info)
+            if fault_found is None:
+                mark_verified(path)
+                return True
+            logger.warning("%s %s; it is fetched again", path, fault_found)
+        return False
+
+    def _fetch_locked(self, url: str, info: ShardInfo, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        for part in path.parent.glob(f"{path.name}.*{PART_SUFFIX}"):
+            part.unlink(missing_ok=True)
+        with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
+            for attempt in (1, 2):
+                fault = download_shard(
+                    url,
+                    info,
+                    file,
+                    self.retry,
+                    checks_hash=self.verify != OFF,
+                    count_bytes=self.traffic.count_bytes,
+                )
+                if fault is None:
+                    file.flush()
+                    fault = check_header(part, info)
+                if fault is None:
+                    # after a crash, reserved bytes never written would pass for a whole shard
+                    os.fsync(file.fileno())
+                    if self.verify != OFF:
+                        mark_verified(part)
+                    part.replace(path)
+                    return
+                if attempt == 1:
+                    logger.warning("%s %s; it is fetched again", redact(url), fault)
+        raise DatasetError(
+            f"{redact(url)} {fault}, twice. If the dataset was republished meanwhile, start again; "
+            "else upload the shard again"
+        )
+
+    def _explain(self, error: OSError, info: ShardInfo) -> str:
+        what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return (
+                f"no space left in {self.root} for {what}. Free some, choose another `local`, or "
+                "set cache_limit"
+            )
+        return f"cannot write {what} to the cache {self.root}. Choose another `local`"

@@ -1,0 +1,324 @@
+"""The laws of storage: what every backend does alike, a user's own fsspec file system and
+StreamingDataset's downloaders included.
+
+    local  s3  gcs  memory  user        read, write, delete, list
+    http  streaming                     read alone: the objects are put there by other means
+
+To hold a new backend to them, add a fixture `<name>_place` and its name to `PLACES`.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.convert.process_pool import open_executor
+from cloudload.errors import FailureKind, StoreError
+from cloudload.storage import registry
+from cloudload.storage.base import StoredObject
+from cloudload.storage.objects import (
+    delete_object,
+    download_object,
+    list_objects,
+    open_object,
+    read_object,
+    upload_file,
+    write_object,
+)
+from cloudload.storage.streaming import StreamingStore
+from cloudload.storage.urls import join_url
+from tests.support.objects import object_exists
+
+FIVE_MB = os.urandom(5 << 20)
+SECRET = "hunter2hunter2"
+NAMES = ["a b", "a+b", "50%25", "100%", "ü/狐", "x=1", "a&b", "x.jsonl.zst"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """An empty place in a store, and how the test puts an object there."""
+
+    url: str
+    put: Callable[[str, bytes], None]
+    """Store bytes under a name below `url`."""
+
+
+def written(url: str) -> Place:
+    """A place that cloudload writes to itself."""
+    return Place(url, lambda name, data: write_object(join_url(url, name), data))
+
+
+# ---------------------------------------------------------------- places
+
+
+@pytest.fixture
+def local_place(local_url: str) -> Place:
+    return written(local_url)
+
+
+@pytest.fixture
+def s3_place(s3_url: str) -> Place:
+    return written(s3_url)
+
+
+@pytest.fixture
+def gcs_place(gcs_url: str) -> Place:
+    return written(gcs_url)
+
+
+@pytest.fixture
+def memory_place(tmp_path: Path) -> Place:
+    """fsspec's own file system in memory."""
+    pytest.importorskip("fsspec")
+    return written(f"memory://{tmp_path.name}")
+
+
+@pytest.fixture
+def user_place(tmp_path: Path) -> Place:
+    """A file system that a user has written, and registered with fsspec."""
+    fsspec = pytest.importorskip("fsspec")
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Shelf(LocalFileSystem):  # type: ignore[misc]
+        protocol = "shelf"
+
+        @classmethod
+        def _strip_protocol(cls, path: Any) -> str:
+            return str(super()._strip_protocol(str(path).removeprefix("shelf://")))
+
+        def unstrip_protocol(self, name: str) -> str:
+            return f"shelf://{self._strip_protocol(name)}"
+
+        def put_file(self, lpath: str, rpath: str, **options: Any) -> None:
+            self.makedirs(self._parent(rpath), exist_ok=True)
+            super().put_file(lpath, rpath, **options)
+
+    fsspec.register_implementation("shelf", Shelf, clobber=True)
+    return written(f"shelf://{tmp_path}/shelf")
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def http_place(tmp_path: Path) -> Iterator[Place]:
+    """A folder behind a web server, read through fsspec."""
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    folder = tmp_path / "web"
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Place(
+            f"http://127.0.0.1:{server.server_port}",
+            lambda name, data: write_object(join_url(str(folder), name), data),
+        )
+        server.shutdown()
+
+
+@pytest.fixture
+def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A bucket that is read by StreamingDataset's downloader for S3."""
+    pytest.importorskip("streaming")
+    s3 = registry.backend_of(s3_url)
+
+    def put(name: str, data: bytes) -> None:
+        with monkeypatch.context() as patch:
+            patch.setitem(registry._backends, (os.getpid(), "s3"), s3)
+            write_object(join_url(s3_url, name), data)
+
+    monkeypatch.setitem(registry._backends, (os.getpid(), "s3"), StreamingStore())
+    return Place(s3_url, put)
+
+
+ATOMIC = ["local", "s3", "gcs"]  # fsspec promises no atomic overwrite
+WRITABLE = [*ATOMIC, "memory", "user"]
+PLAIN_NAMES = [*WRITABLE, "streaming"]  # a web server's names are percent-encoded
+PLACES = [*PLAIN_NAMES, "http"]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    """An empty place in each store in turn."""
+    found: Place = request.getfixturevalue(f"{request.param}_place")
+    return found
+
+
+@pytest.fixture(params=WRITABLE)
+def writable(request: pytest.FixtureRequest) -> Place:
+    """An empty place in each store that cloudload can write to, in turn."""
+    found: Place = request.getfixturevalue(f"{request.param}_place")
+    return found
+
+
+# ---------------------------------------------------------------- read
+
+
+@pytest.mark.parametrize("data", [b"", b"x", FIVE_MB], ids=["empty", "one byte", "5 MB"])
+def test_what_was_stored_is_read(place: Place, data: bytes) -> None:
+    place.put("folder/key", data)
+    url = join_url(place.url, "folder/key")
+    assert read_object(url) == data
+    with open_object(url) as stream:
+        assert stream.read() == data
+
+
+@pytest.mark.parametrize(("most_bytes", "expected"), [(None, 10), (10, 10), (4, 5), (0, 1)])
+def test_a_download_stops_one_byte_past_the_most(
+    place: Place, tmp_path: Path, most_bytes: int | None, expected: int
+) -> None:
+    place.put("key", b"0123456789")
+    target = tmp_path / "target"
+    target.write_bytes(b"what was there before, and longer")
+    with target.open("r+b") as file:
+        written = download_object(join_url(place.url, "key"), file, most_bytes=most_bytes)
+        assert written == expected
+    assert target.read_bytes() == b"0123456789"[:expected]
+
+
+@pytest.mark.parametrize("place", PLAIN_NAMES, indirect=True)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_means_itself(place: Place, name: str) -> None:
+    place.put(name, name.encode())
+    assert read_object(join_url(place.url, name)) == name.encode()
+
+
+def test_an_object_exists_once_it_is_stored(place: Place) -> None:
+    place.put("there", b"")
+    assert object_exists(join_url(place.url, "there"))
+    assert not object_exists(join_url(place.url, "not-there"))
+
+
+def test_what_is_missing_is_an_error_of_that_kind(place: Place) -> None:
+    place.put("there", b"")
+    url = join_url(place.url, "not-there")
+    with pytest.raises(StoreError, match=r"1 attempt.*no such object") as caught:
+        read_object(url)
+    assert caught.value.kind is FailureKind.MISSING_OBJECT
+    assert caught.value.is_missing
+    assert url in str(caught.value)
+
+
+def test_an_error_names_the_url_without_its_secrets(place: Place) -> None:
+    place.put("there", b"")
+    with pytest.raises(StoreError) as caught:
+        read_object(join_url(place.url, f"not-there?token={SECRET}"))
+    assert join_url(place.url, "not-there") in str(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+# ---------------------------------------------------------------- write, delete, list
+
+
+@pytest.mark.parametrize("data", [b"", FIVE_MB], ids=["empty", "5 MB"])
+def test_a_file_is_stored(writable: Place, tmp_path: Path, data: bytes) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    url = join_url(writable.url, "deep/er/key")
+    upload_file(source, url)
+    assert read_object(url) == data
+
+
+def test_an_overwrite_replaces_all_of_an_object(writable: Place) -> None:
+    url = join_url(writable.url, "key")
+    for data in (b"first and longer", b"second"):
+        write_object(url, data)
+        assert read_object(url) == data
+    assert list_objects(writable.url) == [StoredObject(url, 6)]
+
+
+def test_an_overwrite_that_fails_leaves_the_object(writable: Place, tmp_path: Path) -> None:
+    url = join_url(writable.url, "key")
+    write_object(url, b"data")
+    with pytest.raises((StoreError, FileNotFoundError)):
+        upload_file(tmp_path / "no-such-file", url)
+    assert read_object(url) == b"data"
+    assert list_objects(writable.url) == [StoredObject(url, 4)]
+
+
+@pytest.mark.parametrize("writable", ATOMIC, indirect=True)
+def test_a_reader_sees_all_of_an_overwrite_or_nothing(writable: Place) -> None:
+    url = join_url(writable.url, "key")
+    versions = [letter * (1 << 20) for letter in (b"a", b"b")]
+    write_object(url, versions[0])
+    with ThreadPoolExecutor(1) as thread:
+        writes = [thread.submit(write_object, url, versions[n % 2]) for n in range(10)]
+        while not writes[-1].done():
+            assert read_object(url) in versions
+        assert [write.result() for write in writes] == [None] * 10
+
+
+def test_what_is_deleted_is_gone_and_may_be_deleted_again(writable: Place) -> None:
+    for name in ("a", "b"):
+        writable.put(name, b"data")
+    for _ in range(2):
+        delete_object(join_url(writable.url, "a"))
+        assert not object_exists(join_url(writable.url, "a"))
+        assert list_objects(writable.url) == [StoredObject(join_url(writable.url, "b"), 4)]
+
+
+def test_a_listing_is_sorted_and_has_sizes(writable: Place) -> None:
+    for name in ("b", "a/z", "a/y/x"):
+        writable.put(name, name.encode())
+    assert list_objects(writable.url) == [
+        StoredObject(join_url(writable.url, name), len(name)) for name in ("a/y/x", "a/z", "b")
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_listed_name_is_the_name_that_was_written(writable: Place, name: str) -> None:
+    writable.put(name, name.encode())
+    url = join_url(writable.url, name)
+    assert list_objects(writable.url) == [StoredObject(url, len(name.encode()))]
+
+
+def test_a_listing_holds_only_what_is_below_the_folder(writable: Place) -> None:
+    for name in ("a/b/1", "a/bc/1", "a/b-2", "a/bcd"):
+        writable.put(name, b"")
+    inside = [StoredObject(join_url(writable.url, "a/b/1"), 0)]
+    assert list_objects(join_url(writable.url, "a/b")) == inside
+    assert list_objects(join_url(writable.url, "a/b/")) == inside
+    assert list_objects(join_url(writable.url, "a/b/1")) == inside
+
+
+def test_a_store_that_can_only_be_read_says_so(streaming_place: Place) -> None:
+    url = join_url(streaming_place.url, "key")
+    for act in (
+        lambda: write_object(url, b""),
+        lambda: delete_object(url),
+        lambda: list_objects(url),
+    ):
+        with pytest.raises(StoreError, match=rf"cannot \w+ {url} .*can only be read"):
+            act()
+
+
+# ---------------------------------------------------------------- kinds between processes
+
+
+def test_the_kind_of_an_error_survives_pickling() -> None:
+    for kind in FailureKind:
+        copy = pickle.loads(pickle.dumps(StoreError("why", kind=kind)))
+        assert (str(copy), copy.kind, copy.is_missing) == ("why", kind, kind.is_missing)
+
+
+def test_an_error_of_a_worker_process_keeps_its_kind(tmp_path: Path) -> None:
+    with open_executor(None, 2) as executor, pytest.raises(StoreError) as caught:
+        executor.submit(read_missing, str(tmp_path / "not-there")).result(60)
+    assert caught.value.kind is FailureKind.MISSING_OBJECT
+
+
+def read_missing(_: None, url: str) -> bytes:
+    return read_object(url)

@@ -1,0 +1,18 @@
+"""What tests ask of stored objects."""
+
+from __future__ import annotations
+
+from cloudload.errors import StoreError
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import open_object
+
+
+def object_exists(url: str, retry: Retry | None = None) -> bool:
+    """Whether the object can be opened; raises any error but that it is missing."""
+    try:
+        open_object(url, retry).close()
+    except StoreError as error:
+        if error.is_missing:
+            return False
+        raise
+    return True
