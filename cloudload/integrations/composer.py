@@ -1,9 +1,13 @@
-"""Composer: a `DataSpec` that counts packed rows right and saves with Composer's own checkpoints.
+"""Composer: a `DataSpec` that counts packed rows correctly and is saved in Composer's checkpoints.
 
-    Trainer(train_dataloader=data_spec(loader), eval_dataloader=eval_spec(eval_loader), callbacks=[CloudloadMonitor(loader)], ...)
+    Trainer(
+        train_dataloader=data_spec(loader),
+        eval_dataloader=eval_spec(eval_loader),
+        callbacks=[CloudloadMonitor(loader)],
+    )
 
-Composer saves and restores the dataset of a torch DataLoader, and then neither skips nor replays
-batches; so it is given one.
+Composer neither skips nor replays batches only if it can save and restore the dataset of a torch
+DataLoader, so that is what it gets.
 """
 
 from __future__ import annotations
@@ -29,19 +33,23 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def data_spec(loader: CloudLoader) -> DataSpec:
-    """For training. Samples are rows, tokens those of documents; `max_duration` in epochs needs
-    `stop_every=<batches>`."""
+    """A loader for training. Samples are rows, and tokens are document tokens.
+
+    `max_duration` in epochs needs `stop_every=<batches>`.
+    """
     return _count(_DataLoader(loader))
 
 
 def eval_spec(loader: CloudLoader) -> DataSpec:
-    """For evaluation: every evaluation reads the same batches. Its loader has `epochs=1`, or
-    `stop_every`."""
+    """A loader for evaluation: every evaluation reads the same batches.
+
+    Give that loader `epochs=1` or `stop_every`.
+    """
     return _count(FromStart(loader))
 
 
 class CloudloadMonitor(Callback):
-    """Logs `loader.stats()` as `cloudload/…` every so many batches, and at the end of epochs."""
+    """Logs `loader.stats()` as `cloudload/…` after every `every` batches and each epoch."""
 
     def __init__(self, loader: CloudLoader, every: int = 10) -> None:
         self._loader, self._every = loader, every
@@ -58,19 +66,19 @@ class CloudloadMonitor(Callback):
 
 
 class _DataLoader(DataLoader[Batch]):
-    """A DataLoader in name, for Composer's sake."""
+    """Passes for a torch DataLoader, which Composer requires."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._rows = _Dataset(loader)
         super().__init__(self._rows, batch_size=None, collate_fn=_as_it_is)  # type: ignore[arg-type]
         self._loader = loader
-        # which torch would take for the size to collate by, and Composer for that of a microbatch
+        # set past torch's constructor, which would collate by it; Composer splits batches by it
         vars(self)["batch_size"] = loader.batch_size
 
     def __iter__(self) -> Any:
         trainer = sys._getframe(1).f_locals.get("self")
         if isinstance(trainer, Trainer):
-            # otherwise a second `fit` would skip what the first one has trained on
+            # otherwise a second `fit` would skip the batches that the first one trained on
             trainer.state.dataset_resumption["train"] = True
             self._rows.state = trainer.state
         return super().__iter__()
@@ -80,31 +88,32 @@ class _DataLoader(DataLoader[Batch]):
 
 
 class _Dataset(IterableDataset[Batch]):
-    """What Composer saves and restores."""
+    """The object whose state Composer saves and restores."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader
         self._is_loaded_at_end = False
         self.state: State | None = None
-        """Of the Composer that iterates."""
+        """The state of the Composer trainer that iterates, if any."""
 
     def __iter__(self) -> Iterator[Batch]:
         is_at_end, self._is_loaded_at_end = self._is_at_end(), False
         if is_at_end and self.state and int(self.state.timestamp.batch_in_epoch):
-            return  # Composer has yet to see the end of the epoch whose last batch it has trained on
+            return  # Composer trained on the epoch's last batch but has not seen the epoch's end
         yield from self._loader
         if self.state and not self._loader.is_at_stop:
-            # now, so that the last checkpoint is still saved; otherwise empty epochs would follow
-            # for ever
-            logger.info("the data has ended after %d rows, and so does training", self._loader.rows)
+            # stop here, so that the last checkpoint is saved and no endless empty epochs follow
+            logger.info("the data ended after %d rows, so training stops", self._loader.rows)
             self.state.stop_training()
 
     def _is_at_end(self) -> bool:
         return self._is_loaded_at_end or self._loader.is_at_stop
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, str]:
-        """One leaf of text, which sharded checkpoints, too, take as it is. Composer has had
-        `num_samples` of the epoch."""
+        """One text leaf, which sharded checkpoints also store unchanged.
+
+        `num_samples` is the number of rows of this epoch that Composer has trained on.
+        """
         is_at_end = num_samples > 0 and self._is_at_end()
         return {
             "cloudload": json.dumps({"loader": self._loader.state_dict(), "is_at_end": is_at_end})
@@ -113,9 +122,9 @@ class _Dataset(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, str] | None) -> None:
         if not state or "cloudload" not in state:
             raise StreamChangedError(
-                f"the checkpoint's train dataset is {state and sorted(state)}, and none of "
-                "data_spec(loader). Load one that was "
-                "saved with it, or take its weights alone: load_weights_only=True"
+                f"the checkpoint's train dataset has the keys {state and sorted(state)}: it was "
+                "not saved with data_spec(loader). Load a checkpoint that was, or load only its "
+                "weights: load_weights_only=True"
             )
         saved = json.loads(state["cloudload"])
         self._loader.load_state_dict(saved["loader"])
@@ -140,9 +149,9 @@ def _count_rows(batch: Tensors) -> int:
 
 
 def _count_tokens(batch: Tensors) -> dict[str, int]:
-    """`loss_generating` are the labels that a model which shifts them is trained on."""
+    """`loss_generating` counts the labels left after a causal model shifts them by one."""
     loss_generating = int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
-    # a microbatch is no Batch any more, and Composer asks it for the others only
+    # a microbatch is a plain dict, and Composer asks it only for loss_generating
     return {
         "total": batch.num_tokens if isinstance(batch, Batch) else loss_generating,
         "loss_generating": loss_generating,
@@ -150,8 +159,10 @@ def _count_tokens(batch: Tensors) -> dict[str, int]:
 
 
 def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, torch.Tensor]]:
-    """Microbatches of so many rows; each has the segments of its own rows in `cu_seqlens`, counted
-    from its own start."""
+    """Split a batch into microbatches of `microbatch_size` rows; the last may be shorter.
+
+    Each microbatch's `cu_seqlens` covers its own rows and starts at 0.
+    """
     size, (num_rows, seq_len) = int(microbatch_size), batch["input_ids"].shape
     microbatches = []
     for start in range(0, num_rows, size):

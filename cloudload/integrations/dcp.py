@@ -1,10 +1,10 @@
-"""torch.distributed.checkpoint, with FSDP2 or without: the loader's state as one leaf of text.
+"""torch.distributed.checkpoint, with or without FSDP2: the loader's state as one text leaf.
 
-    dcp.save({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)      # or dcp.async_save
+    dcp.save({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)  # or async_save
     dcp.load({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)
 
-The leaf is the same on every rank, so it is stored once, and any number of ranks loads it. A
-mapping in its place would be taken apart, and put together by the keys of the loader that loads it.
+The leaf is the same on every rank, so DCP stores it once and any number of ranks can load it. DCP
+would flatten a mapping and load only the keys that the loading side already has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudload.loader import CloudLoader
 
 
 class LoaderState(Stateful):
-    """A loader as DCP saves and loads it, in place."""
+    """Wraps a loader for DCP, which saves it and loads it in place."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader

@@ -3,8 +3,8 @@
     trainer = Trainer(..., use_distributed_sampler=False, callbacks=[CloudloadMonitor(loader)])
     trainer.fit(model, datamodule=CloudloadDataModule(loader), ckpt_path="last")
 
-Where no length is known Lightning reads one batch ahead, so the module counts what is trained on:
-the state to save is that of the last such batch.
+Lightning reads one batch ahead if the loader has no length, so the module counts the batches that
+were trained on and saves the state after the last of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 try:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-except ImportError:  # its other package
+except ImportError:  # the same classes under Lightning's older package name
     from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 from cloudload.batch import Batch
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class CloudloadDataModule(LightningDataModule):
-    """Batches of a loader, and of another for validation, which has `epochs=1` or `stop_every`."""
+    """Trains on `loader` and validates on `eval_loader`, which needs `epochs=1` or `stop_every`."""
 
     def __init__(self, loader: CloudLoader, eval_loader: CloudLoader | None = None) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class CloudloadDataModule(LightningDataModule):
         self._progress: Any = None
         self._is_loaded = False
         if eval_loader is not None:
-            # Lightning validates where there is such a method
+            # Lightning validates if this method exists
             self.val_dataloader = lambda: FromStart(eval_loader)
 
     def train_dataloader(self) -> _Batches:
@@ -43,8 +43,7 @@ class CloudloadDataModule(LightningDataModule):
         if self.trainer.ckpt_path and not self._is_loaded:
             raise StreamChangedError(
                 f"{self.trainer.ckpt_path} has no state of a {type(self).__qualname__}. Load a "
-                "checkpoint that was saved with "
-                "one, or take its weights alone"
+                "checkpoint that was saved with one, or load only its weights"
             )
         return _Batches(self)
 
@@ -56,28 +55,29 @@ class CloudloadDataModule(LightningDataModule):
         self._num_fetched, self._is_loaded = 0, True
 
     def begin_pass(self) -> None:
-        """Go back to where training is: a fit before may have left batches that it did not train
-        on."""
+        """Rewind to the last batch trained on: an earlier fit may have fetched more than that."""
         if num_ahead := self._num_ahead():
             self.loader.load_state_dict(self.loader.state_dict(lag=num_ahead))
-        # Lightning raises it before it saves, and not for a batch that fails
+        # Lightning increments it before it saves, and not for a batch that fails
         self._progress = self.trainer.fit_loop.epoch_loop.batch_progress.total
         self._num_fetched, self._num_processed_before = 0, self._progress.processed
 
     def count_fetched(self) -> None:
-        """Lightning has taken a batch."""
+        """Count a batch that Lightning fetched."""
         self._num_fetched += 1
 
     def _num_ahead(self) -> int:
-        """Batches that Lightning has taken in this pass, and not trained on."""
+        """Batches that Lightning fetched in this pass but has not trained on."""
         return self._num_fetched and self._num_fetched - (
             self._progress.processed - self._num_processed_before
         )
 
 
 class CloudloadMonitor(Callback):
-    """Logs `loader.stats()`, of what Lightning has fetched, as `cloudload/…`: as often as it logs,
-    and at the end of epochs."""
+    """Logs `loader.stats()` as `cloudload/…` whenever Lightning logs, and after each epoch.
+
+    The numbers cover the batches that Lightning has fetched.
+    """
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader
@@ -96,7 +96,7 @@ class CloudloadMonitor(Callback):
 
 
 class _Batches:
-    """A loader that Lightning may ask for batches only, not for its state."""
+    """Gives Lightning the loader's batches without its state, which the data module saves."""
 
     def __init__(self, module: CloudloadDataModule) -> None:
         self._module = module
@@ -108,9 +108,7 @@ class _Batches:
             yield batch
         if not self._module.loader.is_at_stop:
             # otherwise empty epochs would follow
-            logger.info(
-                "the data has ended after %d rows, and so does training", self._module.loader.rows
-            )
+            logger.info("the data ended after %d rows, so training stops", self._module.loader.rows)
             self._module.trainer.should_stop = True
 
     def __len__(self) -> int:

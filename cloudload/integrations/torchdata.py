@@ -1,9 +1,9 @@
-"""torchdata: a loader as a node, and as the dataset of a StatefulDataLoader.
+"""torchdata: a loader as a node or as the dataset of a StatefulDataLoader.
 
     torchdata.nodes.Loader(CloudloadNode(loader))
     StatefulDataLoader(CloudloadDataset(loader), batch_size=None, num_workers=0)
 
-The loader has workers of its own; in torchdata's, every worker would read all of it.
+The loader starts its own workers. In torchdata's workers, each would read all of the data.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cloudload.loader import CloudLoader
 
 
 class CloudloadNode(BaseNode[Batch]):
-    """A source of batches. Reset without a state, it goes on where the loader stands, as a new
+    """A source of batches. A reset without a state continues from the loader's position, as a new
     epoch does.
 
-    That is past what a `Prefetcher` has read ahead: a pass that is left in its middle goes on by
-    `load_state_dict`.
+    If a `Prefetcher` has read ahead, that position is past the batches trained on: to continue a
+    pass that was left early, use `load_state_dict`.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
@@ -53,9 +53,8 @@ class CloudloadDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         if get_worker_info() is not None:
             raise ValueError(
-                "a CloudLoader cannot be read in a DataLoader's workers: "
-                "each would read all of it. "
-                "Give the DataLoader num_workers=0, and the CloudLoader num_workers=N"
+                "a CloudLoader cannot be read in a DataLoader's workers: each would read all of "
+                "the data. Give the DataLoader num_workers=0, and the CloudLoader num_workers=N"
             )
         return iter(self._loader)
 

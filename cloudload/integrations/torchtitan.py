@@ -1,11 +1,12 @@
-"""torchtitan: a loader as its trainer builds, iterates, saves and loads one.
+"""torchtitan: a dataloader that its trainer builds, iterates, saves and loads.
 
-    Trainer.Config(dataloader=CloudloadDataLoader.Config(data="s3://…", options={"num_workers": 8}), ...)
+    data = CloudloadDataLoader.Config(data="s3://…", options={"num_workers": 8})
+    Trainer.Config(dataloader=data, ...)
 
-A row has one token more than torchtitan's sequences: inputs are all but its last, labels all but
-its first. The state is one leaf of text that is the same on every rank, so checkpoints are loaded
-on any number of them. One that another dataloader wrote lacks it, which DCP refuses:
-`checkpoint.exclude_from_loading=["dataloader"]` takes the rest of it, and begins the data anew.
+A row has one token more than torchtitan's sequences: inputs are all tokens but the last, labels all
+but the first. The state is one text leaf, the same on every rank, so any number of ranks can load a
+checkpoint. A checkpoint written with another dataloader does not have that leaf, and DCP refuses
+it: `checkpoint.exclude_from_loading=["dataloader"]` loads the rest and starts the data over.
 """
 
 from __future__ import annotations
@@ -25,35 +26,34 @@ from cloudload.loader import CloudLoader
 
 try:
     from torchtitan.components.dataloader import BaseDataLoader
-except ModuleNotFoundError:  # where it is after 0.3
+except ModuleNotFoundError:  # its path in versions after 0.3
     from torchtitan.components.data.loader import BaseDataLoader
 
 Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class CloudloadDataLoader(BaseDataLoader):
-    """Batches of a `CloudLoader` as torchtitan's models take them: `({"input": …, "positions": …},
-    labels)`, int64.
+    """Batches of a `CloudLoader` in torchtitan's form: `({"input": …, "positions": …}, labels)`.
 
-    They are [rows, seq_len]; for a torchtitan that counts batches in tokens (after 0.3), the rows
-    are joined to one sequence.
+    All are int64 [rows, seq_len]. Versions after 0.3 count batches in tokens; for them the rows are
+    flattened to [rows * seq_len].
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """Which data, and the arguments of `CloudLoader` by name; its tokenizer is torchtitan's
-        unless they have one.
+        """`data` and `options` are `CloudLoader`'s arguments; the tokenizer is torchtitan's unless
+        `options` has one.
 
-        By default documents neither see nor predict one another, as with torchtitan's own loaders;
-        options fields=() and mask_edges=False let them.
+        By default no document attends to or predicts another, as with torchtitan's own loaders.
+        To allow it, pass the options fields=() and mask_edges=False.
         """
 
         data: Any = None
         options: dict[str, Any] = field(default_factory=dict)
         infinite: bool = True
-        """Whether epoch follows epoch: torchtitan's validators set it."""
+        """Whether the data repeats without end; torchtitan's validators set it to False."""
         repeat: bool = True
-        """What they call it after 0.3."""
+        """The name of `infinite` in versions after 0.3."""
 
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, tokenizer: Any, **sizes: Any
@@ -67,9 +67,9 @@ class CloudloadDataLoader(BaseDataLoader):
         )
         if rest:
             raise ValueError(
-                f"batches of {sizes['num_tokens_per_batch']} tokens are no whole sequences of "
-                f"{seq_len}: {rest} are left over. "
-                "Set training.num_tokens_per_microbatch_per_dp_rank to a multiple of "
+                f"batches of {sizes['num_tokens_per_batch']} tokens cannot be divided into "
+                f"sequences of {seq_len}: {rest} tokens are left over. Set "
+                "training.num_tokens_per_microbatch_per_dp_rank to a multiple of "
                 "training.max_context_length"
             )
         options = {
@@ -80,18 +80,17 @@ class CloudloadDataLoader(BaseDataLoader):
         }
         options["epochs"] = None if config.infinite and config.repeat else 1
         if "tokenizer" not in config.options:
-            # torchtitan's wraps a tokenizers.Tokenizer, which does not know what ends a document
+            # torchtitan's wraps a tokenizers.Tokenizer, which does not know its end-of-text token
             options |= {"tokenizer": tokenizer.tokenizer, "eos": tokenizer.eos_token or AUTO}
         self.loader = CloudLoader(
             config.data, seq_len=seq_len + 1, batch_size=num_rows, **{**options, **config.options}
         )
 
     def __iter__(self) -> Iterator[Tensors]:
-        # an end is the end of training, so it is that of the data, and none of stop_every's
+        # torchtitan ends training where iteration ends, so ignore the stops of stop_every
         for batch in self.loader.take(sys.maxsize):
             ids = batch["input_ids"]
-            # torchtitan makes its attention masks from positions, and its language models refuse to
-            # do without
+            # torchtitan's models require positions: they build attention masks from them
             positions = batch.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids))
             inputs = {
                 "input": self._shape(ids[:, :-1]),
@@ -107,13 +106,12 @@ class CloudloadDataLoader(BaseDataLoader):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if not state_dict:
-            return  # torchtitan's way to say that there is none
+            return  # torchtitan passes an empty dict if the checkpoint has no dataloader state
         if "cloudload" not in state_dict:
             raise StreamChangedError(
-                "the checkpoint's dataloader is no CloudloadDataLoader; its state has "
-                f"{sorted(state_dict)}. Resume with the one "
-                "that wrote it, or begin the data anew with "
-                "checkpoint.exclude_from_loading=['dataloader']"
+                "the checkpoint was not written with CloudloadDataLoader: its dataloader state "
+                f"has the keys {sorted(state_dict)}. Resume with the dataloader that wrote it, or "
+                "start the data over with checkpoint.exclude_from_loading=['dataloader']"
             )
         LoaderState(self.loader).load_state_dict(state_dict)
 
@@ -122,12 +120,14 @@ class CloudloadDataLoader(BaseDataLoader):
 
 
 class CloudloadMetrics(MetricsProcessor):
-    """Logs `loader.stats()` as `cloudload/…` beside torchtitan's metrics, of the trainer's
-    dataloader that `watch` is given."""
+    """Logs `loader.stats()` as `cloudload/…` beside torchtitan's metrics.
+
+    Call `watch` with the trainer's dataloader first.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
-        """Of torchtitan's own."""
+        """The same settings as torchtitan's."""
 
     _watched: CloudloadDataLoader | None = None
 

@@ -1,12 +1,12 @@
-"""The Hugging Face Trainer: batches as they come, the state in `trainer_state.json`, no batch
-skipped or replayed.
+"""The Hugging Face Trainer: the loader's state in `trainer_state.json`, no batch lost or repeated.
 
     class MyTrainer(CloudloadTrainer, Trainer): ...
 
-    MyTrainer(model, args, loader=loader, eval_dataset=FromStart(eval_loader)).train(resume_from_checkpoint=True)
+    trainer = MyTrainer(model, args, loader=loader, eval_dataset=FromStart(eval_loader))
+    trainer.train(resume_from_checkpoint=True)
 
-The Trainer would wrap a dataset in a DataLoader of its own, read ahead, and share it out again; so
-it is given the loader itself.
+The Trainer would wrap a dataset in another DataLoader, read ahead, and shard it by rank a second
+time, so it gets the loader itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         self._saved = loader.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """As of the last step, for a checkpoint may be saved within one."""
+        """The state after the last whole step, since a checkpoint may be saved within a step."""
         return {"args": {}, "attributes": {"loader": self._saved}}
 
     def note(self) -> None:
-        """This is where training stands."""
+        """Note the loader's state as the one to save."""
         self._saved = self.loader.state_dict()
 
     def on_init_end(
@@ -44,10 +44,10 @@ class CloudloadCallback(TrainerCallback, ExportableState):
     ) -> None:
         if args.auto_find_batch_size:
             raise ValueError(
-                "auto_find_batch_size cannot change the batches of a CloudLoader. Leave it out, "
-                "and set batch_size there"
+                "auto_find_batch_size cannot change the batches of a CloudLoader. Remove it, and "
+                "set the CloudLoader's batch_size"
             )
-        # the loader stands where it should, there is nothing to skip
+        # the loader resumes at its own position, so there is nothing to skip
         args.ignore_data_skip = True
 
     def on_train_begin(
@@ -57,13 +57,12 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         saved = state.stateful_callbacks.get(name)
         if state.global_step and saved is None:
             raise StreamChangedError(
-                f"the checkpoint of step {state.global_step} has no state of the loader: it was "
-                "saved without "
-                f"{name}. Load one that has it, or start a new run from its weights alone"
+                f"the checkpoint of step {state.global_step} has no loader state: it was saved "
+                f"without {name}. Load one that has it, or start a new run from its weights only"
             )
         if state.global_step:
             self._saved = saved["attributes"]["loader"]
-        # also at a fresh start: the Trainer may have counted tokens by reading them
+        # also at a fresh start: the Trainer may have read batches to count their tokens
         self.loader.load_state_dict(self._saved)
         state.stateful_callbacks[name] = self.state()
 
@@ -74,8 +73,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
 
 
 class CloudloadTrainer:
-    """What a Trainer that trains from a loader has more; goes before `Trainer` among the bases of a
-    class."""
+    """A mixin for training from a loader; put it before `Trainer` among a class's bases."""
 
     def __init__(self, *args: Any, loader: CloudLoader, **kwargs: Any) -> None:
         self.loader, self._state = loader, CloudloadCallback(loader)
@@ -92,32 +90,30 @@ class CloudloadTrainer:
         if rest:
             raise ValueError(
                 f"a pass over the loader has {len(self.loader)} batches, which is not a multiple "
-                "of gradient_accumulation_steps "
-                f"{accumulate}: what is accumulated at its end would be lost. "
-                "Make stop_every a multiple"
+                f"of gradient_accumulation_steps {accumulate}: the gradients accumulated at its "
+                "end would be lost. Make stop_every a multiple"
             )
         if rest is None:
             logger.warning(
-                "what is accumulated at the end of a pass over the loader is lost: the Trainer "
-                "takes no step with it"
+                "gradients accumulated at the end of a pass over the loader may be lost: the "
+                "Trainer takes no step with them"
             )
         return self.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """An `eval_dataset` may be a `FromStart`, or a dict with some."""
+        """`eval_dataset` may be a `FromStart`, or a dict that has some."""
         asked = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         if isinstance(asked, str):
             asked = self.eval_dataset[asked]  # type: ignore[attr-defined]
         return asked if isinstance(asked, FromStart) else super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Likewise."""
+        """`test_dataset` may be a `FromStart`."""
         if isinstance(test_dataset, FromStart):
             return test_dataset
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """With the numbers of `loader.stats()` as `cloudload/…` wherever a training loss is
-        logged."""
+        """Adds `loader.stats()` as `cloudload/…` wherever a training loss is logged."""
         numbers = self.loader.stats().as_dict("cloudload/") if "loss" in logs else {}
         super().log({**logs, **numbers}, *args, **kwargs)  # type: ignore[misc]

@@ -86,7 +86,7 @@ def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path)
     state = json.loads(file.read_text())
     del state["stateful_callbacks"]["CloudloadCallback"]
     file.write_text(json.dumps(state))
-    with pytest.raises(StreamChangedError, match="checkpoint of step 4 has no state of the loader"):
+    with pytest.raises(StreamChangedError, match="checkpoint of step 4 has no loader state"):
         make_trainer(make_loader(folder), tmp_path).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-4")
         )
