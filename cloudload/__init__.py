@@ -32,7 +32,7 @@ from cloudload._version import __version__ as __version__
 
 if _TYPE_CHECKING:
     from cloudload.batch import Batch as Batch
-    from cloudload.config import Stream as Stream
+    from cloudload.config.stream import Stream as Stream
     from cloudload.convert.convert import convert_to_mds as convert_to_mds
     from cloudload.convert.journal import ConvertReport as ConvertReport
     from cloudload.errors import CloudloadError as CloudloadError

@@ -20,21 +20,21 @@ from typing import Any, Literal, NoReturn
 
 from cloudload.batch import Batch
 from cloudload.cache.folder import default_cache, open_cache_folder
-from cloudload.config import (
+from cloudload.config.choices import (
     AUTO,
-    DeliveryConfig,
     Overflow,
     PackingName,
-    RowsConfig,
     ShuffleAlgorithm,
     StartMethod,
-    Stream,
     TailMode,
     TokenizerBackend,
-    Transform,
     Verification,
-    read_options,
 )
+from cloudload.config.delivery import DeliveryConfig
+from cloudload.config.options import read_options
+from cloudload.config.rows import RowsConfig
+from cloudload.config.stream import Stream
+from cloudload.config.transform import Transform
 from cloudload.delivery.agreement import check_can_end, list_facts
 from cloudload.delivery.description import Description, describe
 from cloudload.delivery.environment import current_environment

@@ -122,7 +122,7 @@ class _Dataset(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, str] | None) -> None:
         if not state or "cloudload" not in state:
             raise StreamChangedError(
-                f"the checkpoint's train dataset has the keys {state and sorted(state)}: it was "
+                f"the checkpoint's train dataset has the keys {sorted(state or ())}: it was "
                 "not saved with data_spec(loader). Load a checkpoint that was, or load only its "
                 "weights: load_weights_only=True"
             )
