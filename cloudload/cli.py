@@ -150,7 +150,7 @@ def _add_convert(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def _bytes(text: str) -> int:
-    from cloudload.config import parse_bytes
+    from cloudload.config.checks import parse_bytes
 
     try:
         return parse_bytes(text)

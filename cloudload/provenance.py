@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from cloudload.batch import Batch
-from cloudload.config import Stream, Transform
+from cloudload.config.stream import Stream
+from cloudload.config.transform import Transform
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.order.canonical import positions_of

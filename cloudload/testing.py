@@ -25,7 +25,7 @@ from typing import Protocol
 
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
-from cloudload.config import DeliveryConfig
+from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.environment import Environment, use_environment
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.world import World

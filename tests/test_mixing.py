@@ -265,7 +265,7 @@ def test_a_stream_may_have_a_frame_of_its_own(urls: dict[str, str], cache: Path)
 @pytest.mark.parametrize(
     ("shares", "settings", "message"),
     [
-        ({"web": 1, "code": None}, {}, "code has no proportion, but other streams have"),
+        ({"web": 1, "code": None}, {}, "code has no proportion, but other streams do"),
         ({"web": -1, "code": 1}, {}, "proportion of web is -1"),
         ({"web": 0, "code": 0}, {}, "all weights are 0"),
         ({"web": 1, "code": 1}, {"epochs": 1}, "epochs is 1, but streams that are mixed"),

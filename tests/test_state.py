@@ -419,7 +419,7 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(folder
         ({"exchange_timeout_s": 0}, "exchange_timeout_s is 0"),
         (
             {"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1},
-            "device_mesh says what dp_rank and dp_world_size say",
+            "device_mesh sets dp_rank and dp_world_size",
         ),
     ],
 )

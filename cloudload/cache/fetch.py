@@ -22,7 +22,7 @@ from pathlib import Path
 from cloudload.cache.counters import TrafficCounter
 from cloudload.cache.download import check_hash, check_header, download_shard
 from cloudload.cache.folder import dataset_folder, reserve
-from cloudload.config import ALWAYS, OFF
+from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Dataset
 from cloudload.mds.hashes import fastest_hash

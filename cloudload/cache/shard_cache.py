@@ -19,7 +19,7 @@ from pathlib import Path
 from cloudload.cache.counters import TrafficCounter
 from cloudload.cache.download import check_hash
 from cloudload.cache.fetch import Fetcher
-from cloudload.config import ALWAYS
+from cloudload.config.choices import ALWAYS
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.mds.index import ShardInfo

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from cloudload.config import EPOCH, DeliveryConfig
+from cloudload.config.choices import EPOCH
+from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
 from cloudload.run.position import Position

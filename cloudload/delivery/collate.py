@@ -13,7 +13,7 @@ import torch
 
 from cloudload.arrays import Ints
 from cloudload.batch import Batch, SpanParts
-from cloudload.config import DeliveryConfig
+from cloudload.config.delivery import DeliveryConfig
 from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 from cloudload.segments import FIELDS, IGNORED_LABEL, mask_document_edges
 from cloudload.workers.block import Block

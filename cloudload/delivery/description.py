@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from cloudload.config import AUTO
+from cloudload.config.choices import AUTO
 from cloudload.delivery.working_set import (
     count_downloads,
     measure_working_set,

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from cloudload.config import DeliveryConfig
+from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.exchange import DistributedExchange, Exchange
 from cloudload.delivery.world import World, find_world
 from cloudload.workers.block import Block

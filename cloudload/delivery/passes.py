@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cloudload.arrays import NEVER
 from cloudload.batch import Batch
-from cloudload.config import DeliveryConfig
+from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.iteration import Iteration
 from cloudload.delivery.world import World
 from cloudload.run.position import Position

@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
-from cloudload.loader import CloudLoader, FromStart
+from cloudload.evaluation import FromStart
+from cloudload.loader import CloudLoader
 from cloudload.segments import IGNORED_LABEL
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class _Dataset(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, str] | None) -> None:
         if not state or "cloudload" not in state:
             raise StreamChangedError(
-                f"the checkpoint's train dataset has the keys {state and sorted(state)}: it was "
+                f"the checkpoint's train dataset has the keys {sorted(state or ())}: it was "
                 "not saved with data_spec(loader). Load a checkpoint that was, or load only its "
                 "weights: load_weights_only=True"
             )

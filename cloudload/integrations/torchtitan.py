@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torchtitan.components.metrics import MetricsProcessor
 
-from cloudload.config import AUTO
+from cloudload.config.choices import AUTO
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.dcp import LoaderState
 from cloudload.loader import CloudLoader

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.config import Stream
+from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError
 from cloudload.mds.codecs import check_codec
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cloudload.arrays import divisors
-from cloudload.config import RowsConfig
+from cloudload.config.rows import RowsConfig
 
 # 3840 = 2^8·3·5 is divisible by every common world size
 _LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60)

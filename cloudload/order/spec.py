@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cloudload.arrays import Ids
-from cloudload.config import SEEKABLE
+from cloudload.config.choices import SEEKABLE
 
 
 @dataclass(frozen=True)

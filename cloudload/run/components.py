@@ -20,7 +20,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.cache.folder import ORDERS_FOLDER
-from cloudload.config import RowsConfig
+from cloudload.config.rows import RowsConfig
 from cloudload.mds.dataset import Corpus
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.lanes import Lanes

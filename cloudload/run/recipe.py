@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.config import SAME, RowsConfig
+from cloudload.config.choices import SAME
+from cloudload.config.rows import RowsConfig
 from cloudload.mds.dataset import Corpus, check_text_column, open_corpus
 from cloudload.order.layout import Layout, resolve_layout
 from cloudload.order.mixture import Mixture, build_mixture

@@ -25,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cloudload.config import FASTOKENS, HF
+from cloudload.config.choices import FASTOKENS, HF
 from cloudload.errors import TokenizerError
 from cloudload.system.temp_files import partial_file
 from cloudload.tokenization.encoders import (

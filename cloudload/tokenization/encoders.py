@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
-from cloudload.config import FASTOKENS
+from cloudload.config.choices import FASTOKENS
 from cloudload.errors import TokenizerError
 
 logger = logging.getLogger(__name__)

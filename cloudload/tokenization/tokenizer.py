@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudload.arrays import Frame, Ints, Tokens
-from cloudload.config import AUTO, HF
+from cloudload.config.choices import AUTO, HF
 from cloudload.errors import TokenizerError
 from cloudload.tokenization.encoders import HFEncoder, load_hf, open_encoder
 

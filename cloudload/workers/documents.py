@@ -20,7 +20,7 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints, Tokens
 from cloudload.cache.shard_cache import ShardCache
-from cloudload.config import Transform
+from cloudload.config.transform import Transform
 from cloudload.errors import DatasetError, TokenizerError
 from cloudload.mds.dataset import Corpus
 from cloudload.mds.shard import Shard

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
-from cloudload.config import FASTOKENS, HF, DeliveryConfig
+from cloudload.config.choices import FASTOKENS, HF
+from cloudload.config.delivery import DeliveryConfig
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
 from cloudload.run.position import Position

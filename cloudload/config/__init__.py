@@ -1,0 +1,21 @@
+"""The options of a loader, in two halves, each defined and explained once.
+
+    RowsConfig        which tokens, in which order: a state holds a resume to it
+      Stream            one dataset: location, share, boundary tokens
+      transform         a function from a sample to text, and its identity
+    DeliveryConfig    how rows arrive: free to change at every resume
+
+    options ─► read_options ─► RowsConfig, DeliveryConfig        choices   the accepted names
+                                    checks                       and constants
+
+`cloudload.option_docs` turns the docstring below each field into help and documentation.
+"""
+
+from __future__ import annotations
+
+from cloudload.config.checks import parse_bytes as parse_bytes
+from cloudload.config.delivery import DeliveryConfig as DeliveryConfig
+from cloudload.config.options import read_options as read_options
+from cloudload.config.rows import RowsConfig as RowsConfig
+from cloudload.config.stream import Stream as Stream
+from cloudload.config.transform import Transform as Transform

@@ -1,0 +1,40 @@
+"""Checks of option values: each raises a `ValueError` that names the option and what it accepts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes from `1024`, `"500mb"`, `"1.5tb"`, `"64MiB"`; kb, mb, … are powers of 1024, as
+    Streaming has them."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgtp]?)i?b?\s*", str(value).lower())
+    size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
+    if size < 1:
+        raise ValueError(f"{value!r} is not a size; write bytes, or a number with kb, mb, gb or tb")
+    return size
+
+
+def check_positive(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+
+
+def check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of 0 or more")
+
+
+def check_token(name: str, value: Any) -> None:
+    if not isinstance(value, str | None):
+        raise ValueError(f"{name} is {value!r}; give the text of a token, None, or 'auto'")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(str, choices))}")

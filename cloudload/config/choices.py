@@ -1,0 +1,29 @@
+"""The values that options with a fixed set of choices accept."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+SEEKABLE = "seekable"
+ONCE, ALWAYS, OFF = "once", "always", "off"
+EPOCH = "epoch"
+AUTO = "auto"
+HF = "hf"
+FASTOKENS = "fastokens"
+SAME = "same"
+
+ShuffleAlgorithm = Literal["py1e", "py1br", "py1s", "py2s", "naive", "seekable"]
+PackingName = Literal["concat", "best_fit", "one_per_row"]
+Overflow = Literal["cut", "rows"]
+TailMode = Literal["pad", "drop"]
+StartMethod = Literal["fork", "spawn", "forkserver"]
+Verification = Literal["once", "always", "off"]
+TokenizerBackend = Literal["auto", "hf", "fastokens"]
+
+SHUFFLE_ALGORITHMS = get_args(ShuffleAlgorithm)
+PACKINGS = get_args(PackingName)
+OVERFLOWS = get_args(Overflow)
+TAILS = get_args(TailMode)
+START_METHODS = (None, *get_args(StartMethod))
+VERIFICATIONS = get_args(Verification)
+TOKENIZER_BACKENDS = get_args(TokenizerBackend)

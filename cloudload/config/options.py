@@ -1,0 +1,48 @@
+"""A loader's options, as its two configs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from cloudload.config.choices import EPOCH
+from cloudload.config.delivery import DeliveryConfig
+from cloudload.config.rows import RowsConfig
+from cloudload.config.stream import Stream
+from cloudload.storage.base import Retry
+
+
+def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:
+    """Split a loader's options between its two configs, by the names of their fields.
+
+    If the data can end a pass, the ranks must agree on its last batch before handing it out, so
+    `exchange_every` becomes 1.
+    """
+    rows = RowsConfig(streams=_as_streams(options["data"]), **_pick(RowsConfig, options))
+    given = {**_pick(DeliveryConfig, options), "retry": options["retry"] or Retry()}
+    delivery = DeliveryConfig(**given)
+    if rows.epochs is not None or delivery.stop_every == EPOCH:
+        delivery = replace(delivery, exchange_every=1)
+    if delivery.stop_every == EPOCH and rows.is_mixed:
+        raise ValueError(
+            f"stop_every is {EPOCH!r}, but streams that are mixed by proportion each have their "
+            "own epochs. Give a number of batches"
+        )
+    return rows, delivery
+
+
+def _pick(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    names = [option.name for option in fields(config) if option.name in options]
+    return {name: options[name] for name in names}
+
+
+def _as_streams(data: Any) -> tuple[Stream, ...]:
+    items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
+    if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
+        raise ValueError(
+            f"data is {wrong[0]!r}; give the URL or folder of an MDS dataset, a Stream, or a "
+            "list of them"
+        )
+    return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)

@@ -1,0 +1,166 @@
+"""Which tokens, in which order: the options that a state holds a resume to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cloudload.arrays import divisors
+from cloudload.config.checks import check_choice, check_count, check_positive, check_token
+from cloudload.config.choices import (
+    AUTO,
+    OVERFLOWS,
+    PACKINGS,
+    SHUFFLE_ALGORITHMS,
+    Overflow,
+    PackingName,
+    ShuffleAlgorithm,
+)
+from cloudload.config.stream import Stream
+from cloudload.config.transform import Transform, name_function
+from cloudload.option_docs import explained
+
+
+@explained
+@dataclass(frozen=True)
+class RowsConfig:
+    """Which tokens, in which order. None means: settled from the data (see `describe()`)."""
+
+    streams: tuple[Stream, ...]
+    """The datasets, read as one, in this order."""
+    seq_len: int
+    """Tokens per row. May change at a resume."""
+    packing: PackingName = "concat"
+    """How documents fill rows. `concat`: documents continue across the ends of rows. `best_fit`: no
+    document that fits a row is split. `one_per_row`: one document a row."""
+    open_rows: int = 16
+    """Rows that `best_fit` keeps open in each lane."""
+    overflow: Overflow = "cut"
+    """What `one_per_row` does with the rest of a longer document: `cut` it off, or give it
+    `rows`."""
+    shuffle: bool = True
+    """Whether each epoch is shuffled."""
+    shuffle_algo: ShuffleAlgorithm = "py1e"
+    """The shuffle: one of StreamingDataset's, or `seekable`, which is like py1br but found position
+    by position, for 10^8 documents and more."""
+    shuffle_block_size: int | None = None
+    """Documents that are shuffled with each other, in each canonical node. By default four shards
+    of them."""
+    num_canonical_nodes: int | None = None
+    """Parts that the shuffled epoch is divided into. A number of nodes that divides it downloads
+    each shard on one node only. By default up to 64, with at least four shards each."""
+    seed: int = 17
+    """Seed of the shuffle, 0 to 2^32 - 1. StreamingDataset's algorithm mixes in the epoch."""
+    num_lanes: int | None = None
+    """Logical shards that are packed separately. Every world size must divide it. By default 12 to
+    3,840, by the number of documents."""
+    epochs: int | None = None
+    """Passes over the data. None is endless."""
+    schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
+    """Pairs of a row and the streams' weights from that row on. None keeps the streams'
+    proportions."""
+    text_key: str = "text"
+    """The column that holds the document."""
+    transform: Transform | None = None
+    """A function from a sample (a dict) to its text, or to None to filter it out. It must be
+    deterministic, and picklable where workers are spawned."""
+    min_tokens: int = 0
+    """Documents with fewer tokens, bos and eos included, are filtered out."""
+    bos: str | None = AUTO
+    """Token before each document: a token, None, or `auto`, which takes it from the tokenizer's own
+    template."""
+    eos: str | None = AUTO
+    """Token after each document: a token, None, or `auto`, which is the tokenizer's end-of-text
+    token."""
+
+    def __post_init__(self) -> None:
+        if self.schedule is not None:
+            object.__setattr__(self, "schedule", tuple(self.schedule))
+        if not self.streams:
+            raise ValueError("no streams: give a URL, a Stream, or a list of them")
+        check_positive("seq_len", self.seq_len)
+        if (
+            not isinstance(self.seed, int)
+            or isinstance(self.seed, bool)
+            or not 0 <= self.seed < 1 << 32
+        ):
+            raise ValueError(
+                f"seed is {self.seed!r}; it must be a whole number from 0 to 4,294,967,295"
+            )
+        check_choice("shuffle", self.shuffle, (True, False))
+        for name in ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs"):
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value)
+        if self.shuffle_block_size == 1:
+            raise ValueError(
+                "shuffle_block_size is 1; StreamingDataset's shuffles need at least 2. To keep the "
+                "order, use shuffle=False"
+            )
+        for name in ("bos", "eos"):
+            check_token(name, getattr(self, name))
+        check_choice("packing", self.packing, PACKINGS)
+        check_choice("overflow", self.overflow, OVERFLOWS)
+        check_positive("open_rows", self.open_rows)
+        check_count("min_tokens", self.min_tokens)
+        if self.transform is not None and not callable(self.transform):
+            raise ValueError(
+                f"transform is {self.transform!r}; give a function from a sample (a dict) to text "
+                "or None"
+            )
+        self._check_mixing()
+        check_choice("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGORITHMS)
+        if (
+            self.num_lanes
+            and self.num_canonical_nodes
+            and self.num_lanes % self.num_canonical_nodes
+        ):
+            raise ValueError(
+                f"num_canonical_nodes {self.num_canonical_nodes} does not divide num_lanes "
+                f"{self.num_lanes}. Use one of {divisors(self.num_lanes)}, or another num_lanes"
+            )
+
+    def _check_mixing(self) -> None:
+        labels = [stream.label for stream in self.streams]
+        if repeated := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(
+                f"two streams have the name {repeated[0]!r}; give each its own: "
+                "Stream(..., name=...)"
+            )
+        if not self.is_mixed:
+            return
+        if without := [
+            stream.label
+            for stream in self.streams
+            if stream.proportion is None and self.schedule is None
+        ]:
+            raise ValueError(
+                f"{without[0]} has no proportion, but other streams do. Give every stream a "
+                "proportion, or give none of them one"
+            )
+        if self.epochs is not None:
+            raise ValueError(
+                f"epochs is {self.epochs!r}, but streams that are mixed by proportion each have "
+                "their own epochs. Omit epochs and use take(n), or give the streams repeat or "
+                "choose to make one pass over all of them"
+            )
+        if part := [
+            stream.label
+            for stream in self.streams
+            if stream.repeat is not None or stream.choose is not None
+        ]:
+            raise ValueError(
+                f"{part[0]} has repeat or choose, which cannot be combined with a schedule or "
+                "with proportions. Remove one or the other"
+            )
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether each stream has its own order and epochs."""
+        return self.schedule is not None or any(
+            stream.proportion is not None for stream in self.streams
+        )
+
+    @property
+    def transform_name(self) -> str | None:
+        """The transform's name and, if available, a hash of its source; None without one."""
+        return None if self.transform is None else name_function(self.transform)

@@ -1,0 +1,80 @@
+"""One dataset of a run: its location, and how much of it to read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from cloudload.config.checks import check_token, is_number
+from cloudload.config.choices import SAME
+from cloudload.option_docs import explained
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import check_location, join_url
+
+
+@explained
+@dataclass(frozen=True)
+class Stream:
+    """One MDS dataset: its location, and how much of it to read."""
+
+    remote: str
+    """URL or folder that holds `index.json`, or the folder above its splits."""
+    split: str | None = None
+    """Subfolder to read, such as `train`."""
+    proportion: float | None = None
+    """Share of the rows, relative to the other streams. Each stream then has its own shuffle order
+    and epochs."""
+    repeat: float | None = None
+    """How many times an epoch of all streams together reads its samples, as in StreamingDataset:
+    0.5 reads every other one."""
+    choose: int | None = None
+    """How many of its samples an epoch of all streams together reads; an alternative to
+    `repeat`."""
+    name: str | None = None
+    """The name for schedules, statistics and traces. By default its URL."""
+    bos: str | None = SAME
+    """Token before each of its documents: a token, None, `auto`, or `same` as for the other
+    streams."""
+    eos: str | None = SAME
+    """Token after each of its documents, likewise."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.remote, str):
+            raise ValueError(
+                f"a stream's remote is {self.remote!r}; give the URL or folder of an MDS dataset"
+            )
+        check_location(self.remote)
+        share = self.proportion
+        if share is not None and (not is_number(share) or not 0 <= share < math.inf):
+            raise ValueError(
+                f"proportion of {self.label} is {share!r}; it must be a number of 0 or more"
+            )
+        if self.proportion is not None and (self.repeat is not None or self.choose is not None):
+            raise ValueError(
+                f"{self.label} has a proportion and repeat or choose: a stream is either mixed in "
+                "or part of one pass"
+            )
+        for name in ("bos", "eos"):
+            check_token(f"{name} of {self.label}", getattr(self, name))
+
+    def __repr__(self) -> str:
+        shown = {
+            "remote": redact(self.remote),
+            **{name: value for name, value in vars(self).items() if name != "remote"},
+        }
+        given = [
+            f"{each.name}={shown[each.name]!r}"
+            for each in fields(self)
+            if shown[each.name] != each.default
+        ]
+        return f"Stream({', '.join(given)})"
+
+    @property
+    def label(self) -> str:
+        """Its name, or else its URL without secrets."""
+        return self.name or redact(self.url)
+
+    @property
+    def url(self) -> str:
+        """The folder that holds `index.json`."""
+        return join_url(self.remote, self.split or "").rstrip("/")
