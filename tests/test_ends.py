@@ -24,8 +24,8 @@ from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, real_tokens, run_leg
 from tests.support.awkward import EOS, EOS_ID, byte_tokenizer, tokenize
 from tests.support.corpora import write_mds
-from tests.test_processes import Corpus as TorchrunCorpus
-from tests.test_processes import Run, launch
+from tests.support.torchrun import Corpus as TorchrunCorpus
+from tests.support.torchrun import Run, launch
 
 EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
 THOROUGH = settings(max_examples=max(1, EXAMPLES // 4), suppress_health_check=list(HealthCheck))

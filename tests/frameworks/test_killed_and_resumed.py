@@ -22,10 +22,10 @@ import pytest
 import torch
 
 from cloudload import CloudLoader, convert_to_mds
+from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
 from tests.support.servers import free_ports
 
-ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "examples" / "tokenizer"
 GLOBAL_BATCH, SEQ_LEN, STEPS, SAVE_EVERY = 8, 32, 10, 4
 

@@ -14,9 +14,10 @@ import pytest
 
 from cloudload import CloudLoader, errors
 from cloudload.cli import main
+from tests.support import ROOT
 from tests.support.corpora import random_documents
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def blocks_of(language: str) -> list[str]:
@@ -67,9 +68,10 @@ def test_every_block_of_the_readme_runs(
 
 def models() -> dict[str, Any]:
     """What a reader has of his own: a model, an optimizer, and a Lightning module."""
-    from small import Model
-    from test_lightning import Module
     from torch.optim import SGD
+
+    from tests.frameworks.small import Model
+    from tests.frameworks.test_lightning import Module
 
     model = Model()
     return {

@@ -33,9 +33,9 @@ from cloudload.mds.codecs import decompress
 from cloudload.mds.index import parse_index
 from cloudload.mds.shard import Shard
 from cloudload.storage.objects import list_objects, read_object, write_object
+from tests.support import ROOT
 
 QUIET = {"progress": False, "processes": 1}
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:

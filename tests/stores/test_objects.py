@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import BUCKET, new_clients
 
 from cloudload.errors import StoreError
 from cloudload.storage.base import Retry, StoredObject
@@ -28,9 +27,11 @@ from cloudload.storage.objects import (
     write_object,
 )
 from cloudload.storage.urls import join_url
+from tests.support.clients import new_clients
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.objects import object_exists
 from tests.support.servers import (
+    BUCKET,
     GCSServer,
     S3Server,
     free_ports,

@@ -3,14 +3,12 @@ reads."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,56 +17,16 @@ import torch
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError, RanksDisagreeError, WorkerError
-from cloudload.testing import Leg, Row, run_leg
+from cloudload.testing import Leg, run_leg
 from cloudload.workers import processes as worker_processes
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
-from tests.support.trainer import streams_of
-
-ROOT = Path(__file__).resolve().parents[1]
-TRAINER = Path(__file__).with_name("trainer.py")
-
-
-@dataclass(frozen=True)
-class Corpus:
-    folder: str
-    other_folder: str
-    cache: Path
-
-    def make_loader(self, *, mixed: bool = False, **settings: Any) -> CloudLoader:
-        defaults: dict[str, Any] = {
-            "tokenizer": byte_tokenizer(),
-            "eos": EOS,
-            "seq_len": 32,
-            "num_lanes": 12,
-            "local": self.cache,
-        }
-        data = streams_of(self.folder, self.other_folder) if mixed else self.folder
-        return CloudLoader(data, **{**defaults, **settings})
+from tests.support.corpora import EOS, byte_tokenizer, write_mds
+from tests.support.processes import children_of
+from tests.support.torchrun import Corpus, Run, launch, read_ends, read_lines, rows_of
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    folder = tmp_path_factory.mktemp("corpus")
-    mds = write_mds(folder / "mds", random_documents(3, 400), shard_bytes=4_000, compression="zstd")
-    return Corpus(
-        mds,
-        write_mds(folder / "other", random_documents(4, 40), shard_bytes=4_000),
-        folder / "cache",
-    )
-
-
-def rows_of(batches: list[Any]) -> list[list[int]]:
-    return [row for batch in batches for row in batch["input_ids"].tolist()]
-
-
-def expected_rows(corpus: Corpus, number: int, **settings: Any) -> list[Row]:
-    """What one rank reads in this process, one row at a time."""
-
-    def make_loader(**rank: Any) -> CloudLoader:
-        return corpus.make_loader(**settings, **rank)
-
-    return run_leg(make_loader, Leg(batches=number))[0]
+    return Corpus.write(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
@@ -80,7 +38,7 @@ def test_worker_processes_read_what_this_process_reads(
         batch_size=5, num_workers=num_workers, start_method=start_method
     ) as loader:
         batches = [batch for batch, _ in zip(loader, range(6), strict=False)]
-    assert rows_of(batches) == [list(row.input_ids) for row in expected_rows(corpus, 30)]
+    assert rows_of(batches) == corpus.expected_rows(30)
 
 
 def test_a_loader_goes_on_where_it_was_left_with_any_workers_and_batch_size(corpus: Corpus) -> None:
@@ -93,7 +51,7 @@ def test_a_loader_goes_on_where_it_was_left_with_any_workers_and_batch_size(corp
             for _ in range(2):  # a second loop over the same loader goes on, too
                 rows += rows_of([batch for _, batch in zip(range(batches), loader, strict=False)])
             state = json.loads(json.dumps(loader.state_dict()))
-    assert rows == [list(row.input_ids) for row in expected_rows(corpus, len(rows))]
+    assert rows == corpus.expected_rows(len(rows))
 
 
 def test_finite_epochs_end_with_worker_processes_and_stay_ended(corpus: Corpus) -> None:
@@ -104,12 +62,7 @@ def test_finite_epochs_end_with_worker_processes_and_stay_ended(corpus: Corpus) 
     with corpus.make_loader(batch_size=3, num_workers=0, epochs=1) as loader:
         loader.load_state_dict(state)
         assert list(loader) == []
-    assert (
-        rows[:-5]
-        == [list(row.input_ids) for row in expected_rows(corpus, len(rows), epochs=1)][
-            : len(rows) - 5
-        ]
-    )
+    assert rows[:-5] == corpus.expected_rows(len(rows), epochs=1)[: len(rows) - 5]
 
 
 def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Corpus) -> None:
@@ -131,7 +84,7 @@ def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Co
         again.load_state_dict(state)
         assert state["rows"] == 2 * (len(taken) - 4)
         assert rows_of([next(iter(again))]) == rows_of(taken[-4:-3])
-    assert rows_of(taken) == [list(row.input_ids) for row in expected_rows(corpus, 2 * len(taken))]
+    assert rows_of(taken) == corpus.expected_rows(2 * len(taken))
 
 
 def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(
@@ -192,7 +145,7 @@ def test_a_worker_that_hangs_in_its_fork_is_started_again(
         rows = rows_of([next(batches) for _ in range(3)])
         assert not hang.exists()
         assert len(children_of(os.getpid()) - others) == 2
-    assert rows == [list(row.input_ids) for row in expected_rows(corpus, 6)]
+    assert rows == corpus.expected_rows(6)
 
 
 def test_starting_workers_draws_no_random_numbers_from_the_model(corpus: Corpus) -> None:
@@ -226,7 +179,7 @@ def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> 
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(WorkerError, match="this iteration has ended: another was begun"):
+    with pytest.raises(WorkerError, match="this iteration has ended: another was started"):
         next(first)
     loader.close()
     with pytest.raises(WorkerError, match="the loader was closed"):
@@ -240,20 +193,6 @@ def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> 
 
 
 # ---------------------------------------------------------------- real ranks
-
-
-@dataclass(frozen=True)
-class Run:
-    """One stretch under torchrun: the ranks, and whether it is killed without warning after its
-    batches."""
-
-    ranks: int
-    batch_size: int
-    workers: int
-    batches: int
-    killed: bool = False
-    exchange_every: int = 1
-    nodes: int = 1
 
 
 CHAINS = {
@@ -329,8 +268,8 @@ def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
             )
         assert min(consumed) == start, "a run begins where the last state stands"
     assert sorted(found) == list(range(len(found)))
-    expected = expected_rows(corpus, len(found), **PACKINGS[packing])
-    assert [found[row] for row in range(len(found))] == [list(row.input_ids) for row in expected]
+    expected = corpus.expected_rows(len(found), **PACKINGS[packing])
+    assert [found[row] for row in range(len(found))] == expected
 
 
 def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_path: Path) -> None:
@@ -387,9 +326,7 @@ def test_peers_of_one_data_parallel_rank_read_the_same_rows_and_count_them_once(
     ]
     assert all(rows == read[ranks.index(rank)] for rows, rank in zip(read, ranks, strict=True))
     consumed = {row: ids for rows in read for row, ids in rows.items()}
-    assert [consumed[row] for row in range(36)] == [
-        list(row.input_ids) for row in expected_rows(corpus, 36, **packing)
-    ]
+    assert [consumed[row] for row in range(36)] == corpus.expected_rows(36, **packing)
 
     def make_loader(**rank: Any) -> CloudLoader:
         return corpus.make_loader(**packing, **rank)
@@ -411,9 +348,7 @@ def test_a_run_with_peers_goes_on_without_them_and_the_other_way_round(
     found |= launch(corpus, tmp_path, 1, Run(4, 2, 1, 2))
     found |= launch(corpus, tmp_path, 2, Run(2, 5, 0, 2), mesh={"dp": 1, "cp": 2})
     assert sorted(found) == list(range(44))
-    assert [found[row] for row in range(44)] == [
-        list(row.input_ids) for row in expected_rows(corpus, 44)
-    ]
+    assert [found[row] for row in range(44)] == corpus.expected_rows(44)
 
 
 @pytest.mark.parametrize("tail", [pytest.param("pad", marks=pytest.mark.long), "drop"])
@@ -445,7 +380,7 @@ def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path:
     with corpus.make_loader(batch_size=8, num_workers=0) as loader:
         loader.load_state_dict(state)
         rows = rows_of([next(iter(loader))])
-    assert rows == [list(row.input_ids) for row in expected_rows(corpus, 32)[24:]]
+    assert rows == corpus.expected_rows(32)[24:]
 
 
 @pytest.mark.parametrize(
@@ -519,9 +454,7 @@ def test_ranks_that_cannot_communicate_save_their_parts_and_merge_them(corpus: C
     with corpus.make_loader(batch_size=6, num_workers=0) as loader:
         loader.load_state_dict(merge_state_dicts(parts))
         more = rows_of([next(iter(loader))])
-    assert [rows[row] for row in sorted(rows)] + more == [
-        list(row.input_ids) for row in expected_rows(corpus, 18)
-    ]
+    assert [rows[row] for row in sorted(rows)] + more == corpus.expected_rows(18)
 
 
 def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
@@ -532,94 +465,3 @@ def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
     buffer.seek(0)
     loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
     return loaded
-
-
-def children_of(pid: int) -> set[int]:
-    """The live children of a process, less Python's resource tracker."""
-    children = set()
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(OSError):
-            fields = dict(
-                line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line
-            )
-            is_tracker = b"resource_tracker" in status.with_name("cmdline").read_bytes()
-            if (
-                int(fields["PPid"]) == pid
-                and not fields["State"].startswith("Z")
-                and not is_tracker
-            ):
-                children.add(int(fields["Pid"]))
-    return children
-
-
-def launch(
-    corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any
-) -> dict[int, list[int]]:
-    """Run the trainer under torchrun; returns the rows that were consumed, by their number in the
-    run."""
-    options = {
-        "folders": [corpus.folder, corpus.other_folder],
-        "cache": str(corpus.cache),
-        "out": str(folder),
-        "run": number,
-        **vars(run),
-        **settings,
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc-per-node={run.ranks // run.nodes}",
-    ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "scripts", ROOT / "tests"])),
-        "OMP_NUM_THREADS": "1",
-    }
-    if run.nodes == 1:
-        agents = [start([*command, "--standalone"], options, environment)]
-    else:
-        from tests.support.servers import free_ports
-
-        (port,) = free_ports(1)
-        place = [f"--nnodes={run.nodes}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        agents = [
-            start([*command, *place, f"--node-rank={node}"], options, environment)
-            for node in range(run.nodes)
-        ]
-    for agent in agents:
-        _, errors = agent.communicate(timeout=120)
-        if agent.returncode and not run.killed:
-            raise subprocess.CalledProcessError(agent.returncode, command, stderr=errors)
-    files = list(folder.glob(f"run-{number}-rank-*.jsonl"))
-    assert len(files) == run.ranks, f"a rank consumed nothing: {errors}"
-    return {row: ids for file in files for row, ids in read_lines(file).items()}
-
-
-def read_lines(file: Path) -> dict[int, list[int]]:
-    """The rows that a process consumed, by their number in the run."""
-    return {
-        int(row): ids
-        for line in file.read_text().splitlines()
-        for row, ids in json.loads(line).items()
-    }
-
-
-def read_ends(folder: Path) -> list[dict[str, Any]]:
-    """What the processes of a run noted at its end."""
-    return [
-        json.loads((folder / f"end-{rank}.json").read_text())
-        for rank in range(len(list(folder.glob("end-*.json"))))
-    ]
-
-
-def start(
-    command: list[str], options: dict[str, Any], environment: dict[str, str]
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*command, str(TRAINER), json.dumps(options)],
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )

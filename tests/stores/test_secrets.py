@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import new_clients
 
 from cloudload import CloudLoader
 from cloudload.config import Stream
@@ -24,6 +23,7 @@ from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects, open_object, read_object, write_object
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location
+from tests.support.clients import new_clients
 from tests.support.corpora import write_mds
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.servers import GCSServer, S3Server, service_account, start_token_endpoint

@@ -25,6 +25,7 @@ from cloudload.storage.objects import read_object, write_object
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG
 from cloudload.system.verified_files import is_unmodified, mark_verified
+from tests.support import ROOT
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -403,7 +404,6 @@ def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:
     with locked(path, wait=False) as is_free:
         assert is_free
     script = f"""
-import sys; sys.path.insert(0, {str(Path.cwd())!r})
 from pathlib import Path
 from cloudload.system.file_locks import locked
 counter = Path({str(tmp_path / "counter")!r})
@@ -411,7 +411,7 @@ for _ in range(200):
     with locked(Path({str(path)!r})):
         counter.write_text(str(int(counter.read_text() or 0) + 1) if counter.exists() else "1")
 """
-    processes = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(4)]
+    processes = [subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) for _ in range(4)]
     assert [process.wait(60) for process in processes] == [0] * 4
     assert (tmp_path / "counter").read_text() == "800"
     assert not path.exists()

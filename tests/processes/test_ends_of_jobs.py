@@ -29,6 +29,7 @@ from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.fault_rows import left_overs, shared_memory, soon
 from tests.support.jobs import Job, command_of, start_job
+from tests.support.processes import children_of
 
 SOON_S = 25.0
 """Far more than any end takes, far less than any deadline."""
@@ -262,8 +263,6 @@ def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
 
 
 def _children() -> set[int]:
-    from test_processes import children_of
-
     return children_of(os.getpid())
 
 
