@@ -1,4 +1,4 @@
-# `make` or `make help` says what there is. Needs Python 3.10, 3.11 or 3.12 as `python3` (or PYTHON=python3.11 make ...).
+# `make` or `make help` says what there is. Needs Python 3.10 to 3.14 as `python3` (or PYTHON=python3.11 make ...).
 
 PYTHON ?= python3
 
