@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
 
 from cloudload import CloudLoader
-from cloudload.config import HF
+from cloudload.config.choices import HF
 from cloudload.errors import TokenizerError
 from cloudload.tokenization import backend as gate
 from cloudload.tokenization import encoders, probes
@@ -31,7 +31,7 @@ from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
 from tests.support.reference_tokens import encode
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "tokenizer" / "tokenizer.json"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tokenizer" / "tokenizer.json"
 
 needs_fastokens = pytest.mark.skipif(
     find_spec("fastokens") is None, reason="fastokens, of the extra `fast`, is not installed"
