@@ -5,13 +5,13 @@ PYTHON ?= python3
 BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-cold test test-long test-frameworks test-wheel chaos fuzz clean
+.PHONY: help demo bench bench-cold quick test test-long test-frameworks test-wheel chaos fuzz clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
 demo: .venv/.installed-demo  ## stream from an S3 server on this machine, kill the run, resume it on another world size
-	.venv/bin/python scripts/demo.py
+	.venv/bin/python -m examples.demo
 
 bench: .venv/.installed-bench  ## race other loaders over the same documents; an hour (CORPUS= TOKENIZERS= folders, ARGS=--quick)
 	.venv/bin/python -m benchmarks.run $(BENCH_ARGS)
@@ -19,12 +19,15 @@ bench: .venv/.installed-bench  ## race other loaders over the same documents; an
 bench-cold: .venv/.installed-bench  ## time to the first batch, and bytes an epoch, from an S3 server on this machine
 	.venv/bin/python -m benchmarks.cold_start $(BENCH_ARGS)
 
+quick: .venv/.installed-dev  ## the tests that need no server and no other process; a minute
+	scripts/test --quick
+
 test: .venv/.installed-dev  ## lint, types, and every test that takes less than minutes
 	scripts/check
-	scripts/test -m "not long"
+	scripts/test
 
 test-long: .venv/.installed-dev  ## the tests that take minutes, too
-	CLOUDLOAD_EXAMPLES=1000 scripts/test --timeout 3600
+	CLOUDLOAD_EXAMPLES=1000 scripts/test --long
 
 test-frameworks: .venv/.installed-dev  ## train, kill and resume in every framework, each in its own environment; an hour
 	scripts/test-frameworks $(ARGS)
@@ -33,10 +36,10 @@ test-wheel: .venv/.installed-dev  ## build the wheel, install it without extras 
 	scripts/test-wheel
 
 chaos: .venv/.installed-dev  ## kill a job on a failing store again and again, and compare every row; half an hour (ARGS=--restarts 20)
-	.venv/bin/python scripts/chaos.py $(ARGS)
+	.venv/bin/python -m stress.chaos $(ARGS)
 
 fuzz: .venv/.installed-dev  ## hostile indexes, shards, states and texts; a minute each (ARGS="state --seconds 600")
-	.venv/bin/python scripts/fuzz.py $(ARGS)
+	.venv/bin/python -m stress.fuzz $(ARGS)
 
 clean:  ## remove the environment and everything built
 	rm -rf .venv .bench dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

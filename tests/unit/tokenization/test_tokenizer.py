@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from cloudload.config import AUTO
+from cloudload.config.choices import AUTO
 from cloudload.errors import TokenizerError
 from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
 from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
@@ -149,7 +149,8 @@ def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
     (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
     (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
     code = (
-        "from cloudload.tokenization.tokenizer import load_tokenizer as load; spec = load('some/model'); "
+        "from cloudload.tokenization.tokenizer import load_tokenizer; "
+        "spec = load_tokenizer('some/model'); "
         "print(spec.fingerprint, spec.frames)"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}

@@ -298,8 +298,8 @@ from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig
 folder = Path({str(tmp_path)!r})
 def build():
-    sizes = np.array([5_000] * 20_000)
-    assert EpochOrders(folder, sizes, OrderConfig(True, "py1e", 20_000, 4, 1)).build_in_background(1)
+    config = OrderConfig(True, "py1e", 20_000, 4, 1)
+    assert EpochOrders(folder, np.array([5_000] * 20_000), config).build_in_background(1)
     while not list(folder.rglob("*.part")):
         time.sleep(0.01)
 if {starter == "a worker"}:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudload.convert.process_pool import open_executor, run_in_order
-from cloudload.convert.shared_bytes import SharedBytes, Message, receive
+from cloudload.convert.shared_bytes import Message, SharedBytes, receive
 from cloudload.errors import WorkerError
 
 LARGE = 3 << 20

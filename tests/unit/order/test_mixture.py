@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -18,10 +17,10 @@ from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.order.mixture import Mixture, Weights, build_mixture
 from cloudload.order.mixture_step import find_step
+from tests.support.examples import EXAMPLES
 from tests.support.reference_order import shares_at
 
-EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
-MANY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=5 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 LANES = [1, 7, 12, 60, 240, 960, 1000, 3840, 8192]
 
 ROWS = st.integers(0, 2**40)

@@ -3,7 +3,6 @@ counts, to the last bit."""
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,8 +32,8 @@ from cloudload.packing.tables import (
     Documents,
 )
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
+from tests.support.examples import EXAMPLES
 
-EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
 LANES = 4
 FRAMES = [(None, None), (1, None), (None, 2), (1, 2)]
 """By stream."""
@@ -195,7 +194,7 @@ corpora = st.builds(
 )
 
 
-@settings(max_examples=max(1, 2 * EXAMPLES), deadline=None)
+@settings(max_examples=10 * EXAMPLES, deadline=None)
 @given(corpora, same_or_other)
 def test_lanes_of_any_documents_and_any_state_give_what_packers_give(
     corpus: Corpus, legs: list[Leg]

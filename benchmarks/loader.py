@@ -1,7 +1,7 @@
 """How near the loader comes to the bare tokenizer, what a state weighs, and how soon a resumed run
 has its first batch.
 
-    python scripts/bench_loader.py --corpus corpus/*.jsonl.gz --tokenizer gpt2-folder llama3-folder
+    python -m benchmarks.loader --corpus corpus/*.jsonl.gz --tokenizer gpt2-folder llama3-folder
 
 Prints a Markdown table. Speeds are of one core, to which the training process and its worker are
 both pinned; the loader and the bare tokenizer take short turns on it, and medians over several

@@ -1,7 +1,7 @@
 """How long it takes to find what the model read far beyond a checkpoint, and whether it is what the
 run read.
 
-    python scripts/bench_trace.py --corpus corpus/*.jsonl.gz --tokenizer gpt2-folder --steps 10000
+    python -m benchmarks.trace --corpus corpus/*.jsonl.gz --tokenizer gpt2-folder --steps 10000
 
 Trains nothing: a run is read through, keeping its state after the first step and the rows of the
 last ten. These are then traced from that state and the data alone. Without --corpus, text is
@@ -15,11 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-
-from benchmarks.bench_loader import make_dataset, note
+from benchmarks.loader import make_dataset, note
 from cloudload import CloudLoader
 from cloudload.provenance import find_document, open_run, trace_steps
+
+ROOT = Path(__file__).resolve().parents[1]
 
 TRACED = 10
 

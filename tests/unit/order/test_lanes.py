@@ -144,7 +144,8 @@ def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:
     check_world(12, 6)
     with pytest.raises(
         ValueError,
-        match=r"cannot share 12 lanes over 5 ranks: 2 would be left over\. Use a world size from \[1, 2, 3",
+        match=r"cannot share 12 lanes over 5 ranks: 2 would be left over\. "
+        r"Use a world size from \[1, 2, 3",
     ):
         check_world(12, 5)
 

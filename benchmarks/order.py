@@ -1,7 +1,7 @@
 """What orders cost, how well they shuffle, how many shards they hold open, and how far lanes drift
 apart.
 
-    python scripts/bench_order.py [--only scale quality window drift] [--documents 1e8]
+    python -m benchmarks.order [--only scale quality window drift] [--documents 1e8]
 
 Prints Markdown tables. `scale`: seconds and memory of an epoch's order, each in a process of its
 own, beside Streaming's (the extra `streaming`). `quality`: one canonical node's documents,
@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-
 import numpy as np
 
 from cloudload.order import streaming_shuffles as shuffles
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig
 from tests.support.reference_order import canonical_order
+
+ROOT = Path(__file__).resolve().parents[1]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]

@@ -1,7 +1,7 @@
 """How full the packings leave their rows, what they cost, and what the state of `best_fit` weighs.
 
-    python scripts/bench_packing.py --corpus FOLDER --tokenizer TOKENIZER-FOLDER
-    python scripts/bench_packing.py --only speed --corpus FOLDER --tokenizer ONE-FOLDER ANOTHER --json
+    python -m benchmarks.packing --corpus FOLDER --tokenizer TOKENIZER-FOLDER
+    python -m benchmarks.packing --only speed --corpus FOLDER --tokenizer ONE-FOLDER ANOTHER --json
 
 FOLDER has *.jsonl.gz with a field `text`. Prints a table for each part, or with --json one object
 with every value measured.
@@ -40,10 +40,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-
-from benchmarks.bench_loader import generate_texts, note, read_texts, serve_turns, take_turn
+from benchmarks.loader import generate_texts, note, read_texts, serve_turns, take_turn
 from cloudload.packing.packers import Packer, Packing
+
+ROOT = Path(__file__).resolve().parents[1]
 
 OPEN_ROWS = 16
 SEQ_LEN, BATCH_SIZE, NUM_LANES, WARM_UP_ROWS, TURNS_A_ROUND = 2048, 8, 60, 2_400, 24

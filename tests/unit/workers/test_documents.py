@@ -112,7 +112,8 @@ def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(
         make_loader(folder, transform=broken, num_workers=1, start_method=start_method) as loader,
         pytest.raises(
             DatasetError,
-            match=r"(?s)the transform failed on sample 5 of .*shard.*\(id 'doc-5'\): ZeroDivisionError.*in broken",
+            match=r"(?s)the transform failed on sample 5 of .*shard.*\(id 'doc-5'\): "
+            r"ZeroDivisionError.*in broken",
         ),
     ):
         for _ in loader.take(100):

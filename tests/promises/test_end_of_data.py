@@ -24,11 +24,11 @@ from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, real_tokens, run_leg
 from tests.support.awkward import EOS, EOS_ID, byte_tokenizer, tokenize
 from tests.support.corpora import write_mds
+from tests.support.examples import EXAMPLES
 from tests.support.torchrun import Corpus as TorchrunCorpus
 from tests.support.torchrun import Run, launch
 
-EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "200"))
-THOROUGH = settings(max_examples=max(1, EXAMPLES // 4), suppress_health_check=list(HealthCheck))
+THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 
 Packing = dict[str, str]
 PACKINGS: list[Packing] = [
@@ -417,7 +417,8 @@ def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None
     loader = write(["abc"]).make_loader(batch_size=1, num_workers=0, dp_rank=1, dp_world_size=3)
     with pytest.raises(
         RanksDisagreeError,
-        match=r"epochs=1 on 3 ranks.*[Ii]nitiali[sz]e torch.distributed.*leave epochs out.*take\(n\)",
+        match=r"epochs=1 on 3 ranks.*Initialize torch.distributed.*"
+        r"leave epochs out.*take\(n\)",
     ):
         next(iter(loader))
 

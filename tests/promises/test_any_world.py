@@ -24,10 +24,9 @@ from cloudload.run.state import State, read_state
 from cloudload.testing import Leg, MakeLoader, Row, check_resume, check_worlds, real_tokens, run_leg
 from tests.support.awkward import EOS, EOS_ID, Case, byte_tokenizer, cases, tokenize, write_case
 from tests.support.corpora import random_documents, write_mds
+from tests.support.examples import EXAMPLES
 from tests.support.reference_order import canonical_order
 
-# for each kind of run; `make test-long` tries 1,000
-EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "12"))
 THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 
 PACKINGS = ("concat", "best_fit", "one_per_row")

@@ -148,7 +148,8 @@ def test_spans_that_overflow_their_row_are_refused() -> None:
     for function in (segment_ids, position_ids, cu_seqlens):
         with pytest.raises(
             ValueError,
-            match=r"the spans of row 0 hold 6 tokens, more than a row's 5\. Pass the batch's own shape",
+            match=r"the spans of row 0 hold 6 tokens, more than a row's 5\. "
+            r"Pass the batch's own shape",
         ):
             function(rows, lengths, (2, 5))
 

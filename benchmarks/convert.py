@@ -1,6 +1,6 @@
 """How fast the converter is, and whether the number of processes shows in its output.
 
-    python scripts/bench_convert.py [CORPUS...] [--repeats 5] [--megabytes 400]
+    python -m benchmarks.convert [CORPUS...] [--repeats 5] [--megabytes 400]
 
 Prints MB/s of uncompressed input with 1 and 2 processes (median, and the range), start of the
 worker processes included, and the SHA-256 of all shards and the index with 1, 2 and 5 processes.
@@ -19,9 +19,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-
 from cloudload.convert.convert import convert_to_mds
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
