@@ -1,4 +1,4 @@
-# `make` or `make help` says what there is. Needs Python 3.10, 3.11 or 3.12 as `python3` (or PYTHON=python3.11 make ...).
+# `make` or `make help` says what there is. Needs Python 3.10 to 3.14 as `python3` (or PYTHON=python3.11 make ...).
 
 PYTHON ?= python3
 
@@ -11,7 +11,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
 demo: .venv/.installed-demo  ## stream from an S3 server on this machine, kill the run, resume it on another world size
-	.venv/bin/python scripts/demo.py
+	.venv/bin/python -m examples.demo
 
 bench: .venv/.installed-bench  ## race other loaders over the same documents; an hour (CORPUS= TOKENIZERS= folders, ARGS=--quick)
 	.venv/bin/python -m benchmarks.run $(BENCH_ARGS)
@@ -33,10 +33,10 @@ test-wheel: .venv/.installed-dev  ## build the wheel, install it without extras 
 	scripts/test-wheel
 
 chaos: .venv/.installed-dev  ## kill a job on a failing store again and again, and compare every row; half an hour (ARGS=--restarts 20)
-	.venv/bin/python scripts/chaos.py $(ARGS)
+	.venv/bin/python -m stress.chaos $(ARGS)
 
 fuzz: .venv/.installed-dev  ## hostile indexes, shards, states and texts; a minute each (ARGS="state --seconds 600")
-	.venv/bin/python scripts/fuzz.py $(ARGS)
+	.venv/bin/python -m stress.fuzz $(ARGS)
 
 clean:  ## remove the environment and everything built
 	rm -rf .venv .bench dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

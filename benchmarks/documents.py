@@ -94,7 +94,7 @@ def read_file(file: Path) -> Iterator[str]:
 
 def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
     """Sources and texts of this Python environment, as the demo takes them."""
-    from demo import collect_corpus
+    from examples.demo.__main__ import collect_corpus
 
     collect_corpus(folder / "environment.jsonl", int(most_bytes))
     yield from read_file(folder / "environment.jsonl")
@@ -103,8 +103,8 @@ def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
 def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[Path]:
     """The folders of the named tokenizers; without any folder, that of one trained here."""
     if folder is None:
-        script = ROOT / "scripts" / "train_tokenizer.py"
-        subprocess.run([sys.executable, str(script), str(work / "trained-4096")], check=True)
+        command = [sys.executable, "-m", "scripts.train_tokenizer", str(work / "trained-4096")]
+        subprocess.run(command, cwd=ROOT, check=True)
         return [work / "trained-4096"]
     found = [folder / name for name in names]
     if missing := [path.name for path in found if not (path / "tokenizer.json").exists()]:

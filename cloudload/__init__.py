@@ -36,8 +36,8 @@ if _TYPE_CHECKING:
     from cloudload.convert.convert import convert_to_mds as convert_to_mds
     from cloudload.convert.journal import ConvertReport as ConvertReport
     from cloudload.errors import CloudloadError as CloudloadError
+    from cloudload.evaluation import FromStart as FromStart
     from cloudload.loader import CloudLoader as CloudLoader
-    from cloudload.loader import FromStart as FromStart
     from cloudload.run.state import merge_state_dicts as merge_state_dicts
     from cloudload.stats import Stats as Stats
     from cloudload.storage.base import Retry as Retry
@@ -49,7 +49,7 @@ _HOMES = {
     "CloudLoader": "loader",
     "CloudloadError": "errors",
     "ConvertReport": "convert.journal",
-    "FromStart": "loader",
+    "FromStart": "evaluation",
     "Retry": "storage.base",
     "Stats": "stats",
     "Stream": "config",

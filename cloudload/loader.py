@@ -1,5 +1,5 @@
-"""The loader: what users hold. It opens data and tokenizer, settles what was left open, iterates,
-saves and resumes.
+"""The loader, which users hold: it opens data and tokenizer, settles open options, iterates, saves
+and resumes.
 
 options ─► recipe ─► plan ─► iteration ─► log of positions ─► state_dict()
              ▲                                                    │
@@ -8,13 +8,12 @@ options ─► recipe ─► plan ─► iteration ─► log of positions ─�
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -49,7 +48,7 @@ from cloudload.delivery.working_set import (
 )
 from cloudload.delivery.world import World, check_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
-from cloudload.option_docs import explain_fields, field_docs
+from cloudload.option_docs import explained_by
 from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
@@ -67,19 +66,20 @@ logger = logging.getLogger(__name__)
 _NO_DATASET = "A CloudLoader is no dataset: iterate over it, and do not wrap it in a DataLoader"
 
 
+@explained_by(RowsConfig, DeliveryConfig)
 class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text; exact to the token across
     restarts and world sizes.
 
     Iterating continues from the loader's position: after the last batch handed out, or where
     `load_state_dict` put it, to the end of the run, or to where `stop_every` ends a pass. A loader
-    has one live iterator: a new one ends the old when it is first asked for a batch, and the old
-    one then raises; one that is dropped ends with its workers. After the last batch of `epochs`,
-    nothing is left to iterate.
+    has one live iterator: the first batch of a new one ends the old one, which then raises.
+    Dropping an iterator ends its workers. After the last batch of `epochs`, iterating gives
+    nothing.
 
     Args:
-        data: URL or folder of an MDS dataset, a `Stream`, or a list of them: read as one corpus,
-            or, where they have proportions, mixed.
+        data: URL or folder of an MDS dataset, a `Stream`, or a list of them, which is read as one
+            corpus, or mixed if its streams have proportions.
         tokenizer: name, folder, tokenizer.json, or `PreTrainedTokenizerFast`.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
@@ -90,8 +90,9 @@ class CloudLoader:
     resume).
 
     Raises:
-        ValueError: arguments that do not fit together; says what would.
-        CloudloadError: data, tokenizer, store or state that cannot be used; see `cloudload.errors`.
+        ValueError: for arguments that contradict each other; says which values would work.
+        CloudloadError: for data, a tokenizer, a store or a state that cannot be used; see
+            `cloudload.errors`.
     """
 
     def __init__(
@@ -142,8 +143,7 @@ class CloudLoader:
         if device_mesh is not None:
             if dp_rank is not None or dp_world_size is not None:
                 raise ValueError(
-                    "device_mesh says what dp_rank and dp_world_size say. "
-                    "Give the mesh or the numbers"
+                    "device_mesh sets dp_rank and dp_world_size. Give the mesh or the numbers"
                 )
             options["dp_rank"], options["dp_world_size"] = place_in_mesh(device_mesh)
         self._asked, self._delivery = read_options({**options, "has_mesh": device_mesh is not None})
@@ -170,15 +170,15 @@ class CloudLoader:
         return Pass(self, reason=reason_to_refuse_caller())
 
     def take(self, number: int) -> Iterator[Batch]:
-        """The next `number` batches, or fewer where the data ends; `stop_every` does not end
-        them."""
+        """The next `number` batches, or fewer if the data ends first; ignores `stop_every`."""
         return itertools.islice(Pass(self, has_stop=False), number)
 
     def skip(self, number: int) -> None:
-        """Skip the next `number` global batches: call it on every rank alike.
+        """Skip the next `number` global batches, or fewer if the data ends first. Call it on every
+        rank.
 
-        Their rows are read, because only reading them tells where they end; they are counted as
-        `skipped_rows` and recorded in the state. Fewer are skipped where the data ends.
+        Their rows are read, because only reading tells where they end. They count as `skipped_rows`
+        and are recorded in the state.
         """
         iteration = self._iteration()
         if iteration is None or iteration.is_over:
@@ -186,16 +186,16 @@ class CloudLoader:
         iteration.skip(number)
 
     def _start_iteration(self) -> Iteration:
-        """The iteration of the pass before, or a new one."""
+        """The iteration that the previous pass left, or a new one."""
         kept, self._kept = self._kept, None
         return kept or self._iterate()
 
     def _keep_iteration(self, iteration: Iteration) -> None:
-        """Keep an iteration, whose workers read on, for the next pass."""
+        """Keep an iteration for the next pass; its workers continue to read."""
         self._kept = None if iteration.is_over else iteration
 
     def _count_passes(self, position: Position | None = None) -> int:
-        """The passes that `stop_every` has ended at a position; by default, by now."""
+        """Passes that `stop_every` ended up to a position; by default, the current one."""
         position = position or self._log.position
         return count_passes(position, self._recipe, self._delivery, self._find_world())
 
@@ -211,10 +211,10 @@ class CloudLoader:
         return self._asked.epochs is None and self._delivery.stop_every is None
 
     def __len__(self) -> int:
-        """Batches of a pass: `stop_every`, where it is a number; else those of the whole run.
+        """Batches per pass: `stop_every` if it is a number, otherwise the batches of the run.
 
-        The latter are known only where every document is a row: raises `TypeError` everywhere else,
-        because only the tokens can tell.
+        The length of a run is known only if every document is one row. Raises `TypeError` if not,
+        because it depends on the tokens.
         """
         if isinstance(self._delivery.stop_every, int):
             return self._delivery.stop_every
@@ -229,13 +229,13 @@ class CloudLoader:
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
 
     def __bool__(self) -> bool:
-        return True  # and not what len() says, where it says anything
+        return True  # otherwise Python would ask len(), which may raise
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise TypeError(_NO_DATASET)
 
     def plan(self) -> Plan:
-        """What the workers of this rank are asked for from here on."""
+        """The work of this rank's workers from the current position on."""
         plan, world = self._plan(), self._find_world()
         if plan.num_workers < self._delivery.num_workers:
             logger.info(
@@ -302,9 +302,9 @@ class CloudLoader:
     def state_dict(self, lag: int = 0) -> State:
         """The state after the last batch handed out, or `lag` batches (0 to 3) earlier.
 
-        Global, the same on every rank, without communication. `lag` is for loops that run ahead.
-        Raises `RanksDisagreeError` where the ranks cannot communicate: use `local_state_dict`
-        there.
+        It is the same on every rank and takes no communication. `lag` is for loops that fetch
+        batches ahead. Raises `RanksDisagreeError` if the ranks cannot communicate; then use
+        `local_state_dict`.
         """
         position = self._log.past(lag)
         if not self._knows_all_lanes and self._log.has_read:
@@ -323,7 +323,7 @@ class CloudLoader:
         world = self._find_world()
         position = mask_lanes(self._log.past(lag), world.lanes(self.num_lanes))
         if world.index:
-            # counts that all ranks know are in the part of one rank
+            # counts that all ranks know belong to the part of rank 0
             known = position.counts if self._knows_all_lanes else self._log.started_at.counts
             position = position.with_lanes(counts=position.counts - known)
         part = f"{world.index}/{world.size}"
@@ -335,12 +335,12 @@ class CloudLoader:
         """Continue from where a state was saved, with any world size that divides its lanes.
 
         Workers, batch size, and `seq_len` may change too. Proportions, schedule, and streams added
-        at the end count from the next row on. Every other change is refused, unless it can be
-        accepted: `on_change={"min_tokens": "accept"}`. Where the documents themselves change (data,
-        tokenizer, bos_eos, text_key, transform, overflow), lanes that are inside a document drop
-        the rest of it.
+        at the end take effect with the next row. Any other change is refused unless you accept it:
+        `on_change={"min_tokens": "accept"}`. If the documents themselves change (data, tokenizer,
+        bos_eos, text_key, transform, overflow), each lane drops the rest of the document that it
+        was reading.
 
-        Raises `StreamChangedError` that lists every field that differs, or says what is damaged.
+        Raises `StreamChangedError`, which lists every field that differs or the damage found.
         """
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
@@ -360,15 +360,15 @@ class CloudLoader:
         self._knows_all_lanes = self._is_resumed = True
 
     def seek(self, rows: int) -> None:
-        """Move to `rows` rows into the run; the rows between are read when iterating, and dropped.
+        """Move to row `rows` of the run. Iterating reads the rows in between and drops them.
 
-        The statistics count them, except past the end of the lanes of a finite run. Raises
-        `ValueError` for a row before the loader's position.
+        The statistics count them, except for rows of a finite run's tail. Raises `ValueError` for a
+        row before the loader's position.
         """
         position = self._log.position
         if rows < position.rows:
             raise ValueError(
-                f"rows is {rows:,}, but the loader is at row {position.rows:,} already. Load an "
+                f"rows is {rows:,}, but the loader is already at row {position.rows:,}. Load an "
                 "earlier state"
             )
         self._stop_iteration("the loader was moved by seek")
@@ -380,7 +380,7 @@ class CloudLoader:
 
     @property
     def num_lanes(self) -> int:
-        """The lanes of the run."""
+        """Number of lanes of the run."""
         return self._recipe.num_lanes
 
     @property
@@ -390,7 +390,7 @@ class CloudLoader:
 
     @property
     def seq_len(self) -> int:
-        """Tokens a row."""
+        """Tokens per row."""
         return self._asked.seq_len
 
     @property
@@ -400,31 +400,31 @@ class CloudLoader:
 
     @property
     def rows(self) -> int:
-        """Rows of the run that have been handed out, on all ranks together."""
+        """Rows of the run handed out so far, by all ranks together."""
         return self._log.position.rows
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch."""
+        """Samples per epoch."""
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
-        """What the run has read up to the last batch handed out.
+        """Counts of the run up to the last batch handed out.
 
-        With `exchange_every` above 1, up to the last exchange. `delivery` is about this rank since
-        this loader was made, and starts from 0 in a resumed run.
+        With `exchange_every` above 1, up to the last exchange. `delivery` covers this rank since
+        this loader was created, and starts from 0 in a resumed run.
         """
         return self._log.stats(self._recipe, self._backend)
 
     def describe(self) -> Description:
-        """The values that the loader settled, and where each is from; prints as a table.
+        """The values that the loader settled and the source of each; prints as a table.
 
-        Builds the orders of the epochs that the lanes are in, as iterating does.
+        Builds the orders of the lanes' current epochs, as iterating does.
         """
         return describe(repr(self), self._plan(), self._find_world(), is_resumed=self._is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
-        """The documents of a batch, or of one of its rows (0 is its first), read again.
+        """The documents of a batch, or of one of its rows (0 is the first), read again.
 
         Raises `ValueError` for a row that the batch does not have.
         """
@@ -461,39 +461,5 @@ class CloudLoader:
         )
 
 
-class FromStart:
-    """A loader of which every pass starts where it is now: an evaluation reads the same batches
-    each time.
-
-    Give it its own loader, with `epochs=1`, or with `stop_every` for a part of the data. Raises
-    `ValueError` for a loader that has no end.
-    """
-
-    def __init__(self, loader: CloudLoader) -> None:
-        if loader.is_endless:
-            raise ValueError(
-                "an evaluation with this loader would never end. Give the loader epochs=1, or "
-                "stop_every=<batches>"
-            )
-        self._loader, self._start = loader, loader.state_dict()
-        self.batch_size = loader.batch_size
-
-    def __iter__(self) -> Iterator[Batch]:
-        self._loader.load_state_dict(self._start)
-        return iter(self._loader)
-
-
 def _no_iteration() -> None:
     """Called like a weak reference to an iteration that is gone."""
-
-
-def _explain_options() -> str:
-    docs = {**field_docs(RowsConfig), **field_docs(DeliveryConfig)}
-    parameters = inspect.signature(CloudLoader.__init__).parameters
-    options = [*fields(RowsConfig), *fields(DeliveryConfig)]
-    return explain_fields([option for option in options if option.name in parameters], docs)
-
-
-CloudLoader.__doc__ = inspect.cleandoc(f"{CloudLoader.__doc__}").replace(
-    "    {options}", _explain_options()
-)

@@ -10,7 +10,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,23 @@ def explained(cls: C) -> C:
     text = inspect.cleandoc(f"{cls.__doc__}")
     cls.__doc__ = f"{text}\n\nArgs:\n{explain_fields(fields(cls), field_docs(cls))}"
     return cls
+
+
+def explained_by(*configs: type) -> Callable[[C], C]:
+    """Put the fields of the configs that a class's constructor takes where its docstring says
+    `{options}`."""
+
+    def explain(cls: C) -> C:
+        taken = inspect.signature(cls).parameters
+        options = [
+            option for config in configs for option in fields(config) if option.name in taken
+        ]
+        docs = {name: text for config in configs for name, text in field_docs(config).items()}
+        text = inspect.cleandoc(f"{cls.__doc__}")
+        cls.__doc__ = text.replace("    {options}", explain_fields(options, docs))
+        return cls
+
+    return explain
 
 
 def explain_fields(options: Iterable[Field[Any]], docs: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
 """A training job in a hostile world: it must read, from checkpoint to checkpoint, what an
 undisturbed run reads, bit for bit.
 
-    python scripts/chaos.py --restarts 200 --faults 10000
+    python -m stress.chaos --restarts 200 --faults 10000
 
     SeaweedFS ◄── fault proxy, a fifth of all requests ◄── 1 to 4 real ranks on 1 or 2 nodes, 0 to 3 workers each
                                                             SIGKILL or SIGTERM of a worker, a rank, or all, at random moments
@@ -36,14 +36,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-
 from cloudload.system.temp_files import TAG
 from stress.chaos_rank import PATIENCE_S, Campaign, Job, describe, hash_rows, run_rank
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.fault_rows import shared_memory, soon
 from tests.support.jobs import command_of
 from tests.support.servers import S3Server, start_s3
+
+ROOT = Path(__file__).resolve().parents[1]
 
 BUCKET = "cloudload"
 MARK = "CLOUDLOAD_CHAOS"
@@ -127,10 +127,8 @@ class Chaos:
         # ranks are forked from a process that has imported everything, and nothing more
         os.environ[MARK] = self._mark
         # which a fork server does not take from sys.path (python/cpython#117378)
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
-        )
-        self._context.set_forkserver_preload(["chaos_rank", "boto3", "tokenizers"])
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self._context.set_forkserver_preload(["stress.chaos_rank", "boto3", "tokenizers"])
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: [_kill(pid) for pid in self._family()])
             warm = self._context.Process(target=int)

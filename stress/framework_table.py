@@ -1,7 +1,7 @@
 """Write benchmarks/FRAMEWORKS.md from what `scripts/test-frameworks` found.
 
 scripts/test-frameworks --junitxml frameworks.xml
-python scripts/framework_table.py frameworks.xml > benchmarks/FRAMEWORKS.md
+python -m stress.framework_table frameworks.xml > benchmarks/FRAMEWORKS.md
 """
 
 from __future__ import annotations
@@ -11,17 +11,9 @@ import platform
 import re
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[1]
-    str(ROOT / "scripts"),
-    str(ROOT / "tests"),
-    str(ROOT / "tests" / "frameworks"),
-    str(ROOT),
-]
-
-from test_frameworks import FRAMEWORKS, STEPS, WAYS, Framework
+from tests.frameworks.test_killed_and_resumed import FRAMEWORKS, STEPS, WAYS, Framework
 
 PACKAGES = {
     "train_torch.py": ["torch"],

@@ -1,9 +1,12 @@
 """Fixtures that every test may ask for: object stores that answer on loopback, and a small
 tokenizer.
 
-store_url         a fresh, empty location: a local folder, then S3, then GCS; `local_url`, `s3_url` and `gcs_url` are one each
-s3_server         SeaweedFS, and `gcs_server` fake-gcs-server; the environment points at them for the rest of the session
-s3_proxy          a fault proxy before S3; the environment points at it for the test; likewise `gcs_proxy`
+store_url         a fresh, empty location: a local folder, then S3, then GCS; one each are
+                  `local_url`, `s3_url` and `gcs_url`
+s3_server         SeaweedFS, and `gcs_server` fake-gcs-server; the environment points at them for
+                  the rest of the session
+s3_proxy          a fault proxy before S3, and `gcs_proxy` before GCS; the environment points at it
+                  for the test
 small_disk        a folder on a file system of 32 KB
 folder            a dataset of 60 documents
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
@@ -11,21 +14,18 @@ tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrai
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.clients import environment, new_clients
 from tests.support.fault_proxy import FaultProxy, start_fault_proxy
-from tests.support.servers import GCSServer, S3Server, start_gcs, start_s3
-
-BUCKET = "cloudload"
+from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 
 # no test is a timed assertion
 settings.register_profile("cloudload", deadline=None)
@@ -41,7 +41,7 @@ _numbers = itertools.count()
 def s3_server() -> Iterator[S3Server]:
     """A running S3 server with one bucket; `os.environ` points at it, so subprocesses find it,
     too."""
-    with start_s3(BUCKET) as server, _environment(server.environment()):
+    with start_s3(BUCKET) as server, environment(server.environment()):
         yield server
 
 
@@ -49,7 +49,7 @@ def s3_server() -> Iterator[S3Server]:
 def gcs_server() -> Iterator[GCSServer]:
     """A running GCS server with one bucket; `os.environ` points at it, so subprocesses find it,
     too."""
-    with start_gcs(BUCKET) as server, _environment(server.environment()):
+    with start_gcs(BUCKET) as server, environment(server.environment()):
         yield server
 
 
@@ -137,37 +137,9 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The small dataset of `frameworks/small.py`."""
-    from small import write_documents
+    from tests.frameworks.small import write_documents
 
     return write_documents(tmp_path_factory.mktemp("mds"))
-
-
-@contextlib.contextmanager
-def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
-    """Within this block, cloudload's clients are made from an environment with these variables."""
-    from cloudload.storage import registry as backends
-
-    with _environment(variables):
-        backends._backends.clear()
-        try:
-            yield
-        finally:
-            backends._backends.clear()
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, and put them back."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _fresh_name(request: pytest.FixtureRequest) -> str:

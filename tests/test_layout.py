@@ -25,6 +25,7 @@ run batch
 workers
 delivery
 loader
+evaluation
 integrations provenance testing
 cli
 """

@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
-from cloudload.loader import CloudLoader, FromStart
+from cloudload.evaluation import FromStart
+from cloudload.loader import CloudLoader
 from cloudload.segments import IGNORED_LABEL
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ except ImportError:  # the same classes under Lightning's older package name
 
 from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
-from cloudload.loader import CloudLoader, FromStart
+from cloudload.evaluation import FromStart
+from cloudload.loader import CloudLoader
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from cloudload.errors import StreamChangedError
-from cloudload.loader import CloudLoader, FromStart
+from cloudload.evaluation import FromStart
+from cloudload.loader import CloudLoader
 
 logger = logging.getLogger(__name__)
 

@@ -36,9 +36,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[1]
-
 from tests.support.servers import start_s3
+
+ROOT = Path(__file__).resolve().parents[2]
 
 BUCKET = "cloudload"
 GLOBAL_BATCH, SEQ_LEN, VOCAB_SIZE = 16, 128, 4096
@@ -270,7 +270,8 @@ def train(run: Run, data: str, length: Length, work: Path, record: Path) -> None
     command += [
         "--nproc-per-node",
         str(run.ranks),
-        str(ROOT / "scripts" / "demo_trainer.py"),
+        "-m",
+        "examples.demo.trainer",
         data,
         *["--resume"] * resumed,
     ]

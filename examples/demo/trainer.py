@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tiny_gpt import GPT
 from torch import nn
 
 from cloudload import Batch, CloudLoader
+from examples.tiny_gpt import GPT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def save_checkpoint(folder: Path, **content: Any) -> None:
@@ -117,7 +119,7 @@ def main() -> None:
     parser.add_argument("data", help="URL or folder of an MDS dataset")
     parser.add_argument(
         "--tokenizer",
-        default=str(Path(__file__).parents[1] / "examples" / "tokenizer"),
+        default=str(ROOT / "examples" / "tokenizer"),
         help="name, folder or tokenizer.json",
     )
     parser.add_argument(

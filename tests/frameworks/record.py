@@ -19,9 +19,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from cloudload.delivery.run_log import RunLog
+    from cloudload.run.position import Position
 
 
 def main(options: dict[str, Any], script: str) -> None:
@@ -31,18 +35,18 @@ def main(options: dict[str, Any], script: str) -> None:
     module, _, name = options.get("model", "tiny_gpt:GPT").partition(":")
     model = getattr(importlib.import_module(module), name)
 
-    from cloudload import CloudLoader
+    from cloudload.delivery.run_log import RunLog
 
     log = Path(options["log"], f"{os.environ.get('RANK', '0')}-{os.getpid()}.jsonl").open(
         "w", buffering=1
     )
-    forward, record = model.forward, CloudLoader._record
+    forward, record = model.forward, RunLog.record
     passes = 0
 
     def note(**line: Any) -> None:
         log.write(json.dumps(line) + "\n")
 
-    def record_and_note(self: CloudLoader, position: Any) -> None:
+    def record_and_note(self: RunLog, position: Position) -> None:
         record(self, position)
         note(pulled=position.rows)
 
@@ -63,7 +67,7 @@ def main(options: dict[str, Any], script: str) -> None:
         return outputs
 
     model.forward = forward_and_note
-    CloudLoader._record = record_and_note  # type: ignore[method-assign]
+    RunLog.record = record_and_note  # type: ignore[method-assign]
     example.main()
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import Model, make_loader, rows_of
+
+from tests.frameworks.small import Model, make_loader, rows_of
 
 pytest.importorskip("accelerate")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import SEQ_LEN, Model, make_loader, rows_of
 from torch import Tensor
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
+from tests.frameworks.small import SEQ_LEN, Model, make_loader, rows_of
 
 composer = pytest.importorskip("composer")
 

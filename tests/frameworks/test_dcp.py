@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from small import make_loader, rows_of
 
 from cloudload.integrations.dcp import LoaderState
+from tests.frameworks.small import make_loader, rows_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import Model, make_loader, rows_of
 from torch import Tensor
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
+from tests.frameworks.small import Model, make_loader, rows_of
 
 pytest.importorskip("lightning")
 

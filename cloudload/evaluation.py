@@ -1,0 +1,30 @@
+"""Evaluation: the same batches in every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cloudload.batch import Batch
+from cloudload.loader import CloudLoader
+
+
+class FromStart:
+    """A loader whose every pass starts at its current position, so that each evaluation reads the
+    same batches.
+
+    Give it a loader that nothing else uses, with `epochs=1`, or with `stop_every` for part of the
+    data. Raises `ValueError` for an endless loader.
+    """
+
+    def __init__(self, loader: CloudLoader) -> None:
+        if loader.is_endless:
+            raise ValueError(
+                "an evaluation with this loader would never end. Give the loader epochs=1, or "
+                "stop_every=<batches>"
+            )
+        self._loader, self._start = loader, loader.state_dict()
+        self.batch_size = loader.batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._loader.load_state_dict(self._start)
+        return iter(self._loader)

@@ -1,0 +1,19 @@
+"""Rows and documents of a run, from one of its states and the data alone.
+
+    load_state      checkpoint ─► state
+    open_run        state ─► Run ─► a loader at the state's position
+    trace_steps     steps ─► their rows ─► spans: ids, shards, text
+    find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
+
+A step counts global batches from the run's start: the first is step 1. The world size of the run
+does not matter. Questions about one lane read only that lane, with the loader of its rank in a
+world with one rank per lane.
+"""
+
+from cloudload.provenance.documents import Occurrence as Occurrence
+from cloudload.provenance.documents import find_document as find_document
+from cloudload.provenance.documents import find_samples as find_samples
+from cloudload.provenance.rows import trace_steps as trace_steps
+from cloudload.provenance.state_run import Run as Run
+from cloudload.provenance.state_run import load_state as load_state
+from cloudload.provenance.state_run import open_run as open_run

@@ -1,0 +1,143 @@
+"""The steps that read a given document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cloudload.batch import Batch
+from cloudload.errors import DatasetError
+from cloudload.loader import CloudLoader
+from cloudload.order.canonical import positions_of
+from cloudload.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_ROW, SPAN_STREAM
+from cloudload.provenance.state_run import Run, open_lane
+from cloudload.workers.plan import Plan
+from cloudload.workers.trace import Tracer
+
+_ROWS_AT_ONCE = 16
+_MISSED_EPOCHS = 3
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """Tokens [start, stop) of a document in a row of a step."""
+
+    step: int
+    row: int
+    """Counts within the global batch."""
+    stream: str
+    epoch: int
+    sample: int
+    start: int
+    stop: int
+
+
+def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
+    """(stream, sample) of every sample with an id. Raises `DatasetError` if there is none."""
+    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        tracer = Tracer(loader.plan())
+        found = tracer.find_id(identifier)
+        tracer.close()
+    if not found:
+        raise DatasetError(
+            f"no sample has {identifier!r} in its column 'id'. If you know its number, pass that "
+            "(--sample)"
+        )
+    return found
+
+
+def find_document(
+    run: Run, stream: int, sample: int, last_step: int, **delivery: Any
+) -> Iterator[Occurrence]:
+    """Where a sample of a stream is read, from the state's step up to and including
+    `last_step`."""
+    last_row = run.rows_of_step(last_step)[-1]
+    if run.saved.fields["epochs"] is not None:
+        with run.loader(
+            batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery
+        ) as loader:
+            yield from _occurrences(run, loader, (stream, sample), None, last_row)
+        return
+    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        plan = loader.plan()
+        check_sample(plan, stream, sample)
+        epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0  # its residue may still be open
+        # lanes are seldom one epoch apart, and two only if there are fewer documents than lanes
+        while missed < _MISSED_EPOCHS:
+            found: list[Occurrence] = []
+            for lane in _lanes_of(plan, stream, sample, epoch):
+                with open_lane(run, lane, _ROWS_AT_ONCE, delivery) as of_lane:
+                    found += _occurrences(run, of_lane, (stream, sample), epoch, last_row)
+            yield from sorted(found, key=lambda occurrence: (occurrence.step, occurrence.row))
+            missed = 0 if found else missed + 1
+            epoch += 1
+
+
+def _occurrences(
+    run: Run, loader: CloudLoader, document: tuple[int, int], epoch: int | None, last_row: int
+) -> Iterator[Occurrence]:
+    """Where a loader reads a document, in one epoch or in all, up to a row of the run."""
+    for batch in loader:
+        rows = batch.rows[batch.spans[:, SPAN_ROW]]
+        for (_, stream, of_epoch, sample, start, stop), row in zip(
+            batch.spans.tolist(), rows.tolist(), strict=True
+        ):
+            if (stream, sample) == document and row <= last_row and epoch in (None, of_epoch):
+                step = run.step_of_row(row)
+                place = row - run.rows_of_step(step).start
+                yield Occurrence(step, place, run.labels[stream], of_epoch, sample, start, stop)
+        if batch.first_row > last_row or (
+            epoch is not None and _is_past(batch, document[0], epoch)
+        ):
+            return
+
+
+def check_sample(plan: Plan, stream: int, sample: int) -> None:
+    """Raises `ValueError` for a stream or a sample that does not exist."""
+    sizes = np.diff(plan.recipe.corpus.stream_starts).tolist()
+    if not 0 <= stream < len(sizes):
+        raise ValueError(f"there is no stream {stream}: the run has streams 0 to {len(sizes) - 1}")
+    if not 0 <= sample < sizes[stream]:
+        raise ValueError(
+            f"there is no sample {sample}: {plan.recipe.labels[stream]} has samples 0 to "
+            f"{sizes[stream] - 1}"
+        )
+
+
+def _component_of(plan: Plan, stream: int) -> int:
+    return next(
+        place
+        for place, component in enumerate(plan.recipe.components)
+        if stream in component.streams
+    )
+
+
+def _first_epoch(plan: Plan, stream: int) -> int:
+    """The earliest current epoch of any lane, in the order that a stream is part of."""
+    place = _component_of(plan, stream)
+    lanes = plan.recipe.components[place].lanes
+    return min(
+        lanes.place(lane, ordinal)[0]
+        for lane, ordinal in enumerate(plan.position.cursors[place, :, CURSOR_ORDINAL].tolist())
+    )
+
+
+def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
+    """The lanes that read a sample of a stream in an epoch."""
+    component = plan.recipe.components[_component_of(plan, stream)]
+    within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
+    positions = positions_of(component.orders(plan.cache_root)(epoch), within)
+    first_positions = (epoch * component.lanes.stride + positions) % plan.num_lanes
+    lanes: list[int] = np.flatnonzero(
+        np.isin(component.lanes.first_positions, first_positions)
+    ).tolist()
+    return lanes
+
+
+def _is_past(batch: Batch, stream: int, epoch: int) -> bool:
+    """Whether every span of a stream in a lane's batch is from a later epoch."""
+    of_stream = batch.spans[batch.spans[:, SPAN_STREAM] == stream]
+    return len(of_stream) > 0 and bool((of_stream[:, SPAN_EPOCH] > epoch).all())

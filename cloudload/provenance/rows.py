@@ -1,0 +1,38 @@
+"""The documents in given steps, or in one row of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloudload.provenance.state_run import Run, open_lane
+from cloudload.workers.trace import TracedSpan
+
+
+def trace_steps(
+    run: Run, steps: range, row: int | None = None, **delivery: Any
+) -> Iterator[tuple[int, list[TracedSpan]]]:
+    """(step, its spans) for each of `steps`, or the spans of one row (0 is the first) of each;
+    `delivery` is the loader's."""
+    if row is not None and not 0 <= row < run.global_batch:
+        raise ValueError(f"row is {row}, but a step has rows 0 to {run.global_batch - 1}")
+    if row is None or run.saved.fields["epochs"] is not None:
+        yield from _trace_in_turn(run, steps, row, delivery)
+        return
+    for step in steps:
+        number = run.rows_of_step(step)[row]
+        with open_lane(run, number % run.saved.layout.num_lanes, 1, delivery) as loader:
+            loader.seek(number)
+            yield step, loader.trace(next(iter(loader)))
+
+
+def _trace_in_turn(
+    run: Run, steps: range, row: int | None, delivery: Mapping[str, Any]
+) -> Iterator[tuple[int, list[TracedSpan]]]:
+    if not steps:
+        return
+    first = run.rows_of_step(steps[0]).start
+    with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        loader.seek(first)
+        for step, batch in zip(steps, loader, strict=False):
+            yield step, loader.trace(batch, row)

@@ -1,0 +1,203 @@
+"""The run that a saved state belongs to: read from a checkpoint, with the loader's arguments."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cloudload.config.stream import Stream
+from cloudload.config.transform import Transform
+from cloudload.errors import StreamChangedError
+from cloudload.loader import CloudLoader
+from cloudload.run.recipe import HELD_CONFIG_FIELDS
+from cloudload.run.state import Saved, read_state
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as a state describes it, and the arguments that make its loader."""
+
+    state: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    global_batch: int
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of its streams."""
+        return [stream.label for stream in self.arguments["data"]]
+
+    @property
+    def saved(self) -> Saved:
+        """The state, read."""
+        return read_state(self.state)
+
+    def loader(self, **delivery: Any) -> CloudLoader:
+        """A loader at the position of the state; `delivery` are options of `DeliveryConfig`."""
+        loader = CloudLoader(**self.arguments, **delivery)
+        loader.load_state_dict(self.state)
+        return loader
+
+    def rows_of_step(self, step: int) -> range:
+        """The rows of the run in a step after the state's. Raises `ValueError` for an earlier
+        one."""
+        position = self.saved.position
+        if step <= position.batches:
+            raise ValueError(
+                f"step {step:,} is before the state, which was saved after step "
+                f"{position.batches:,}. Take an earlier one"
+            )
+        start = position.rows + (step - 1 - position.batches) * self.global_batch
+        return range(start, start + self.global_batch)
+
+    def step_of_row(self, row: int) -> int:
+        """The step that has a row of the run."""
+        position = self.saved.position
+        return position.batches + 1 + (row - position.rows) // self.global_batch
+
+
+def load_state(path: str | Path) -> dict[str, Any]:
+    """The cloudload state in a file, JSON or written by `torch.save`, at any depth.
+
+    Unpickles nothing. Raises `StreamChangedError` for a file that holds none.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError):
+        content = _load_checkpoint(path)
+    found = _find_state(content)
+    if found is None:
+        raise StreamChangedError(f"{path} holds no cloudload state. Save loader.state_dict() in it")
+    return found
+
+
+def _load_checkpoint(path: str | Path) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        [reason, *_] = [*str(error).splitlines(), type(error).__name__]
+        raise StreamChangedError(
+            f"{path} is neither JSON nor a torch checkpoint that loads with weights_only "
+            f"({reason[:200]})"
+        ) from error
+
+
+def _find_state(content: Any) -> dict[str, Any] | None:
+    """The first state in nested mappings and lists, however deep, and though some may hold
+    themselves."""
+    stack, seen = [content], set()
+    while stack:
+        found = stack.pop()
+        if id(found) in seen or not isinstance(found, Mapping | list | tuple):
+            continue
+        seen.add(id(found))
+        if isinstance(found, Mapping) and {"cursors", "table_rows", "version"} <= found.keys():
+            return dict(found)
+        stack += reversed(list(found.values()) if isinstance(found, Mapping) else found)
+    return None
+
+
+def open_run(
+    state: Mapping[str, Any],
+    *,
+    data: list[str] | None = None,
+    tokenizer: Any = None,
+    transform: Transform | str | None = None,
+    global_batch: int | None = None,
+) -> Run:
+    """The run that a state belongs to.
+
+    Give `data` (a URL for each stream) and `tokenizer` if they have moved, `transform` (a function
+    or `module:function`) if the run had one, and `global_batch` (rows) if the state was saved
+    before the first batch. Raises `StreamChangedError` for a damaged state, and `ValueError` that
+    names a missing argument.
+    """
+    saved = read_state(state)
+    sources = _read_sources(state)
+    tokenizer = tokenizer or sources.tokenizer
+    if tokenizer is None:
+        raise StreamChangedError(
+            "sources: the state does not record the tokenizer's location. Pass it (--tokenizer)"
+        )
+    if isinstance(transform, str):
+        transform = _import(transform)
+    if transform is None and state["transform"] is not None:
+        raise ValueError(f"the run had the transform {state['transform']!r}: pass it (--transform)")
+    global_batch = global_batch or saved.position.global_batch
+    if not global_batch:
+        raise ValueError(
+            "the state was saved before the first batch, so it does not record the rows per step. "
+            "Pass them (--global-batch)"
+        )
+    mixture = saved.mixture
+    schedule = [
+        (row, dict(zip(mixture.names, weights, strict=True))) for row, weights in mixture.schedule
+    ]
+    arguments = {
+        **{name: state[name] for name in HELD_CONFIG_FIELDS},
+        "data": _move_streams(sources.streams, data),
+        "tokenizer": tokenizer,
+        "transform": transform,
+        "seq_len": saved.seq_len,
+        "bos": sources.bos,
+        "eos": sources.eos,
+        "schedule": schedule if sources.is_mixed else None,
+    }
+    return Run(state, arguments, global_batch)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Where a run's data and tokenizer were, as its state records them."""
+
+    streams: list[Stream]
+    tokenizer: str | None
+    bos: str | None
+    eos: str | None
+    is_mixed: bool
+
+
+def _read_sources(state: Mapping[str, Any]) -> _Sources:
+    try:
+        saved = json.loads(state["sources"])
+        streams = [Stream(**stream) for stream in saved["streams"]]
+        others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
+        raise StreamChangedError(f"sources: {error!r:.200}. The state is damaged") from error
+    return _Sources(streams, **others)
+
+
+def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]:
+    if data is None:
+        return streams
+    if len(data) != len(streams):
+        raise ValueError(
+            f"{len(data)} locations for the {len(streams)} streams of the state. Pass one for each"
+        )
+    pairs = zip(streams, data, strict=True)
+    return [replace(stream, remote=url, split=None) for stream, url in pairs]
+
+
+def _import(path: str) -> Transform:
+    module, _, name = path.partition(":")
+    try:
+        transform: Transform = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"transform {path!r} cannot be imported ({error}). Write module:function, with its "
+            "folder in PYTHONPATH"
+        ) from error
+    return transform
+
+
+def open_lane(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:
+    """The loader of one lane: that of its rank in a world with one rank per lane."""
+    options = {**delivery, "num_workers": 0}
+    return run.loader(
+        batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options
+    )

@@ -1,0 +1,319 @@
+"""Frameworks: what is trained on, killed and resumed in each, is what an uninterrupted run trains
+on, row by row.
+
+The jobs are the examples, each with real processes on a real S3 server; `frameworks/record.py`
+notes their rows and kills them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cloudload import CloudLoader, convert_to_mds
+from tests.support import ROOT
+from tests.support.corpora import random_documents, write_mds
+from tests.support.servers import free_ports
+
+TOKENIZER = ROOT / "examples" / "tokenizer"
+GLOBAL_BATCH, SEQ_LEN, STEPS, SAVE_EVERY = 8, 32, 10, 4
+
+Steps = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Framework:
+    """An example, and how it is run."""
+
+    example: str
+    environment: str = "dev"
+    """Of `scripts/test-frameworks`."""
+    variables: tuple[tuple[str, str], ...] = ()
+    num_ahead: int = 0
+    """Batches that it pulls before it trains on them."""
+    model: str = "tiny_gpt:GPT"
+    """The class whose forward takes the rows."""
+    num_unseen: int = 0
+    """Tokens at a row's end that are labels only."""
+
+    def python(self) -> str:
+        """The interpreter of its environment."""
+        if self.environment == "dev":
+            return sys.executable
+        python = ROOT / ".frameworks" / self.environment / "bin" / "python"
+        if not python.exists():
+            pytest.skip(f"no environment {self.environment}: make test-frameworks builds it")
+        return str(python)
+
+    def hashes(self, steps: list[torch.Tensor]) -> Steps:
+        """Of each step's rows, as its model sees them."""
+        seen = SEQ_LEN - self.num_unseen
+        return [
+            sorted(hashlib.sha256(row[:seen].numpy().tobytes()).hexdigest()[:16] for row in rows)
+            for rows in steps
+        ]
+
+
+FRAMEWORKS = {
+    "torch DDP": Framework("train_torch.py"),
+    "torch FSDP2": Framework("train_torch.py", variables=(("FSDP", "1"),)),
+    "Composer": Framework(
+        "train_composer.py", "composer", (("NODE_RANK", "0"),)
+    ),  # as its own launcher sets it
+    "HF Trainer 4": Framework("train_hf.py"),
+    "HF Trainer 5": Framework("train_hf.py", "transformers5"),
+    "accelerate": Framework("train_accelerate.py"),
+    "Lightning": Framework("train_lightning.py", num_ahead=1),
+    "torchtitan": Framework(
+        "train_torchtitan.py",
+        "torchtitan",
+        model="torchtitan.models.common.decoder:Decoder",
+        num_unseen=1,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run is cut in two."""
+
+    ranks: tuple[int, int] = (1, 1)
+    workers: tuple[int, int] = (1, 1)
+    accumulate: tuple[int, int] = (1, 1)
+    epoch_batches: int | None = None
+    killed_in_step: int = 7
+    resumed_after: int = SAVE_EVERY
+    steps: int = STEPS
+    float64: bool = False
+
+
+WAYS = {
+    "before the first batch": Way(killed_in_step=1, resumed_after=0),
+    "mid-epoch": Way(epoch_batches=6),
+    "at an epoch's end": Way(epoch_batches=SAVE_EVERY),
+    "endless": Way(),
+    "mid accumulation": Way(accumulate=(2, 2)),
+    "2 to 1": Way(ranks=(2, 1)),
+    "2 to 4": Way(ranks=(2, 4), accumulate=(2, 1)),
+    "other workers": Way(workers=(2, 0)),
+}
+
+
+# one of each runs with the short tests
+SHORT = {
+    ("torch DDP", "2 to 4"),
+    ("torch FSDP2", "2 to 1"),
+    ("HF Trainer 4", "at an epoch's end"),
+    ("accelerate", "2 to 4"),
+    ("Lightning", "2 to 4"),
+}
+CELLS = [
+    pytest.param(name, way, marks=() if (name, way) in SHORT else pytest.mark.long)
+    for name, way in product(FRAMEWORKS, WAYS)
+]
+
+
+@pytest.fixture(scope="module")
+def data(s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("documents")
+    with (folder / "part.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in random_documents(3, 400))
+    assert s3_server.endpoint
+    url = "s3://cloudload/frameworks"
+    convert_to_mds(
+        [str(folder / "part.jsonl")], url, shard_bytes=20_000, processes=1, progress=False
+    )
+    return url
+
+
+@pytest.fixture(scope="module")
+def expected(data: str, tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
+    """The rows of each step of an uninterrupted run, straight from a loader."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    loader = CloudLoader(
+        data,
+        tokenizer=TOKENIZER,
+        seq_len=SEQ_LEN,
+        batch_size=GLOBAL_BATCH,
+        num_workers=0,
+        local=cache,
+    )
+    return [batch["input_ids"] for batch in loader.take(STEPS)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_an_uninterrupted_run_trains_on_the_loaders_rows(
+    name: str, data: str, expected: list[torch.Tensor], tmp_path: Path
+) -> None:
+    job = Job(FRAMEWORKS[name], data, tmp_path)
+    job.run("whole", Way(), 0)
+    assert job.trained("whole", GLOBAL_BATCH) == FRAMEWORKS[name].hashes(expected)
+
+
+@pytest.mark.parametrize(("name", "way"), CELLS)
+def test_a_run_killed_and_resumed_trains_on_the_same_rows(
+    name: str, way: str, data: str, expected: list[torch.Tensor], tmp_path: Path
+) -> None:
+    framework, cut = FRAMEWORKS[name], WAYS[way]
+    if name == "HF Trainer 4" and cut.ranks[1] > 1:
+        pytest.skip(
+            "transformers 4 cannot load an optimizer on several ranks "
+            "without a GPU; see HF Trainer 5"
+        )
+    job = Job(framework, data, tmp_path)
+    kill_at = cut.killed_in_step * cut.accumulate[0]
+    job.run("killed", cut, 0, kill_at=kill_at)
+    job.run("resumed", cut, 1)
+    killed, resumed = job.trained("killed", GLOBAL_BATCH), job.trained("resumed", GLOBAL_BATCH)
+    whole = framework.hashes(expected)
+    assert killed == whole[: cut.killed_in_step - 1]
+    assert resumed == whole[cut.resumed_after :], (tmp_path / "resumed.txt").read_text()[-6000:]
+    # Composer splits one batch, the others pull several
+    num_trained = len(resumed) * (1 if name == "Composer" else cut.accumulate[1])
+    pulled = job.pulled("resumed")
+    assert all(num_trained <= each <= num_trained + framework.num_ahead for each in pulled), pulled
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["torch DDP", "torch FSDP2", "Composer"])
+def test_losses_are_those_of_an_uninterrupted_run(name: str, data: str, tmp_path: Path) -> None:
+    """In float64, killed on 2 ranks in step 23 and resumed on 4 after step 20."""
+    job = Job(FRAMEWORKS[name], data, tmp_path)
+    job.run("whole", Way(steps=40, float64=True), 0)
+    shutil.rmtree(tmp_path / "out")
+    cut = Way(ranks=(2, 4), steps=40, float64=True)
+    job.run("killed", cut, 0, kill_at=23)
+    job.run("resumed", cut, 1)
+    whole, killed, resumed = (job.losses(run) for run in ("whole", "killed", "resumed"))
+    assert (len(whole), len(killed), len(resumed)) == (40, 22, 20)
+    differences = [
+        abs(one - other) for one, other in zip(whole, killed[:20] + resumed, strict=True)
+    ]
+    print(
+        f"{name}: losses {whole[0]:.3f} to {whole[-1]:.3f}, largest difference "
+        f"{max(differences):.1e}"
+    )
+    assert max(differences) <= 1e-9
+    assert whole[-1] < whole[0] - 0.5
+
+
+def test_torchtitans_trainers_old_and_new_get_what_they_ask_for(tmp_path: Path) -> None:
+    data = write_mds(tmp_path / "data", random_documents(3, 100))
+    command = [
+        FRAMEWORKS["torchtitan"].python(),
+        str(ROOT / "tests" / "frameworks" / "torchtitan_adapter.py"),
+    ]
+    command += [data, str(TOKENIZER), str(tmp_path / "cache")]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]
+
+
+class Job:
+    """The runs of an example in a folder of its own."""
+
+    def __init__(self, framework: Framework, data: str, folder: Path) -> None:
+        self.framework, self.data, self.folder = framework, data, folder
+
+    def run(self, run: str, way: Way, part: int, kill_at: int | None = None) -> None:
+        """Run the first or the second part of a run; its output is in `<run>.txt`."""
+        (self.folder / run).mkdir()
+        options = {"log": str(self.folder / run), "kill_at": kill_at, "model": self.framework.model}
+        command = [
+            self.framework.python(),
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={way.ranks[part]}",
+        ]
+        command += [
+            f"--master-port={free_ports(1)[0]}",
+            str(ROOT / "tests" / "frameworks" / "record.py"),
+            json.dumps(options),
+        ]
+        command += [
+            str(ROOT / "examples" / self.framework.example),
+            self.data,
+            *self.arguments(way, part),
+        ]
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        with (self.folder / f"{run}.txt").open("w") as output:
+            ended = subprocess.run(
+                command,
+                env={**variables, **dict(self.framework.variables)},
+                cwd=self.folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=280,
+                check=False,
+            )
+        # frameworks do not always end well on CPUs once all is trained: what was trained on decides
+        if kill_at is None and ended.returncode:
+            print(f"{run} ended with {ended.returncode}")
+            print((self.folder / f"{run}.txt").read_text()[-6000:])
+
+    def arguments(self, way: Way, part: int) -> list[str]:
+        """Of the example."""
+        numbers = {
+            "steps": way.steps,
+            "save-every": SAVE_EVERY,
+            "global-batch": GLOBAL_BATCH,
+            "accumulate": way.accumulate[part],
+            "seq-len": SEQ_LEN - self.framework.num_unseen,
+            "workers": way.workers[part],
+            "width": 32,
+            "depth": 1,
+        }
+        arguments = [f"--{name}={value}" for name, value in numbers.items()]
+        if way.epoch_batches is not None:
+            arguments.append(f"--epoch-batches={way.epoch_batches}")
+        if way.float64:
+            arguments.append("--float64")
+        if part:
+            arguments.append("--resume")
+        return [*arguments, f"--out={self.folder / 'out'}", f"--cache={self.folder / 'cache'}"]
+
+    def lines(self, run: str) -> list[list[dict[str, Any]]]:
+        """What each rank wrote down."""
+        logs = sorted((self.folder / run).glob("*.jsonl"))
+        assert logs, (self.folder / f"{run}.txt").read_text()[-6000:]
+        return [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
+
+    def trained(self, run: str, rows_a_step: int) -> Steps:
+        """The rows of each step, of all ranks together."""
+        ranks = [
+            [row for line in lines for row in line.get("trained", [])] for lines in self.lines(run)
+        ]
+        own = rows_a_step // len(ranks)
+        num_steps = max(len(rows) for rows in ranks) // own
+        return [
+            sorted(row for rows in ranks for row in rows[step * own : (step + 1) * own])
+            for step in range(num_steps)
+        ]
+
+    def pulled(self, run: str) -> list[int]:
+        """The batches that each rank pulled."""
+        return [sum("pulled" in line for line in lines) for lines in self.lines(run)]
+
+    def losses(self, run: str) -> list[float]:
+        """The mean over the ranks in each step."""
+        ranks = [[line["loss"] for line in lines if "loss" in line] for lines in self.lines(run)]
+        return [sum(losses) / len(ranks) for losses in zip(*ranks, strict=True)]

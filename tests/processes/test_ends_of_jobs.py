@@ -1,0 +1,296 @@
+"""However a training job ends, it ends in seconds, says why, leaves nothing, and goes on from its
+last state exactly.
+
+A job of real processes, in a session of its own, reads from S3 through a fault proxy; it is ended
+while it works, and while it waits for a store that has fallen silent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader
+from cloudload.cache.folder import sweep
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import TAG, lock_path, make_folder
+from cloudload.testing import Leg, run_leg
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.fault_rows import left_overs, shared_memory, soon
+from tests.support.jobs import Job, command_of, start_job
+from tests.support.processes import children_of
+
+SOON_S = 25.0
+"""Far more than any end takes, far less than any deadline."""
+
+
+def end(job: Job) -> str:
+    """Wait for a job's end, and for that of all its processes; returns what it wrote to stderr."""
+    _, errors = job.process.communicate(timeout=SOON_S)
+    assert soon(lambda: not job.family()), (
+        f"left: {[command_of(pid) for pid in job.family()]}\n{errors}"
+    )
+    assert shared_memory() <= job.shared_memory
+    return errors
+
+
+def has_part(cache: Path) -> bool:
+    """Whether a fetch is under way."""
+    return any(path.suffix == ".part" for path in left_overs(cache))
+
+
+@pytest.fixture
+def data(s3_url: str, s3_proxy: FaultProxy) -> str:
+    """A dataset of a hundred shards on S3, behind the proxy."""
+    s3_proxy.set_faults([])
+    return write_mds(s3_url, random_documents(3, 400), shard_bytes=800, compression="zstd")
+
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start(data: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts a job."""
+    jobs: list[Job] = []
+
+    def start(**options: Any) -> Job:
+        jobs.append(start_job(data, tmp_path, **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+def rows_in(out: Path) -> dict[int, list[int]]:
+    """The rows that were handed out, by their number; a row that came twice came alike."""
+    rows: dict[int, list[int]] = {}
+    for line in (out / "rows.jsonl").read_text().splitlines():
+        first, ids = json.loads(line)
+        for place, row in enumerate(ids):
+            assert rows.setdefault(first + place, row) == row
+    return rows
+
+
+def check_rows(job: Job, cache: Path) -> None:
+    """The rows of all jobs so far are those of one that nothing happened to."""
+    found = rows_in(job.out)
+    assert sorted(found) == list(range(len(found)))
+
+    def make_loader(**rank: Any) -> CloudLoader:
+        return CloudLoader(
+            job.data,
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=32,
+            num_lanes=12,
+            local=cache,
+            **rank,
+        )
+
+    expected, _ = run_leg(make_loader, Leg(batches=len(found)))
+    assert [found[row] for row in range(len(found))] == [list(row.input_ids) for row in expected]
+
+
+def silence(proxy: FaultProxy) -> None:
+    """From now on, bodies of shards stop in their middle."""
+    proxy.set_faults([Fault("GET .*shard", "stall", at=200, seconds=60)])
+
+
+ENDS = {
+    "SIGKILL of the training process": (signal.SIGKILL, False),
+    "SIGTERM of the training process": (signal.SIGTERM, False),
+    "Ctrl-C": (signal.SIGINT, True),
+    "SIGTERM of the whole group": (signal.SIGTERM, True),
+}
+
+
+@pytest.mark.parametrize(("way", "is_silent"), itertools.product(ENDS, [False, True]))
+def test_a_job_that_is_ended_leaves_nothing_and_goes_on_exactly(
+    start: Start, s3_proxy: FaultProxy, tmp_path: Path, way: str, is_silent: bool
+) -> None:
+    number, goes_to_all = ENDS[way]
+    job = start()
+    job.wait_for(5)
+    if is_silent:
+        silence(s3_proxy)
+        assert soon(lambda: has_part(job.cache))
+    (os.killpg if goes_to_all else os.kill)(job.process.pid, number)
+    errors = end(job)
+    assert job.process.returncode == -number, errors
+    assert left_overs(job.cache) == []
+    assert errors.count("Traceback") == (1 if number == signal.SIGINT else 0), errors
+    s3_proxy.set_faults([])
+    again = start(batches=5)
+    assert end(again) == ""
+    check_rows(again, tmp_path / "other-cache")
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_workers_that_were_not_forked_end_with_the_training_process_too(
+    start: Start, start_method: str
+) -> None:
+    job = start(settings={"start_method": start_method})
+    job.wait_for(3)
+    os.kill(job.process.pid, signal.SIGKILL)
+    end(job)
+    assert left_overs(job.cache) == []
+
+
+def test_a_group_that_is_killed_leaves_what_the_next_start_sweeps(
+    start: Start, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    job = start()
+    job.wait_for(5)
+    silence(s3_proxy)
+    assert soon(lambda: has_part(job.cache))
+    os.killpg(job.process.pid, signal.SIGKILL)
+    end(job)
+    s3_proxy.set_faults([])
+    again = start(batches=5)
+    assert end(again) == ""
+    assert left_overs(again.cache) == []
+    check_rows(again, tmp_path / "other-cache")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_worker_that_dies_ends_the_job_with_its_cause(
+    start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    job = start()
+    job.wait_for(5)
+    worker = job.workers().pop()
+    os.kill(worker, number)
+    errors = end(job)
+    if number == signal.SIGTERM:  # which it heeds
+        assert f"process {worker} was told to end by SIGTERM" in errors
+    else:
+        assert re.search(
+            rf"WorkerError: a worker process failed: .*process {worker} was ended by {number.name}",
+            errors,
+        )
+    assert "Resume from the last state" in errors
+    assert ("ran out of memory" in errors) == (number == signal.SIGKILL)
+    again = start(batches=5)
+    assert end(again) == ""
+    assert left_overs(again.cache) == []
+    check_rows(again, tmp_path / "other-cache")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("transform", "cause"),
+    [
+        ("explode", "ValueError: this document is too much"),
+        ("leave", "SystemExit: I have had enough"),
+        ("swell", "MemoryError"),
+    ],
+)
+def test_a_transform_that_fails_shows_its_cause_and_the_document(
+    start: Start, transform: str, cause: str, workers: int
+) -> None:
+    job = start(settings={"transform": transform}, workers=workers, pause_s=0.0)
+    errors = end(job)
+    assert "the transform failed on sample" in errors
+    assert cause in errors
+    assert f", in {transform}" in errors, "the traceback of the transform"
+    assert left_overs(job.cache) == []
+
+
+def test_a_transform_that_crashes_is_a_worker_that_died(start: Start) -> None:
+    errors = end(start(settings={"transform": "crash"}, pause_s=0.0))
+    assert re.search(r"WorkerError: a worker process failed: .*was ended by SIGSEGV", errors)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_job_that_ends_without_close_leaves_nothing(start: Start, workers: int) -> None:
+    job = start(batches=5, closes=False, workers=workers)
+    assert end(job) == ""
+    assert job.process.returncode == 0
+    assert left_overs(job.cache) == []
+
+
+@pytest.mark.parametrize("way", ["close", "break", "a new iterator", "with"])
+def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
+    data: str, s3_proxy: FaultProxy, tmp_path: Path, way: str
+) -> None:
+    def make_loader() -> CloudLoader:
+        return CloudLoader(
+            data,
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=32,
+            num_lanes=12,
+            batch_size=2,
+            num_workers=3,
+            local=tmp_path / "cache",
+        )
+
+    before = _children()
+    loader = make_loader()
+    batches = iter(loader)
+    next(batches)
+    silence(s3_proxy)
+    assert soon(lambda: bool(list((tmp_path / "cache").rglob("*.part"))))
+    began = time.monotonic()
+    if way == "close":
+        loader.close()
+    elif way == "with":
+        with loader:
+            pass
+    elif way == "break":
+        del batches
+    else:
+        batches = iter(loader)
+        loader.close()
+    assert soon(lambda: _children() <= before)
+    assert time.monotonic() - began < SOON_S
+    assert not [
+        path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".lock", ".part")
+    ]
+
+
+def _children() -> set[int]:
+    return children_of(os.getpid())
+
+
+def test_a_sweep_leaves_what_is_in_use_and_what_is_not_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus-0123456789abcdef"
+    make_folder(folder)
+    part = "3f2a3f2a3f2a.part"
+    for name in ("a.mds", f"a.mds.{part}", "a.mds.lock", f"b.mds.{part}"):
+        (folder / name).touch()
+    names = (
+        "orders/2024/customers.csv.part",
+        "orders/x.lock",
+        f"run-2024010112000000/a.{part}",
+        ".x.part",
+        "tokenizers/poetry.lock",
+    )
+    mine = [tmp_path / name for name in names]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with locked(lock_path(folder / "b.mds")):
+        sweep(tmp_path)
+        assert sorted(path.name for path in folder.iterdir()) == [
+            TAG,
+            "a.mds",
+            f"b.mds.{part}",
+            "b.mds.lock",
+        ]
+    sweep(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == [TAG, "a.mds"]
+    assert all(path.exists() for path in mine)

@@ -1,0 +1,493 @@
+"""Whatever the data or a state holds: an error of ours that says what is wrong, and never a crash,
+a wait, or wrong rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from cloudload import CloudLoader, Stream
+from cloudload.cli import main
+from cloudload.errors import CacheError, CloudloadError, DatasetError, TokenizerError
+from cloudload.mds.dataset import Dataset
+from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.mds.writer import ShardFormat, encode_sample
+from stress import fuzz
+from tests.support import ROOT
+from tests.support.awkward import EOS, byte_tokenizer, tokenize
+from tests.support.corpora import encode_shard, random_documents, write_mds
+
+EOS_ID = 256
+
+
+def make_loader(data: Any, local: Path, **settings: Any) -> CloudLoader:
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 16,
+        "num_lanes": 2,
+        "batch_size": 2,
+        "num_workers": 0,
+    }
+    return CloudLoader(data, local=local, **{**defaults, "epochs": 1, **settings})
+
+
+def read_all(loader: CloudLoader) -> dict[tuple[int, int], list[int]]:
+    """The tokens of every document, by stream and sample, put together from their spans."""
+    found: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
+    with loader:
+        for batch in loader:
+            place: dict[int, int] = {}
+            for row, stream, _, sample, start, stop in batch.spans.tolist():
+                first = place.get(row, 0)
+                place[row] = first + stop - start
+                found.setdefault((stream, sample), []).append(
+                    (start, batch["input_ids"][row, first : place[row]].tolist())
+                )
+    return {
+        key: [token for _, tokens in sorted(parts) for token in tokens]
+        for key, parts in found.items()
+    }
+
+
+def write_raw(folder: Path, columns: tuple[Column, ...], samples: list[dict[str, Any]]) -> str:
+    """A dataset of one shard with any columns, the text among them in any encoding."""
+    form = ShardFormat(columns, None, ())
+    raw = encode_shard(form, [encode_sample(columns, sample) for sample in samples])
+    folder.mkdir(parents=True)
+    (folder / "shard.mds").write_bytes(raw)
+    entry = {**form.config(), "samples": len(samples), "zip_data": None}
+    entry["raw_data"] = {"basename": "shard.mds", "bytes": len(raw), "hashes": {}}
+    (folder / INDEX_NAME).write_text(json.dumps({"version": 2, "shards": [entry]}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_changed_inputs_bring_about_nothing_but_our_own_errors(target: str) -> None:
+    tried, found, why = fuzz.fuzz(target, seconds=20, inputs=400)
+    assert not why, f"{why}, of the input {found!r}"
+    assert tried >= 20
+
+
+# ---------------------------------------------------------------- documents
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+def test_every_kind_of_document_comes_whole(tmp_path: Path, packing: str, num_workers: int) -> None:
+    texts = [
+        "",
+        "a",
+        "\0",
+        "\0" * 40,
+        "a\0b",
+        "",
+        "é\ufeff\u202e",
+        "x" * 5_000,
+        "\r\n\x1b[31m",
+        EOS,
+        f"{EOS}a{EOS}",
+        "\U0010ffff",
+    ]
+    data = write_mds(tmp_path / "mds", texts, shard_bytes=300, compression="zstd")
+    settings = {"packing": packing, "overflow": "rows", "num_workers": num_workers}
+    found = read_all(make_loader(data, tmp_path / "cache", **settings))
+    assert found == {(0, number): [*tokenize(text), EOS_ID] for number, text in enumerate(texts)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+def test_a_document_of_100_mb_comes_whole_in_less_than_6_gb(tmp_path: Path, packing: str) -> None:
+    size = 100_000_000
+    code = f"import sys; from {__name__} import read_book; read_book(*sys.argv[1:])"
+    write_mds(tmp_path / "mds", ["a", "ab cd é狐. " * (size // 13), "b"], compression="zstd")
+    command = [sys.executable, "-c", code, str(tmp_path), packing]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    tokens, peak_mb = map(int, done.stdout.split())
+    # a token is a byte of the text here, and there is one for the end of each document
+    assert tokens == size // 13 * 13 + 2 + 3
+    assert peak_mb < 6_000
+
+
+def read_book(folder: str, packing: str) -> None:
+    """In a process of its own: print the tokens of all rows, and the most megabytes that were in
+    use."""
+    settings = {"packing": packing, "overflow": "rows", "seq_len": 8192, "batch_size": 64}
+    with make_loader(f"{folder}/mds", Path(folder, "cache"), **settings) as loader:
+        print(sum(int((batch["labels"] != -100).sum()) for batch in loader), end=" ")
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+
+
+@pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", "seekable", None])
+@pytest.mark.parametrize("sizes", [[0, 3, 2], [3, 0, 2], [3, 2, 0], [0, 0, 5, 0, 0]])
+def test_shards_without_samples_change_nothing(
+    tmp_path: Path, sizes: list[int], algorithm: str | None
+) -> None:
+    texts = ["a", "bb", "ccc", "dddd", ""]
+    data = write_mds(tmp_path / "mds", texts, shard_samples=sizes)
+    settings = {"shuffle": algorithm is not None, "shuffle_algo": algorithm or "py1e"}
+    found = read_all(make_loader(data, tmp_path / "cache", **settings))
+    assert found == {(0, number): [*tokenize(text), EOS_ID] for number, text in enumerate(texts)}
+
+
+def test_an_empty_stream_among_several_is_no_error_but_a_mixture_and_a_corpus_need_samples(
+    tmp_path: Path,
+) -> None:
+    full, empty = write_mds(tmp_path / "full", ["a", "bb"]), write_mds(tmp_path / "empty", [])
+    hollow = write_mds(tmp_path / "hollow", [], shard_samples=[0, 0])
+    found = read_all(make_loader([empty, full, hollow], tmp_path / "cache"))
+    assert found == {(1, 0): [*tokenize("a"), EOS_ID], (1, 1): [*tokenize("bb"), EOS_ID]}
+    for data in (
+        empty,
+        [hollow, empty],
+        [Stream(full, proportion=1), Stream(hollow, proportion=1)],
+    ):
+        with pytest.raises(DatasetError, match=r"no samples in .*Convert a corpus first"):
+            make_loader(data, tmp_path / "cache", epochs=None)
+
+
+@pytest.mark.parametrize(
+    ("column", "encoding", "values", "message"),
+    [
+        (
+            "body",
+            "str",
+            ["a"],
+            r"two has no column 'text'\. Set text_key to one of its text columns: body",
+        ),
+        (
+            "text",
+            "int",
+            [1],
+            r"two has no text, but int, in column 'text'\. It has no text column at all",
+        ),
+        ("text", "json", [{}], r"two has no text, but json, in column 'text'"),
+    ],
+)
+def test_a_stream_whose_column_is_missing_or_no_text_is_named(
+    tmp_path: Path, column: str, encoding: str, values: list[Any], message: str
+) -> None:
+    one = write_mds(tmp_path / "one", ["a"])
+    two = write_raw(
+        tmp_path / "two", (Column.of(column, encoding),), [{column: value} for value in values]
+    )
+    with pytest.raises(DatasetError, match=message):
+        make_loader([one, two], tmp_path / "cache")
+
+
+BYTES_AND_ID = (Column.of("id", "str"), Column.of("text", "bytes"))
+
+
+def decode_latin(sample: dict[str, Any]) -> str:
+    return str(sample["text"].decode("latin-1"))
+
+
+def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_them(
+    tmp_path: Path,
+) -> None:
+    samples = [
+        {"id": f"doc-{number}", "text": text}
+        for number, text in enumerate([b"fine", b"caf\xe9", b""])
+    ]
+    data = write_raw(tmp_path / "mds", BYTES_AND_ID, samples)
+    message = (
+        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*A `transform` may decode it"
+    )
+    with pytest.raises(DatasetError, match=message):
+        read_all(make_loader(data, tmp_path / "cache"))
+    found = read_all(make_loader(data, tmp_path / "cache", transform=decode_latin))
+    assert found[0, 1] == [*tokenize("café"), EOS_ID]
+
+
+def break_second(sample: dict[str, Any]) -> Any:
+    return "half a pair: \ud83e" if sample["id"] == "doc-1" else sample["text"]
+
+
+@pytest.mark.parametrize("backend", ["hf", "auto"])
+def test_half_a_surrogate_pair_names_its_document(
+    tmp_path: Path, backend: str, tokenizer_folder: Path
+) -> None:
+    data = write_mds(
+        tmp_path / "mds",
+        ["a", "b", "c"],
+        extra={"id": ("str", ["doc-0", "doc-1", "doc-2"])},
+        compression="zstd",
+    )
+    settings = {
+        "tokenizer": tokenizer_folder,
+        "eos": "<|endoftext|>",
+        "tokenizer_backend": backend,
+        "transform": break_second,
+    }
+    message = r"sample 1 of .*mds/shard\.00000\.mds\.zstd \(id 'doc-1'\): a document holds half a surrogate pair, U\+D83E"
+    with pytest.raises(TokenizerError, match=message):
+        read_all(make_loader(data, tmp_path / "cache", **settings))
+
+
+def test_a_document_that_a_tokenizer_cannot_encode_is_named(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"known": 0, "<eos>": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    data = write_mds(tmp_path / "mds", ["known", "known stranger"], extra={"id": ("int", [7, 8])})
+    with pytest.raises(
+        TokenizerError,
+        match=r"sample 1 of .*shard\.00000\.mds \(id '8'\): tokenizers failed: .*UNK",
+    ):
+        read_all(make_loader(data, tmp_path / "cache", tokenizer=words))
+
+
+def leave(sample: dict[str, Any]) -> str:
+    raise SystemExit(len(sample))
+
+
+class _Unspeakable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+    __str__ = __repr__
+
+
+def fail_unspeakably(sample: dict[str, Any]) -> str:
+    raise _Unspeakable(sample)
+
+
+def leave_generator(sample: dict[str, Any]) -> str:
+    raise GeneratorExit(sample)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("transform", [leave, fail_unspeakably, leave_generator])
+def test_however_a_transform_fails_it_does_not_look_like_a_dead_worker(
+    tmp_path: Path, transform: Callable[[dict[str, Any]], str], num_workers: int
+) -> None:
+    data = write_mds(tmp_path / "mds", ["a"])
+    with pytest.raises(
+        DatasetError,
+        match=rf"(?s)the transform failed on sample 0 of .*shard.*in {transform.__name__}",
+    ):
+        read_all(
+            make_loader(data, tmp_path / "cache", transform=transform, num_workers=num_workers)
+        )
+
+
+def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
+    columns = (Column.of("id", "bytes"), Column.of("text", "bytes"))
+    data = write_raw(tmp_path / "mds", columns, [{"id": b"\xff", "text": b"\xff"}])
+    index = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
+    raw = (tmp_path / "mds" / "shard.mds").read_bytes()
+    # as if the id were JSON: in the index and in the shard, whose sizes stay
+    index["shards"][0]["column_encodings"] = ["json", "bytes"]
+    raw = raw.replace(b'"bytes", "bytes"', b'"json",  "bytes"')
+    (tmp_path / "mds" / "shard.mds").write_bytes(raw)
+    (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
+    with pytest.raises(DatasetError, match=r"sample 0 of .*shard\.mds is not UTF-8"):
+        read_all(make_loader(data, tmp_path / "cache"))
+
+
+# ---------------------------------------------------------------- datasets
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_socket(path: Path) -> None:
+    # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = os.getcwd()
+        os.chdir(path.parent)
+        listener.bind(path.name)
+        os.chdir(before)
+
+
+def link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "make", [make_fifo, make_folder, make_socket, link_to_device, link_to_itself]
+)
+def test_a_shard_that_is_no_file_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    data = write_mds(tmp_path / "mds", ["a"])
+    shard = tmp_path / "mds" / "shard.00000.mds"
+    shard.unlink()
+    make(shard)
+    with pytest.raises(
+        DatasetError, match=r"shard\.00000\.mds (is not a regular file|cannot be opened as a shard)"
+    ):
+        read_all(make_loader(data, tmp_path / "cache"))
+
+
+def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothing_wrong(
+    tmp_path: Path,
+) -> None:
+    data = write_mds(tmp_path / "mds", ["aa", "bb"], extra={"other": ("str", ["cc", "dd"])})
+    sound = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
+    # with the columns' names exchanged, every text would be another column's
+    for field, value in (
+        ("column_names", ["text", "other"]),
+        ("column_encodings", ["bytes", "str"]),
+        ("samples", 1),
+    ):
+        index = {"version": 2, "shards": [{**sound["shards"][0], field: value}]}
+        (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
+        with pytest.raises(DatasetError, match=r"says its columns are|is not a shard of 1 samples"):
+            read_all(make_loader(data, tmp_path / "cache"))
+
+
+def test_an_index_of_more_documents_than_any_machine_can_order_is_an_error(tmp_path: Path) -> None:
+    data = write_mds(tmp_path / "mds", ["a"])
+    index = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
+    most = (1 << 32) - 4
+    entry = {**index["shards"][0], "samples": most // 4 - 2}
+    index["shards"] = [
+        {**entry, "raw_data": {"basename": f"{number}.mds", "bytes": most, "hashes": {}}}
+        for number in range(1 << 14)
+    ]
+    (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
+    with pytest.raises(
+        CacheError, match=r"the order of epoch 0 \(17,\d{3},\d{3},\d{3},\d{3} documents\)"
+    ):
+        read_all(make_loader(data, tmp_path / "cache"))
+
+
+def test_an_index_that_is_too_large_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudload.mds.dataset.MOST_INDEX_BYTES", 1_000)
+    monkeypatch.setattr("cloudload.mds.index.MOST_INDEX_BYTES", 1_000)
+    data = write_mds(tmp_path / "mds", random_documents(0, 50), shard_bytes=500)
+    with pytest.raises(DatasetError, match="it has more than 1,000 bytes"):
+        make_loader(data, tmp_path / "cache")
+
+
+def test_nothing_outside_the_cache_is_written(tmp_path: Path) -> None:
+    data = write_mds(tmp_path / "mds", random_documents(0, 30), shard_bytes=600, compression="gz")
+    before = set(tmp_path.rglob("*"))
+    read_all(make_loader(data, tmp_path / "cache"))
+    new = set(tmp_path.rglob("*")) - before
+    assert {path.relative_to(tmp_path).parts[0] for path in new} == {"cache"}
+
+
+def test_a_dataset_does_not_show_the_credentials_of_its_location() -> None:
+    dataset = Dataset("https://user:secret@host/data?signature=secret", (), "0" * 64)
+    assert repr(dataset) == "Dataset('https://host/data', 0 shards, 000000000000)"
+
+
+# ---------------------------------------------------------------- states in files
+
+
+def nested(depth: int) -> Any:
+    found: Any = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+class _Executed:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(os.urandom(1000)),
+        lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)),
+        lambda path: path.write_bytes(b"\x80\x02}q\x00."),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text("[[[{}]]]"),
+        lambda path: path.write_text('{"version": 3, "cursors": "", "table_rows": 0}'),
+        lambda path: path.write_text('{"version": NaN, "cursors": {}, "table_rows": []}'),
+        lambda path: torch.save(nested(200), path),
+        lambda path: torch.save({"loader": _Executed()}, path),
+    ],
+    ids=[
+        "empty",
+        "random",
+        "zip",
+        "pickle",
+        "deep",
+        "no state",
+        "few fields",
+        "wrong types",
+        "nested",
+        "executes",
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["trace", "--steps", "1"], ["where", "--sample", "0", "--until", "3"]]
+)
+def test_a_hostile_checkpoint_is_one_line_on_stderr(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    write: Any,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "state")
+    assert main([command[0], "state", *command[1:]]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert printed.err.startswith("cloudload: ")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_that_holds_itself_is_searched_once(tmp_path: Path) -> None:
+    from cloudload.provenance import load_state
+
+    loop: dict[str, Any] = {}
+    loop["again"] = [loop, loop]
+    for _ in range(40):
+        loop = {"left": loop, "right": loop}
+    torch.save(loop, tmp_path / "state")
+    with pytest.raises(CloudloadError, match="holds no cloudload state"):
+        load_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "sources",
+    ["", "[", "[]", "null", '{"streams": 3}', '{"streams": []}', '{"streams": [{}]}', "[" * 9000],
+)
+def test_sources_that_are_damaged_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sources: str, tokenizer_folder: Path
+) -> None:
+    data = write_mds(tmp_path / "mds", ["a", "bb"])
+    state = {**make_loader(data, tmp_path / "cache").state_dict(), "sources": sources}
+    (tmp_path / "state").write_text(json.dumps(state))
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    arguments = [
+        "trace",
+        str(tmp_path / "state"),
+        "--steps",
+        "1",
+        "--tokenizer",
+        str(tokenizer_folder),
+    ]
+    assert main([*arguments, "--global-batch", "4"]) == 1
+    assert "cloudload: sources: " in capsys.readouterr().err

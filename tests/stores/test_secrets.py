@@ -1,0 +1,315 @@
+"""No password, key, token or signature in what cloudload says: errors and their causes, logs,
+states, `repr`s."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import pickle
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader
+from cloudload.config import Stream
+from cloudload.errors import CloudloadError, StoreError
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import list_objects, open_object, read_object, write_object
+from cloudload.storage.redaction import contains_secrets, redact
+from cloudload.storage.urls import check_location
+from tests.support.clients import new_clients
+from tests.support.corpora import write_mds
+from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.servers import GCSServer, S3Server, service_account, start_token_endpoint
+
+QUICK = Retry(timeout_s=0.5, deadline_s=1.0, pause_s=0.05)
+
+SECRET_KEY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYSECRET"
+SESSION_TOKEN = "FwoGZXIvYXdzEJr//////////wEaDSESSION=="
+PASSWORD = "correct-horse-battery"
+SIGNATURE = "deadbeefcafe0123signature"
+SECRETS = (SECRET_KEY, SESSION_TOKEN, PASSWORD, SIGNATURE)
+
+FAULTS = [
+    Fault(".", "status", status=403, code="SignatureDoesNotMatch"),
+    Fault(
+        ".",
+        "status",
+        status=400,
+        code="ExpiredToken",
+        message=f"The provided token {SESSION_TOKEN} has expired",
+    ),
+    Fault(".", "status", status=404, code="NoSuchBucket"),
+    Fault(".", "status", status=301, code="PermanentRedirect"),
+    Fault(".", "status", status=503),
+    Fault(".", "reset"),
+    Fault(".", "drop", seconds=5),
+    Fault(".", "truncate", at=10),
+]
+
+
+@contextmanager
+def silence(caplog: pytest.LogCaptureFixture, *more: str) -> Iterator[None]:
+    """Fails where an error that leaves this block, or a line that cloudload logged meanwhile, holds
+    a secret."""
+    said = ""
+    with caplog.at_level(logging.DEBUG, logger="cloudload"):
+        try:
+            yield
+        except Exception as error:
+            # with what a worker process would send of it
+            said = (
+                traceback.format_exc() + str(vars(pickle.loads(pickle.dumps(error)))) + repr(error)
+            )
+    ours = [
+        record.getMessage() + str(record.exc_text)
+        for record in caplog.records
+        if record.name.startswith("cloudload")
+    ]
+    for secret in (*SECRETS, *more):
+        assert secret not in said + "".join(ours)
+    assert not said or "StoreError" in said
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def _web_server(folder: Path) -> Iterator[str]:
+    """A web server of a folder; its URL."""
+
+    def handler(*args: Any) -> _Quiet:
+        return _Quiet(*args, directory=str(folder))
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+ACTS: list[Callable[[str], Any]] = [
+    lambda url: read_object(url, QUICK),
+    lambda url: open_object(url, QUICK),
+    lambda url: list_objects(url, QUICK),
+    lambda url: write_object(url, b"data", QUICK),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.action}-{fault.code}")
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_no_failure_of_an_object_store_shows_a_key(
+    scheme: str,
+    fault: Fault,
+    s3_server: S3Server,
+    gcs_server: GCSServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys = {
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_SESSION_TOKEN": SESSION_TOKEN,
+        "GCS_SECRET": SECRET_KEY,
+    }
+    server = s3_server if scheme == "s3" else gcs_server
+    with (
+        start_fault_proxy(server.endpoint) as proxy,
+        new_clients(server.environment(proxy.endpoint) | keys),
+    ):
+        proxy.set_faults([fault])
+        for act in ACTS:
+            with silence(caplog):
+                act(f"{scheme}://cloudload/key")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.action}-{fault.code}")
+def test_no_failure_of_a_web_server_shows_a_password_or_a_signature(
+    fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("aiohttp")
+    with _web_server(tmp_path) as endpoint, start_fault_proxy(endpoint) as proxy:
+        proxy.set_faults([fault])
+        host = proxy.endpoint.removeprefix("http://")
+        for url in (
+            f"http://reader:{PASSWORD}@{host}/key",
+            f"http://{host}/key?X-Amz-Signature={SIGNATURE}&a=b",
+        ):
+            for act in ACTS[:2]:
+                with silence(caplog):
+                    act(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://reader:{PASSWORD}@127.0.0.1:9/key",
+        f"http://127.0.0.1:9/key?sig={SIGNATURE}",
+        f"https://127.0.0.1:9/key?X-Amz-Credential=a&X-Amz-Security-Token={SIGNATURE}",
+        f"https://{PASSWORD}@127.0.0.1:9/key",
+        f"sftp://reader:{PASSWORD}@127.0.0.1:9/key",
+        f"ftp://reader:{PASSWORD}@127.0.0.1:9/key",
+        f"nosuch://reader:{PASSWORD}@host/key",
+    ],
+)
+def test_a_server_that_is_not_there_shows_no_secret_of_its_url(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for act in ACTS[:2]:
+        with silence(caplog):
+            act(url)
+
+
+def test_a_key_file_that_is_refused_is_not_shown(
+    gcs_proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    with start_token_endpoint(
+        400, f'{{"access_token": "{SIGNATURE}"}} Authorization: Bearer {SIGNATURE}'
+    ) as token_uri:
+        account = service_account("other", token_uri)
+        key = tmp_path / "key.json"
+        variables = {
+            "API_ENDPOINT_OVERRIDE": gcs_proxy.endpoint,
+            "GOOGLE_APPLICATION_CREDENTIALS": str(key),
+        }
+        for content in (
+            json.dumps(account),
+            json.dumps(account)[:-20],
+            json.dumps(account | {"private_key": "cut off"}),
+        ):
+            key.write_text(content)
+            with new_clients(variables), silence(caplog, account["private_key"][40:80]):
+                read_object("gs://cloudload/key")
+
+
+def test_a_cause_without_secrets_is_kept_and_one_with_them_is_left_out(
+    s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION_TOKEN)
+    for message, is_kept in (("a plain refusal", True), (f"a refusal of {SESSION_TOKEN}", False)):
+        s3_proxy.set_faults(
+            [Fault(".", "status", status=403, code="AccessDenied", message=message)]
+        )
+        with pytest.raises(StoreError, match="refusal") as caught:
+            read_object("s3://cloudload/key")
+        assert (caught.value.__cause__ is not None) == is_kept
+
+
+# ---------------------------------------------------------------- a whole loader
+
+
+def test_neither_state_nor_repr_nor_trace_of_a_loader_shows_a_secret(
+    tmp_path: Path, tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("aiohttp")
+    write_mds(str(tmp_path / "data"), [f"document {number}" for number in range(50)])
+    with _web_server(tmp_path) as endpoint:
+        host = endpoint.removeprefix("http://")
+        streams = [
+            Stream(f"http://reader:{PASSWORD}@{host}/data"),
+            Stream(f"http://other:{PASSWORD}@{host}", split="data", name="other"),
+        ]
+        caplog.set_level(logging.DEBUG, logger="cloudload")
+        options: dict[str, Any] = {
+            "seq_len": 16,
+            "batch_size": 2,
+            "num_workers": 0,
+            "local": str(tmp_path / "cache"),
+        }
+        with CloudLoader(streams, tokenizer=tokenizer_folder, **options) as loader:
+            next(iter(loader))
+            shown = [json.dumps(loader.state_dict()), repr(loader), repr(streams), str(streams[0])]
+    shown += [
+        record.getMessage() for record in caplog.records if record.name.startswith("cloudload")
+    ]
+    assert not [text for text in shown if PASSWORD in text]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "missing",
+        '{"version": 2, "shards": []}',
+        "not JSON",
+    ],
+)
+def test_a_loader_that_cannot_begin_shows_no_secret(
+    damage: str, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    pytest.importorskip("aiohttp")
+    if damage != "missing":
+        (tmp_path / "index.json").write_text(damage)
+    with _web_server(tmp_path) as endpoint:
+        url = f"http://reader:{PASSWORD}@{endpoint.removeprefix('http://')}"
+        with pytest.raises(CloudloadError) as caught:
+            CloudLoader(
+                url,
+                tokenizer=tokenizer_folder,
+                seq_len=16,
+                batch_size=2,
+                num_workers=0,
+                local=str(tmp_path / "cache"),
+                retry=QUICK,
+            )
+    assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+
+
+# ---------------------------------------------------------------- the words themselves
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://bucket/token=1/sig=2/key?a=b", "s3://bucket/token=1/sig=2/key?a=b"),
+        (
+            "abfs://container@account.dfs.core.windows.net/key",
+            "abfs://container@account.dfs.core.windows.net/key",
+        ),
+        ("oci://bucket@namespace/key", "oci://bucket@namespace/key"),
+        ("sftp://user:p@ss@host/key", "sftp://host/key"),
+        ("https://token@host/key?sig=abc", "https://host/key"),
+        (
+            "cannot reach http://host/o?alt=media&X-Goog-Signature=abc: refused",
+            "cannot reach http://host/o refused",
+        ),
+        ("with url: /b?a=1&X-Amz-Signature=abc&b=2", "with url: /b?a=1&X-Amz-Signature=…&b=2"),
+        (
+            "AccountName=x;AccountKey=abc==;EndpointSuffix=y",
+            "AccountName=x;AccountKey=…;EndpointSuffix=y",
+        ),
+        ("Authorization: Bearer abc.def-ghi", "Authorization: …"),
+        ("invalid_grant: Invalid JWT signature", "invalid_grant: Invalid JWT signature"),
+    ],
+)
+def test_a_text_is_shown_without_its_secrets(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+def test_a_secret_of_the_environment_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GCS_SECRET", SECRET_KEY)
+    assert redact(f"signed with {SECRET_KEY}") == "signed with $GCS_SECRET"
+    assert redact("of wJalrXUtnFEMI%2FK7MDENG%2BbPxRfiCYSECRET") == "of $GCS_SECRET"
+
+
+def test_a_secret_is_found_in_what_led_to_an_error() -> None:
+    outer = StoreError("outer")
+    outer.__cause__ = ValueError("plain")
+    assert not contains_secrets(outer)
+    outer.__cause__.__context__ = ValueError("sftp://user:password@host")
+    assert contains_secrets(outer)
+
+
+@pytest.mark.parametrize("url", [f"s3:reader:{PASSWORD}@host", f"https:reader:{PASSWORD}@host/key"])
+def test_a_location_that_is_none_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(ValueError, match="did you mean") as caught:
+        check_location(url)
+    assert PASSWORD not in str(caught.value)

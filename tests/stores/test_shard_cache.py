@@ -1,0 +1,433 @@
+"""The shard cache: fetched once, whole, from the right dataset, within its limit, by any number of
+processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader, Retry, Stream
+from cloudload.cache.folder import default_cache
+from cloudload.cache.shard_cache import ShardCache
+from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
+from cloudload.mds.dataset import Corpus, open_corpus
+from cloudload.storage.objects import read_object, write_object
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import TAG
+from cloudload.system.verified_files import is_unmodified, mark_verified
+from tests.support import ROOT
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
+
+DOCUMENTS = random_documents(11, 600)
+QUICK = Retry(timeout_s=2.0, deadline_s=6.0, pause_s=0.05)
+
+
+def write(url: str, **settings: Any) -> Corpus:
+    write_mds(url, DOCUMENTS, **{"shard_bytes": 4_000, "compression": "zstd", **settings})
+    return open_corpus([Stream(url)], QUICK)
+
+
+def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
+    cache = ShardCache(corpus, root, QUICK, **{"threads": 3, "verify": "once", **settings})
+    try:
+        shards = [cache.shard(number) for number in range(len(corpus.shard_sizes))]
+        return [
+            shard.read_bytes(sample, shard.column_index("text")).decode()
+            for shard in shards
+            for sample in range(shard.info.samples)
+        ]
+    finally:
+        cache.close()
+
+
+def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
+    return CloudLoader(
+        url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, epochs=1, **settings
+    )
+
+
+def cached_files(root: Path) -> list[str]:
+    return sorted(path.name for path in root.rglob("*") if path.is_file() and path.name != TAG)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2"])
+def test_shards_come_whole_from_every_store(
+    store_url: str, tmp_path: Path, compression: str | None
+) -> None:
+    corpus = write(store_url, compression=compression)
+    root = tmp_path / "cache"
+    assert texts_of(corpus, root) == DOCUMENTS
+    in_place = compression is None and "://" not in store_url
+    assert cached_files(root) == (
+        [] if in_place else [shard.raw.name for shard in corpus.datasets[0].shards]
+    )
+
+
+def test_a_loader_reads_the_same_rows_from_every_store(
+    store_url: str, local_url: str, tmp_path: Path
+) -> None:
+    rows = []
+    for url in (local_url + "-plain", store_url):
+        write(url)
+        with CloudLoader(
+            url,
+            local=tmp_path / "cache",
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=64,
+            batch_size=8,
+            num_workers=2,
+        ) as loader:
+            rows.append(
+                [batch["input_ids"].tolist() for _, batch in zip(range(4), loader, strict=False)]
+            )
+    assert rows[0] == rows[1]
+
+
+def test_a_second_reader_fetches_nothing(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+    corpus = write(s3_url)
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    first = len(s3_proxy.requests("shard"))
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    assert len(s3_proxy.requests("shard")) == first
+
+
+def test_processes_that_share_a_cache_fetch_each_shard_once(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    corpus = write(s3_url)
+    before = len(s3_proxy.requests("shard"))
+    processes = [
+        multiprocessing.get_context("fork").Process(
+            target=_expect_documents, args=(corpus, tmp_path)
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert len(s3_proxy.requests("shard")) - before == len(corpus.shard_sizes)
+
+
+def _expect_documents(corpus: Corpus, root: Path) -> None:
+    assert texts_of(corpus, root) == DOCUMENTS
+
+
+def test_a_local_dataset_is_never_written_to(tmp_path: Path) -> None:
+    folder = tmp_path / "mds"
+    for compression in (None, "zstd"):
+        corpus = write(str(folder / str(compression)), compression=compression)
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        assert texts_of(corpus, tmp_path / "cache", limit_bytes=20_000) == DOCUMENTS
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_republished_dataset_is_never_mixed_with_the_old_one(s3_url: str, tmp_path: Path) -> None:
+    old = write(s3_url)
+    assert texts_of(old, tmp_path) == DOCUMENTS
+    changed = [text.upper() for text in DOCUMENTS]
+    write_mds(s3_url, changed, shard_bytes=4_000, compression="zstd")
+    assert texts_of(open_corpus([Stream(s3_url)], QUICK), tmp_path) == changed
+    assert texts_of(old, tmp_path) == DOCUMENTS
+
+
+def test_a_corrupt_shard_is_fetched_again_and_then_named(s3_url: str, tmp_path: Path) -> None:
+    corpus = write(s3_url)
+    name = corpus.datasets[0].shards[1].stored.name
+    whole = read_object(f"{s3_url}/{name}")
+    write_object(f"{s3_url}/{name}", whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DatasetError, match=rf"{name} has xxh64 \w+ where the index has \w+, twice"):
+        texts_of(corpus, tmp_path)
+    write_object(f"{s3_url}/{name}", whole[:-7])
+    with pytest.raises(DatasetError, match=r"of the [\d,]+ bytes that the index has"):
+        texts_of(corpus, tmp_path)
+    write_object(f"{s3_url}/{name}", whole)
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+
+
+def test_a_shard_corrupted_on_its_way_once_is_fetched_again(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    corpus = write(s3_url)
+    s3_proxy.set_faults([Fault(match="GET .*shard.00001", action="truncate", at=300, times=1)])
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+
+
+def flip(path: Path, at: int) -> None:
+    """Write another byte in place, as whatever shares the disk might."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        [byte] = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+DAMAGES = {
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "another byte in its head": lambda path: flip(path, 5),
+    "another byte in a text": lambda path: flip(path, path.stat().st_size - 3),
+    "another shard": lambda path: path.write_bytes(path.with_name("shard.00003.mds").read_bytes()),
+    "a link": lambda path: (path.unlink(), path.symlink_to(path.with_name("shard.00003.mds"))),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_cached_shard_that_was_written_to_is_fetched_again(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, damage: str
+) -> None:
+    corpus = write(s3_url)
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    s3_proxy.set_faults([])
+    DAMAGES[damage](next(tmp_path.rglob("shard.00002.mds")))
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    assert len(s3_proxy.requests("shard")) == 1
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    assert len(s3_proxy.requests("shard")) == 1
+
+
+def test_a_cache_that_was_copied_is_checked_and_not_fetched(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    corpus = write(s3_url)
+    assert texts_of(corpus, tmp_path / "one") == DOCUMENTS
+    shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copyfile)
+    s3_proxy.set_faults([])
+    assert texts_of(corpus, tmp_path / "two") == DOCUMENTS
+    assert s3_proxy.requests("shard") == []
+    assert all(is_unmodified(path.stat()) for path in (tmp_path / "two").rglob("*.mds"))
+
+
+def test_without_a_hash_a_cached_shard_that_was_written_to_is_fetched_again(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    corpus = write(s3_url, hashes=())
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    s3_proxy.set_faults([])
+    flip(next(tmp_path.rglob("shard.00002.mds")), 3_000)
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    assert len(s3_proxy.requests("shard")) == 1
+
+
+def test_a_disk_that_forgets_bits_is_found_out_on_request(s3_url: str, tmp_path: Path) -> None:
+    corpus = write(s3_url)
+    assert texts_of(corpus, tmp_path) == DOCUMENTS
+    victim = next(tmp_path.rglob("shard.00002.mds"))
+    flip(victim, victim.stat().st_size - 3)
+    mark_verified(victim)  # no write tells of it
+    assert texts_of(corpus, tmp_path) != DOCUMENTS
+    assert texts_of(corpus, tmp_path, verify="always") == DOCUMENTS
+
+
+def test_hashes_are_not_checked_where_that_is_switched_off(s3_url: str, tmp_path: Path) -> None:
+    corpus = write(s3_url, compression=None)
+    name = corpus.datasets[0].shards[2].stored.name
+    whole = read_object(f"{s3_url}/{name}")
+    write_object(f"{s3_url}/{name}", whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+    with pytest.raises(DatasetError, match="xxh64"):
+        texts_of(corpus, tmp_path)
+    assert texts_of(corpus, tmp_path, verify="off") != DOCUMENTS
+    with pytest.raises(DatasetError, match="xxh64"):
+        texts_of(corpus, tmp_path)
+
+
+def test_a_shard_in_place_is_checked_on_request(tmp_path: Path) -> None:
+    corpus = write(str(tmp_path / "mds"), compression=None)
+    flip(tmp_path / "mds" / "shard.00002.mds", 3_000)
+    assert len(texts_of(corpus, tmp_path / "cache")) == len(DOCUMENTS)
+    with pytest.raises(
+        DatasetError, match=r"shard\.00002\.mds has xxh64 .*Convert or copy it again"
+    ):
+        texts_of(corpus, tmp_path / "cache", verify="always")
+
+
+def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: Path) -> None:
+    write(s3_url, hashes=())
+    index = json.loads(read_object(f"{s3_url}/index.json"))
+    one, other = index["shards"][1], index["shards"][2]
+    one["samples"], other["samples"] = one["samples"] + 1, other["samples"] - 1
+    write_object(f"{s3_url}/index.json", json.dumps(index).encode())
+    with pytest.raises(
+        DatasetError,
+        match=r"shard\.00001\.mds\.zstd is not a shard of \d+ samples, as its index says, twice",
+    ):
+        texts_of(open_corpus([Stream(s3_url)], QUICK), tmp_path)
+    assert not list(tmp_path.rglob("shard.00001.mds*"))
+
+
+def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
+    write(str(tmp_path / "mds"))
+    before = sorted(tmp_path.rglob("*"))
+    for cache in (tmp_path / "mds", tmp_path / "mds" / "cache"):
+        with (
+            loader_of(
+                str(tmp_path / "mds"), cache, batch_size=2, num_workers=0, tokenizer_backend="hf"
+            ) as loader,
+            pytest.raises(CacheError, match="lies within the dataset"),
+        ):
+            next(iter(loader))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_another_process_evicted_is_let_go_of(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)
+    corpus = write(s3_url)
+    cache = ShardCache(corpus, tmp_path, QUICK, limit_bytes=1 << 20, threads=1, verify="once")
+    for number in range(4):
+        cache.shard(number)
+    next(tmp_path.rglob("shard.00001.mds")).unlink()
+    cache.shard(5)
+    maps = Path("/proc/self/maps").read_text()
+    assert "shard.00002.mds" in maps
+    assert "shard.00001.mds (deleted)" not in maps
+    cache.close()
+
+
+def test_a_missing_shard_reaches_the_training_loop_with_its_url(
+    s3_url: str, tmp_path: Path
+) -> None:
+    write(s3_url)
+    names = [
+        entry["zip_data"]["basename"]
+        for entry in json.loads(read_object(f"{s3_url}/index.json"))["shards"]
+    ]
+    _delete(f"{s3_url}/{names[3]}")
+    loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=QUICK)
+    start = time.monotonic()
+    with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}") as caught:
+        list(loader)
+    assert caught.value.kind is FailureKind.MISSING_OBJECT
+    assert time.monotonic() - start < 60
+
+
+def test_eviction_leaves_what_else_lies_in_the_folder(s3_url: str, tmp_path: Path) -> None:
+    corpus = write(s3_url)
+    own = tmp_path / "notes" / "deep" / "thesis.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("years of work" * 1000)
+    os.utime(own, (0, 0))
+    largest = max(shard.raw.bytes for shard in corpus.datasets[0].shards)
+    assert texts_of(corpus, tmp_path, limit_bytes=4 * largest) == DOCUMENTS
+    assert own.exists()
+
+
+def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(
+    s3_url: str, tmp_path: Path
+) -> None:
+    corpus = write(s3_url)
+    sizes = [shard.raw.bytes for shard in corpus.datasets[0].shards]
+    limit = 4 * max(sizes)
+    cache = ShardCache(corpus, tmp_path, QUICK, limit_bytes=limit, threads=1, verify="once")
+    mapped = []
+    for number in range(len(sizes)):
+        mapped.append(cache.shard(number))
+        assert sum(path.stat().st_size for path in tmp_path.rglob("shard.*")) <= limit
+    assert cached_files(tmp_path)[-1] == corpus.datasets[0].shards[-1].raw.name
+    # what was evicted under a reader stays readable
+    assert mapped[0].read_bytes(0, 0).decode() == DOCUMENTS[0]
+    cache.close()
+
+
+def test_a_limit_below_the_working_set_is_refused_with_the_number_that_would_do(
+    s3_url: str, tmp_path: Path
+) -> None:
+    write(s3_url)
+
+    def loader_with(limit: int) -> CloudLoader:
+        return loader_of(
+            s3_url, tmp_path, batch_size=4, num_workers=1, download_threads=1, cache_limit=limit
+        )
+
+    with (
+        loader_with(9_000) as loader,
+        pytest.raises(CacheError, match=r"cache_limit 9,000 is below the [\d,]+ bytes") as refusal,
+    ):
+        next(iter(loader))
+    enough = int(str(refusal.value).split("Raise it to ")[1].split(" or more")[0].replace(",", ""))
+    with loader_with(enough) as loader:
+        assert sum(len(batch["input_ids"]) for batch in loader)
+
+
+def test_what_a_killed_process_left_is_swept_and_waited_for_by_nobody(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    corpus = write(s3_url)
+    s3_proxy.set_faults(
+        [Fault(match="GET .*shard.00000", action="stall", at=10, seconds=30, times=1)]
+    )
+    process = multiprocessing.get_context("fork").Process(
+        target=_expect_documents, args=(corpus, tmp_path)
+    )
+    process.start()
+    deadline = time.monotonic() + 20
+    while not list(tmp_path.rglob("*.part")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process.pid
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert list(tmp_path.rglob("*.part"))
+    assert texts_of(corpus, tmp_path, limit_bytes=1 << 30) == DOCUMENTS
+    assert all(name.endswith(".mds") for name in cached_files(tmp_path))
+
+
+def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
+    s3_url: str, small_disk: Path
+) -> None:
+    corpus = write(s3_url, shard_bytes=80_000)
+    with pytest.raises(CacheError, match="no space left in"):
+        texts_of(corpus, small_disk)
+    assert cached_files(small_disk) == []
+
+
+def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    with locked(path), locked(path, wait=False) as is_free:
+        assert not is_free
+    assert not path.exists()
+    with locked(path, wait=False) as is_free:
+        assert is_free
+    script = f"""
+from pathlib import Path
+from cloudload.system.file_locks import locked
+counter = Path({str(tmp_path / "counter")!r})
+for _ in range(200):
+    with locked(Path({str(path)!r})):
+        counter.write_text(str(int(counter.read_text() or 0) + 1) if counter.exists() else "1")
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+    assert (tmp_path / "counter").read_text() == "800"
+    assert not path.exists()
+
+
+def test_the_default_cache_is_the_users_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CLOUDLOAD_CACHE", str(tmp_path))
+    assert default_cache() == tmp_path
+    monkeypatch.delenv("CLOUDLOAD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert default_cache() == Path("/x/cloudload")
+
+
+def _delete(url: str) -> None:
+    from cloudload.storage.objects import delete_object
+
+    delete_object(url)

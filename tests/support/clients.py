@@ -1,0 +1,35 @@
+"""Clients of stores that are made from another environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+
+from cloudload.storage import registry
+
+
+@contextlib.contextmanager
+def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within this block, cloudload's clients are made from an environment with these variables."""
+    with environment(variables):
+        registry._backends.clear()
+        try:
+            yield
+        finally:
+            registry._backends.clear()
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, and put them back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

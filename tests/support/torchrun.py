@@ -1,0 +1,139 @@
+"""Jobs of `trainer.py` under torchrun, and what one process reads of the same corpus."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudload import CloudLoader
+from cloudload.batch import Batch
+from cloudload.testing import Leg, run_leg
+from tests.support import ROOT
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from tests.support.servers import free_ports
+from tests.support.trainer import streams_of
+
+_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Two small datasets, and the folder that their shards are cached in."""
+
+    folder: str
+    other_folder: str
+    cache: Path
+
+    @classmethod
+    def write(cls, folder: Path) -> Corpus:
+        """Datasets of 400 and of 40 documents."""
+        return cls(
+            write_mds(
+                folder / "mds", random_documents(3, 400), shard_bytes=4_000, compression="zstd"
+            ),
+            write_mds(folder / "other", random_documents(4, 40), shard_bytes=4_000),
+            folder / "cache",
+        )
+
+    def make_loader(self, *, mixed: bool = False, **settings: Any) -> CloudLoader:
+        """A loader of the first dataset, or of both."""
+        defaults: dict[str, Any] = {
+            "tokenizer": byte_tokenizer(),
+            "eos": EOS,
+            "seq_len": 32,
+            "num_lanes": 12,
+            "local": self.cache,
+        }
+        data = streams_of(self.folder, self.other_folder) if mixed else self.folder
+        return CloudLoader(data, **{**defaults, **settings})
+
+    def expected_rows(self, number: int, **settings: Any) -> list[list[int]]:
+        """What one rank reads in this process, one row at a time."""
+
+        def make_loader(**rank: Any) -> CloudLoader:
+            return self.make_loader(**settings, **rank)
+
+        rows, _ = run_leg(make_loader, Leg(batches=number))
+        return [list(row.input_ids) for row in rows]
+
+
+def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
+    """The ids of each row of some batches."""
+    return [row for batch in batches for row in batch["input_ids"].tolist()]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One stretch under torchrun: the ranks, and whether it is killed without warning after its
+    batches."""
+
+    ranks: int
+    batch_size: int
+    workers: int
+    batches: int
+    killed: bool = False
+    exchange_every: int = 1
+    nodes: int = 1
+
+
+def launch(
+    corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any
+) -> dict[int, list[int]]:
+    """Run the trainer under torchrun; returns the rows that were consumed, by their number in the
+    run."""
+    options = {
+        "folders": [corpus.folder, corpus.other_folder],
+        "cache": str(corpus.cache),
+        "out": str(folder),
+        "run": number,
+        **vars(run),
+        **settings,
+    }
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command += [f"--nproc-per-node={run.ranks // run.nodes}"]
+    if run.nodes == 1:
+        agents = [_start([*command, "--standalone"], options)]
+    else:
+        command += [f"--nnodes={run.nodes}", "--master-addr=127.0.0.1"]
+        command += [f"--master-port={free_ports(1)[0]}"]
+        agents = [_start([*command, f"--node-rank={node}"], options) for node in range(run.nodes)]
+    for agent in agents:
+        _, errors = agent.communicate(timeout=_TIMEOUT_S)
+        if agent.returncode and not run.killed:
+            raise subprocess.CalledProcessError(agent.returncode, command, stderr=errors)
+    files = list(folder.glob(f"run-{number}-rank-*.jsonl"))
+    assert len(files) == run.ranks, f"a rank consumed nothing: {errors}"
+    return {row: ids for file in files for row, ids in read_lines(file).items()}
+
+
+def read_lines(file: Path) -> dict[int, list[int]]:
+    """The rows that a process consumed, by their number in the run."""
+    return {
+        int(row): ids
+        for line in file.read_text().splitlines()
+        for row, ids in json.loads(line).items()
+    }
+
+
+def read_ends(folder: Path) -> list[dict[str, Any]]:
+    """What the processes of a run noted at its end."""
+    return [
+        json.loads((folder / f"end-{rank}.json").read_text())
+        for rank in range(len(list(folder.glob("end-*.json"))))
+    ]
+
+
+def _start(command: list[str], options: dict[str, Any]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command, "-m", "tests.support.trainer", json.dumps(options)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
