@@ -1,16 +1,15 @@
 """The generated parts of the documentation: hooks of MkDocs, and an extension of mkdocstrings.
 
-    <!-- generated: options Stream -->      a table of the options of a config, from the code
-    <!-- generated: cli -->                 `--help` of every command
-    <!-- generated: errors -->              the errors and the kinds of storage failures
-    <!-- generated: docstring MODULE -->    the docstring of a module, as it is in the code
-    ../../benchmarks/RESULTS.md             a link out of docs/ becomes a page of the site
-    ![...](figures/lanes.svg)               drawn into the page, in the colors of its theme
+<!-- generated: options Stream -->      a table of the options of a config, from the code
+<!-- generated: cli -->                 `--help` of every command
+<!-- generated: errors -->              the errors and the kinds of storage failures
+<!-- generated: docstring MODULE -->    the docstring of a module, as it is in the code
+../../benchmarks/RESULTS.md             a link out of docs/ becomes a page of the site
+![...](figures/lanes.svg)               drawn into the page, in the colors of its theme
 """
 
 from __future__ import annotations
 
-import html
 import importlib
 import inspect
 import os
@@ -50,7 +49,7 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_nav(nav: Any, config: Any, files: Any) -> Any:
+def on_nav(nav: Any, files: Any, **_: Any) -> Any:
     """Examples are linked from the guides, and need no entry in the navigation."""
     for file in files.documentation_pages():
         if file.src_uri.startswith("examples/"):
@@ -85,7 +84,7 @@ def rewrite_links(markdown: str, source: str) -> str:
 # ---------------------------------------------------------------- generated text
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill the markers, and point links at pages of the site."""
     uri = page.file.src_uri
     source = f"docs/{uri}" if (ROOT / "docs" / uri).is_file() else uri
@@ -109,7 +108,9 @@ def options_table(name: str) -> str:
     configs = {each.__name__: each for each in (RowsConfig, DeliveryConfig, Stream, Retry)}
     parameters = inspect.signature(CloudLoader.__init__).parameters
     if name == "CloudLoader":
-        explained = {option.name for half in (RowsConfig, DeliveryConfig) for option in fields(half)}
+        explained = {
+            option.name for half in (RowsConfig, DeliveryConfig) for option in fields(half)
+        }
         own = [each for each in parameters if each not in {"self", *explained}]
         docs = _documented_arguments(CloudLoader)
         rows = [_option_row(each, "", "required", docs[each], "") for each in own[:2]]
@@ -123,7 +124,11 @@ def options_table(name: str) -> str:
     return _table(
         [
             _option_row(
-                each.name, _show_type(types_[each.name]), _show_default(each), docs[each.name], prefix
+                each.name,
+                _show_type(types_[each.name]),
+                _show_default(each),
+                docs[each.name],
+                prefix,
             )
             for each in shown
         ]
@@ -136,7 +141,9 @@ def _table(rows: list[str]) -> str:
 
 
 def _option_row(name: str, type_: str, default: str, text: str, prefix: str) -> str:
-    facts = ", ".join(filter(None, [type_, default if default == "required" else f"default {default}"]))
+    facts = ", ".join(
+        filter(None, [type_, default if default == "required" else f"default {default}"])
+    )
     text = text[0].upper() + text[1:]
     return f"| `{name}`{{ #{prefix}{name} }} | {text} <small>{facts}</small> |".replace("  ", " ")
 
@@ -185,11 +192,16 @@ def cli_help(_: str = "") -> str:
 
     with mock.patch.dict(os.environ, {"COLUMNS": "80"}):
         parser = _parser()
-        (commands,) = [each for each in parser._actions if each.choices and each.dest == "==SUPPRESS=="]
+        (commands,) = [
+            each for each in parser._actions if each.choices and each.dest == "==SUPPRESS=="
+        ]
         parsers = {"cloudload": parser}
-        parsers |= {f"cloudload {name}": each for name, each in dict(commands.choices or {}).items()}
+        parsers |= {
+            f"cloudload {name}": each for name, each in dict(commands.choices or {}).items()
+        }
         return "\n\n".join(
-            f"## {name}\n\n```text\n{each.format_help().rstrip()}\n```" for name, each in parsers.items()
+            f"## {name}\n\n```text\n{each.format_help().rstrip()}\n```"
+            for name, each in parsers.items()
         )
 
 
@@ -205,8 +217,14 @@ def errors_reference(_: str = "") -> str:
             text = " ".join(inspect.cleandoc(f"{error.__doc__}").split())
             parts.append(f"## `{error.__name__}` {{ #{error.__name__} }}\n\n{text}")
             if error is errors.StoreError:
-                parts.append("`error.kind` is a `FailureKind`, and `error.is_missing` says whether the object or its bucket does not exist.")
-    parts.append("## `FailureKind` { #FailureKind }\n\nWhy a store failed. `kind.is_missing` and `kind.is_transient` group them.")
+                parts.append(
+                    "`error.kind` is a `FailureKind`, and `error.is_missing` says whether the "
+                    "object or its bucket does not exist."
+                )
+    parts.append(
+        "## `FailureKind` { #FailureKind }\n\nWhy a store failed. `kind.is_missing` and "
+        "`kind.is_transient` group them."
+    )
     docs = _enum_docs(_parse_module(errors.__name__), "FailureKind")
     rows = [f"| `{kind.name}` | {docs[kind.name]} |" for kind in errors.FailureKind]
     parts.append("\n".join(["| kind | |", "|---|---|", *rows]))
@@ -243,7 +261,7 @@ _GENERATORS: dict[str, Callable[[str], str]] = {
 # ---------------------------------------------------------------- figures
 
 
-def on_page_content(text: str, page: Any, config: Any, files: Any) -> str:
+def on_page_content(text: str, **_: Any) -> str:
     """Draw the figures into the page, so that they follow its theme."""
 
     def inline(image: re.Match[str]) -> str:

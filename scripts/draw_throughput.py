@@ -54,11 +54,11 @@ def _speeds(side: dict[str, Any]) -> tuple[float, float, float]:
 
 def _bar(name: str, y: int, low: float, median: float, high: float) -> list[str]:
     is_ours = name.startswith("cloudload")
-    style, shade = ("s e b", "bar") if is_ours else ("s e", "other")
+    style, shade = ("t e b", "bar") if is_ours else ("t e", "other")
     start, end = (_BAR_START + _BAR_LENGTH * value for value in (low, high))
     width = max(1.5, _BAR_LENGTH * median)
     return [
-        f'<text x="{_LABEL_END}" y="{y + 14}" class="{style}" style="fill: var(--ink)">{html.escape(name)}</text>',
+        f'<text x="{_LABEL_END}" y="{y + 14}" class="{style}">{html.escape(name)}</text>',
         f'<rect x="{_BAR_START}" y="{y}" width="{width:.1f}" height="18" class="{shade}"/>',
         f'<line x1="{start:.1f}" y1="{y + 9}" x2="{end:.1f}" y2="{y + 9}" class="spread"/>',
     ]
