@@ -1,0 +1,230 @@
+"""What changes at a resume is free, counts from the next row on, or is refused unless it is taken
+on purpose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader
+from cloudload.errors import StreamChangedError
+from cloudload.testing import Leg, Row, run_leg
+from cloudload.testing import MakeLoader as MakeRank
+from tests.support.awkward import EOS, byte_tokenizer, tokenize
+from tests.support.corpora import random_documents, write_mds
+
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpora")
+    texts = random_documents(1, COUNT)
+    write_mds(
+        folder / "mds",
+        texts,
+        shard_bytes=2_000,
+        extra={"other": ("str", [text.upper() for text in texts])},
+    )
+    return folder
+
+
+def shout(sample: dict[str, Any]) -> str:
+    return str(sample["text"]).upper()
+
+
+def whisper(sample: dict[str, Any]) -> str:
+    return str(sample["text"]).lower()
+
+
+def ranks(
+    folder: Path, on_change: dict[str, str] | None = None, data: Path | None = None, **settings: Any
+) -> MakeRank:
+    defaults: dict[str, Any] = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 16,
+        "num_lanes": 6,
+    }
+
+    def make_loader(**rank: Any) -> CloudLoader:
+        loader = CloudLoader(
+            data or folder / "mds", local=folder / "cache", **{**defaults, **settings}, **rank
+        )
+        if on_change is not None:
+            load = loader.load_state_dict
+            vars(loader)["load_state_dict"] = lambda state: load(state, on_change=on_change)
+        return loader
+
+    return make_loader
+
+
+def documents_in(rows: list[Row]) -> Counter[tuple[int, int]]:
+    """How many times each document (epoch, sample) begins."""
+    return Counter(
+        (epoch, sample) for row in rows for _, epoch, sample, start, _ in row.spans if start == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("packing", "field", "before", "after"),
+    [
+        ("best_fit", "open_rows", 5, 2),
+        ("best_fit", "open_rows", 1, 7),
+        ("concat", "min_tokens", 0, 40),
+        ("best_fit", "min_tokens", 0, 40),
+        ("concat", "epochs", 1, 2),
+        ("best_fit", "epochs", None, 1),
+        ("one_per_row", "epochs", 2, 1),
+    ],
+)
+def test_a_harmless_change_is_refused_or_taken_on_purpose_and_then_loses_nothing(
+    folder: Path, packing: str, field: str, before: Any, after: Any
+) -> None:
+    settings = {"packing": packing, "epochs": 1, field: before, "overflow": "rows"}
+    first, states = run_leg(ranks(folder, **settings), Leg(2, batch_size=6, batches=3))
+    with pytest.raises(
+        StreamChangedError,
+        match=rf"{field}: saved {before}, found {after}\n.*on_change=.*'{field}': 'accept'",
+    ):
+        run_leg(ranks(folder, **{**settings, field: after}), Leg(), states[-1])
+    changed = ranks(folder, {field: "accept"}, **{**settings, field: after})
+    last = run_leg(changed, Leg(3, batch_size=4, batches=None), states[-1])[0]
+    begun = documents_in(first + last)
+    epochs = after if field == "epochs" else 1
+    wanted = Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(COUNT)})
+    if field == "min_tokens":
+        lengths = {
+            sample: len(tokenize(text)) + 1
+            for sample, text in enumerate(random_documents(1, COUNT))
+        }
+        wanted = Counter(
+            {
+                document: 1
+                for document in wanted
+                if document in documents_in(first) or lengths[document[1]] >= after
+            }
+        )
+        assert 10 < len(wanted) < COUNT
+        # those that best_fit held back were read, and are kept
+        assert all(document in wanted or packing == "best_fit" for document in begun)
+        assert wanted <= begun
+        return
+    assert begun == wanted
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+@pytest.mark.parametrize(
+    ("field", "before", "after"),
+    [
+        ("text_key", {"text_key": "text"}, {"text_key": "other"}),
+        ("transform", {}, {"transform": shout}),
+        ("bos_eos", {"eos": EOS}, {"eos": None}),
+    ],
+)
+def test_another_content_is_taken_on_purpose_at_the_ends_of_documents(
+    folder: Path, packing: str, field: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    settings = {"packing": packing, "overflow": "rows", "epochs": 1}
+    first, states = run_leg(ranks(folder, **settings, **before), Leg(2, batch_size=5, batches=3))
+    with pytest.raises(StreamChangedError, match=rf"{field}.*: saved"):
+        run_leg(ranks(folder, **settings, **after), Leg(), states[-1])
+    last, _ = run_leg(
+        ranks(folder, {field: "accept"}, **settings, **after),
+        Leg(3, batch_size=4, batches=None),
+        states[-1],
+    )
+    begun = documents_in(first + last)
+    assert max(begun.values()) == 1, "no document comes again"
+    assert not documents_in(first) & documents_in(last)
+    lost = COUNT - len(begun)
+    assert lost == 0 if packing != "best_fit" else lost < COUNT / 2, (
+        "but what best_fit held back is left out"
+    )
+    tokens = {token for row in last for token in row.input_ids}
+    letters = {tokenize(letter)[0] for letter in "abcdefghijklmnopqrstuvwxyz"}
+    assert bool(tokens & letters) == (field == "bos_eos")
+
+
+def test_data_published_anew_is_taken_on_purpose_where_its_shards_hold_the_same_documents(
+    tmp_path: Path,
+) -> None:
+    texts = random_documents(1, COUNT)
+    write_mds(tmp_path / "mds", texts, shard_samples=[20, 25, 15])
+    write_mds(tmp_path / "fixed", [text + "!" for text in texts], shard_samples=[20, 25, 15])
+    write_mds(tmp_path / "cut anew", texts, shard_samples=[20, 20, 20])
+    _, states = run_leg(ranks(tmp_path), Leg(2, batch_size=5))
+    with pytest.raises(StreamChangedError, match=r"data .*: saved"):
+        run_leg(ranks(tmp_path, data=tmp_path / "fixed"), Leg(), states[-1])
+    run_leg(
+        ranks(tmp_path, {"data": "accept"}, data=tmp_path / "fixed"), Leg(batches=9), states[-1]
+    )
+    with pytest.raises(
+        StreamChangedError, match=r"shards \(fingerprints of the documents in each.*: saved"
+    ):
+        run_leg(ranks(tmp_path, {"data": "accept"}, data=tmp_path / "cut anew"), Leg(), states[-1])
+
+
+def test_a_transform_is_known_by_its_name_and_its_source(folder: Path) -> None:
+    _, states = run_leg(ranks(folder, transform=shout), Leg())
+    run_leg(ranks(folder, transform=shout), Leg(), states[-1])
+    with pytest.raises(
+        StreamChangedError, match=r"transform: saved '.*shout#\w+', found '.*whisper#\w+'"
+    ):
+        run_leg(ranks(folder, transform=whisper), Leg(), states[-1])
+    with pytest.raises(StreamChangedError, match=r"transform: saved '.*shout#\w+', found None"):
+        run_leg(ranks(folder), Leg(), states[-1])
+
+
+@pytest.mark.parametrize(
+    ("on_change", "message"),
+    [
+        (
+            {"seed": "accept"},
+            "a change of 'seed' cannot be accepted, because documents would be lost and repeated. "
+            "You can accept bos_eos",
+        ),
+        ({"nothing": "accept"}, "a change of 'nothing' cannot be accepted"),
+        ({"epochs": True}, "the only choice is 'accept'"),
+    ],
+)
+def test_what_cannot_be_accepted_is_said(
+    folder: Path, on_change: dict[str, Any], message: str
+) -> None:
+    _, states = run_leg(ranks(folder), Leg())
+    with pytest.raises(ValueError, match=message):
+        run_leg(ranks(folder, on_change), Leg(), states[-1])
+
+
+def test_every_field_that_differs_is_listed_with_both_values(folder: Path) -> None:
+    _, states = run_leg(ranks(folder, packing="best_fit"), Leg())
+    with pytest.raises(StreamChangedError) as refusal:
+        run_leg(
+            ranks(folder, packing="concat", seed=3, open_rows=2, epochs=4, min_tokens=1),
+            Leg(),
+            states[-1],
+        )
+    for part in (
+        "packing: saved 'best_fit', found 'concat'",
+        "seed: saved 17, found 3",
+        "open_rows: saved 16, found 2",
+    ):
+        assert part in str(refusal.value)
+    assert "epochs: saved None, found 4" in str(refusal.value)
+    assert "on_change" not in str(refusal.value), "for packing and seed cannot be accepted"
+
+
+def test_more_epochs_cannot_be_added_in_the_tail(folder: Path) -> None:
+    rows, states = run_leg(ranks(folder, epochs=1), Leg(batch_size=6, batches=None))
+    in_tail = next(state for state in states if state["tail"])
+    with pytest.raises(
+        StreamChangedError, match="epochs: cannot change in the tail of a finite run"
+    ):
+        run_leg(ranks(folder, {"epochs": "accept"}, epochs=2), Leg(), in_tail)
+    assert (
+        run_leg(ranks(folder, epochs=1), Leg(batch_size=6, batches=None), in_tail)[0]
+        == rows[in_tail["rows"] :]
+    )

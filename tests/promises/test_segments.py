@@ -1,0 +1,290 @@
+"""Packed documents are kept apart: the arrays, against one token at a time, and real models,
+against each document alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudload.arrays import Ints
+from cloudload.segments import (
+    IGNORED_LABEL,
+    cu_seqlens,
+    document_attention_mask,
+    mask_document_edges,
+    position_ids,
+    segment_ids,
+)
+
+# a batch: the lengths of each row's spans, and seq_len
+Packing = tuple[list[list[int]], int]
+TRACE: Packing = [[3, 1, 2], [5]], 8
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> Packing:
+    """Any rows: full, padded, all padding, many spans of one token, or none at all."""
+    batch = draw(st.lists(st.lists(st.integers(1, 4), max_size=5), max_size=5))
+    return batch, max([1, *map(sum, batch)]) + draw(st.integers(0, 3))
+
+
+def spans(packing: Packing) -> tuple[Ints, Ints, tuple[int, int]]:
+    """The columns and the shape that the functions take."""
+    batch, seq_len = packing
+    rows = np.array([row for row, lengths in enumerate(batch) for _ in lengths], np.int64)
+    return (
+        rows,
+        np.array([length for lengths in batch for length in lengths], np.int64),
+        (len(batch), seq_len),
+    )
+
+
+def tokens_of(packing: Packing) -> list[list[tuple[int, int]]]:
+    """Of every token of the batch, its segment (0: padding) and its position in it, written one by
+    one."""
+    batch, seq_len = packing
+    tokens = []
+    for lengths in batch:
+        row = [
+            (number, position)
+            for number, length in enumerate(lengths, 1)
+            for position in range(length)
+        ]
+        tokens.append(row + [(0, position) for position in range(seq_len - len(row))])
+    return tokens
+
+
+def test_the_trace_of_the_docstring() -> None:
+    rows, lengths, shape = spans(TRACE)
+    assert segment_ids(rows, lengths, shape).tolist() == [
+        [1, 1, 1, 2, 3, 3, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0, 0],
+    ]
+    assert position_ids(rows, lengths, shape).tolist() == [
+        [0, 1, 2, 0, 0, 1, 0, 1],
+        [0, 1, 2, 3, 4, 0, 1, 2],
+    ]
+    ends, longest = cu_seqlens(rows, lengths, shape)
+    assert (ends.tolist(), longest) == ([0, 3, 4, 6, 8, 13, 16], 5)
+    labels = np.full(shape, 7)
+    mask_document_edges(labels, rows, lengths)
+    assert labels.tolist() == [[-100, 7, 7, -100, -100, 7, 7, 7], [-100, 7, 7, 7, 7, 7, 7, 7]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "ids", "ends", "longest"),
+    [
+        ([[], []], [[0, 0, 0], [0, 0, 0]], [0, 3, 6], 3),
+        ([[3], [3]], [[1, 1, 1], [1, 1, 1]], [0, 3, 6], 3),
+        ([[1, 1, 1], [], [1]], [[1, 2, 3], [0, 0, 0], [1, 0, 0]], [0, 1, 2, 3, 6, 7, 9], 3),
+    ],
+    ids=["all is padding", "each row is one span", "spans of one token"],
+)
+def test_rows_at_the_extremes(
+    batch: list[list[int]], ids: list[list[int]], ends: list[int], longest: int
+) -> None:
+    arguments = spans((batch, 3))
+    assert segment_ids(*arguments).tolist() == ids
+    found = cu_seqlens(*arguments)
+    assert (found[0].tolist(), found[1]) == (ends, longest)
+
+
+@given(packings())
+def test_every_token_knows_its_segment_and_its_place_in_it(packing: Packing) -> None:
+    tokens = tokens_of(packing)
+    ids, positions = segment_ids(*spans(packing)), position_ids(*spans(packing))
+    assert ids.dtype == positions.dtype == np.int64
+    assert ids.shape == positions.shape == (len(packing[0]), packing[1])
+    assert ids.tolist() == [[number for number, _ in row] for row in tokens]
+    assert positions.tolist() == [[position for _, position in row] for row in tokens]
+
+
+@given(packings())
+def test_the_segments_of_a_batch_follow_on_from_each_other(packing: Packing) -> None:
+    flat = [position for row in tokens_of(packing) for _, position in row]
+    expected = [place for place, position in enumerate(flat) if position == 0] + [len(flat)]
+    ends, longest = cu_seqlens(*spans(packing))
+    assert ends.dtype == np.int32
+    assert ends.tolist() == (expected if flat else [0])
+    assert longest == max(flat, default=-1) + 1
+
+
+@given(packings())
+def test_only_the_first_token_of_a_document_loses_its_label(packing: Packing) -> None:
+    rows, lengths, shape = spans(packing)
+    labels = np.arange(shape[0] * shape[1]).reshape(shape)
+    expected = labels.tolist()
+    for row, tokens in enumerate(tokens_of(packing)):
+        for column, (number, position) in enumerate(tokens):
+            if number and position == 0:
+                expected[row][column] = IGNORED_LABEL
+    mask_document_edges(labels, rows, lengths)
+    assert labels.tolist() == expected
+
+
+@given(packings())
+def test_a_token_attends_to_its_own_segment_up_to_itself(packing: Packing) -> None:
+    ids = segment_ids(*spans(packing))
+    mask = document_attention_mask(torch.from_numpy(ids))
+    assert mask.dtype == torch.bool
+    assert mask.shape == (len(ids), 1, packing[1], packing[1])
+    places = range(packing[1])
+    expected = [
+        [[[row[query] == row[key] and key <= query for key in places] for query in places]]
+        for row in ids.tolist()
+    ]
+    assert mask.tolist() == expected
+    assert mask.any(-1).all()
+
+
+def test_spans_that_overflow_their_row_are_refused() -> None:
+    rows, lengths, _ = spans(TRACE)
+    for function in (segment_ids, position_ids, cu_seqlens):
+        with pytest.raises(
+            ValueError,
+            match=r"the spans of row 0 hold 6 tokens, more than a row's 5\. "
+            r"Pass the batch's own shape",
+        ):
+            function(rows, lengths, (2, 5))
+
+
+# ---------------------------------------------------------------- real models
+
+VOCABULARY = 50
+BATCH: Packing = [[7, 1, 5], [16], [1, 1, 9, 2], [4, 12]], 16
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def model(request: pytest.FixtureRequest) -> Any:
+    """A small model of random weights in float64: rotary positions, then absolute ones."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "attn_implementation": "sdpa",
+        "initializer_range": 0.3,
+    }
+    if request.param == "llama":
+        small = {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+        made = LlamaForCausalLM(LlamaConfig(**sizes, **small))
+    else:
+        made = GPT2LMHeadModel(
+            GPT2Config(
+                **sizes,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                n_positions=16,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+    return made.double().eval()
+
+
+@pytest.fixture(scope="module")
+def input_ids() -> torch.Tensor:
+    """Rows of random tokens, as `BATCH` packs them; padding is token 0."""
+    ids = segment_ids(*spans(BATCH))
+    return torch.from_numpy(np.random.default_rng(3).integers(1, VOCABULARY, ids.shape) * (ids > 0))
+
+
+def kept_apart(packing: Packing = BATCH) -> dict[str, Any]:
+    """What a model is told beside the tokens."""
+    arguments = spans(packing)
+    mask = document_attention_mask(torch.from_numpy(segment_ids(*arguments)))
+    return {"attention_mask": mask, "position_ids": torch.from_numpy(position_ids(*arguments))}
+
+
+def documents(packing: Packing) -> Iterator[tuple[int, slice]]:
+    """The row and the columns of every document."""
+    for row, lengths in enumerate(packing[0]):
+        ends = np.cumsum(lengths).tolist()
+        yield from (
+            (row, slice(end - length, end)) for end, length in zip(ends, lengths, strict=True)
+        )
+
+
+def distance(
+    model: Any, input_ids: torch.Tensor, packing: Packing = BATCH, **arguments: Any
+) -> float:
+    """How far the logits of packed documents are, at most, from those of each document alone."""
+    with torch.no_grad():
+        packed = model(input_ids, **arguments).logits
+        assert packed.isfinite().all()
+        alone = (
+            (row, columns, model(input_ids[row, columns][None]).logits[0])
+            for row, columns in documents(packing)
+        )
+        return max(
+            float((packed[row, columns] - logits).abs().max()) for row, columns, logits in alone
+        )
+
+
+def test_a_packed_document_has_the_logits_that_it_has_alone(
+    model: Any, input_ids: torch.Tensor
+) -> None:
+    assert distance(model, input_ids, **kept_apart()) <= 1e-10
+    assert distance(model, input_ids) > 0.1
+
+
+def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: torch.Tensor) -> None:
+    mask, positions = kept_apart().values()
+    assert (
+        distance(
+            model, input_ids, attention_mask=torch.ones_like(mask).tril(), position_ids=positions
+        )
+        > 0.1
+    )
+    without_positions = distance(model, input_ids, attention_mask=mask)
+    if model.config.model_type == "gpt2":
+        assert without_positions > 0.1
+    else:
+        # rotary positions are relative: only rounding tells
+        assert without_positions < 1e-4
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_transformers_recognises_packed_positions_only_without_a_cache(
+    model: Any, input_ids: torch.Tensor, num_rows: int
+) -> None:
+    """Transformers 4.57: with `use_cache`, which is the default, position ids alone let documents
+    see each other."""
+    packing = BATCH[0][:num_rows], BATCH[1]
+    positions = kept_apart(packing)["position_ids"]
+    rows = input_ids[:num_rows]
+    assert distance(model, rows, packing, position_ids=positions, use_cache=False) <= 1e-10
+    assert distance(model, rows, packing, position_ids=positions) > 0.1
+
+
+def test_the_loss_is_the_mean_over_the_tokens_of_documents_alone(
+    model: Any, input_ids: torch.Tensor
+) -> None:
+    rows, lengths, _ = spans(BATCH)
+    labels = input_ids.masked_fill(input_ids == 0, IGNORED_LABEL)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for row, columns in documents(BATCH):
+            alone, predicted = input_ids[row, columns][None], columns.stop - columns.start - 1
+            if predicted:
+                total += predicted * float(model(alone, labels=alone).loss)
+                count += predicted
+        unmasked = float(model(input_ids, labels=labels, **kept_apart()).loss)
+        mask_document_edges(labels.numpy(), rows, lengths)
+        masked = float(model(input_ids, labels=labels, **kept_apart()).loss)
+    # transformers computes the loss in float32
+    assert masked == pytest.approx(total / count, rel=1e-6)
+    assert abs(unmasked - masked) > 1e-3

@@ -1,0 +1,192 @@
+"""Documents become the Hugging Face tokenizer's own ids, and nothing in a document becomes a
+control token."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from cloudload.config.choices import AUTO
+from cloudload.errors import TokenizerError
+from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
+from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.reference_tokens import encode
+
+END = "<|endoftext|>"
+
+
+def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) -> TokenizerSpec:
+    return load_tokenizer_of_streams(source, [(bos, eos)])
+
+
+def ids_of(folder: Path, text: str, **ends: str | None) -> list[int]:
+    (ids,) = encode(DocumentTokenizer(load_tokenizer(folder, **ends)), [text], [0])
+    assert ids.dtype == "int32"
+    return ids.tolist()
+
+
+@given(text=st.text(max_size=60))
+def test_ids_are_those_of_transformers_and_an_end_of_text(
+    tokenizer_folder: Path, text: str
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_folder / "tokenizer.json"), split_special_tokens=True
+    )
+    expected = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert ids_of(tokenizer_folder, text) == [*expected, 0]
+
+
+@pytest.mark.parametrize("text", [END, f"a{END}b", f"{END}{END}", "<|pad|>", f" {END} "])
+def test_special_token_strings_in_a_document_stay_text(tokenizer_folder: Path, text: str) -> None:
+    ids = ids_of(tokenizer_folder, text)
+    assert not {0, 1} & set(ids[:-1])
+    backend = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    assert backend.decode(ids[:-1], skip_special_tokens=False) == text
+
+
+_PIECES = st.sampled_from(
+    [END, "<|pad|>", EOS, "<|", "|>", "endoftext", "\0", " ", "\n"]
+) | st.text(max_size=5)
+
+
+@pytest.mark.parametrize("backend", ["hf", "fastokens"])
+@given(pieces=st.lists(_PIECES, max_size=12))
+def test_no_text_becomes_a_control_token(
+    tokenizer_folder: Path, backend: str, pieces: list[str]
+) -> None:
+    spec, text = load_tokenizer(tokenizer_folder, eos=None), "".join(pieces)
+    (ids,) = encode(DocumentTokenizer(spec, backend), [text], [0])
+    assert not {0, 1} & set(ids.tolist())
+    assert DocumentTokenizer(spec, backend).decode(ids) == text
+
+
+def test_ends_are_as_asked(tokenizer_folder: Path) -> None:
+    assert ids_of(tokenizer_folder, "the") == [*ids_of(tokenizer_folder, "the", eos=None), 0]
+    assert ids_of(tokenizer_folder, "the", bos="<|pad|>", eos=None)[0] == 1
+    with pytest.raises(TokenizerError, match="eos='<nothing>' is not a token of this tokenizer"):
+        load_tokenizer(tokenizer_folder, eos="<nothing>")
+
+
+def test_a_beginning_of_text_comes_where_the_tokenizers_template_has_one(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}})
+    )
+    assert ids_of(tmp_path, "aa") == [1, 0, 0, 2]
+    assert ids_of(tmp_path, "aa", bos=None) == [0, 0, 2]
+
+
+def test_a_name_a_folder_a_file_and_a_fast_tokenizer_are_one(tokenizer_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    file = tokenizer_folder / "tokenizer.json"
+    fingerprints = {
+        load_tokenizer(tokenizer_folder).fingerprint,
+        load_tokenizer(str(file)).fingerprint,
+        load_tokenizer(AutoTokenizer.from_pretrained(str(tokenizer_folder))).fingerprint,
+        load_tokenizer(Tokenizer.from_file(str(file)), eos=END).fingerprint,
+    }
+    assert len(fingerprints) == 1
+
+
+def test_truncation_and_padding_inside_a_tokenizer_are_switched_off(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=10)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert ids_of(tmp_path, "the quick brown fox jumps", eos=END) == ids_of(
+        tokenizer_folder, "the quick brown fox jumps"
+    )
+
+
+def test_dropout_inside_a_tokenizer_is_switched_off(tokenizer_folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    plain = load_tokenizer(tokenizer, eos=None)
+    tokenizer.model.dropout = 0.5
+    encoders = [DocumentTokenizer(load_tokenizer(tokenizer, eos=None)) for _ in range(2)]
+    text = ["the quick brown fox jumps over the lazy dog " * 20]
+    first, second = (encode(encoder, text, [0])[0].tolist() for encoder in encoders)
+    assert first == second == encode(DocumentTokenizer(plain), text, [0])[0].tolist()
+
+
+def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    shutil.copy(tokenizer_folder / "tokenizer.json", snapshot)
+    # transformers 5 puts this class's pre-tokenizer in the place of the published one
+    config = {
+        "tokenizer_class": "LlamaTokenizerFast",
+        "bos_token": END,
+        "eos_token": END,
+        "unk_token": END,
+    }
+    (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    code = (
+        "from cloudload.tokenization.tokenizer import load_tokenizer; "
+        "spec = load_tokenizer('some/model'); "
+        "print(spec.fingerprint, spec.frames)"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.split(maxsplit=1) == [
+        load_tokenizer(tokenizer_folder).fingerprint,
+        "((None, 0),)\n",
+    ]
+
+
+def test_a_slow_tokenizer_hears_what_to_do() -> None:
+    from transformers import ByT5Tokenizer
+
+    with pytest.raises(
+        TokenizerError, match=r"ByT5Tokenizer is a slow tokenizer\. Use its fast form"
+    ):
+        load_tokenizer(ByT5Tokenizer())
+
+
+def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> None:
+    with pytest.raises(
+        TokenizerError, match=r"does not say which token ends a document\. Give eos="
+    ):
+        load_tokenizer(byte_tokenizer())
+    assert load_tokenizer(byte_tokenizer(), eos=EOS).frames == ((None, 256),)
+    assert load_tokenizer(byte_tokenizer(), eos=None).frames == ((None, None),)
+
+
+def test_a_tokenizer_that_is_not_there_or_broken_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(TokenizerError, match="no tokenizer 'no/such-tokenizer'"):
+        load_tokenizer("no/such-tokenizer")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer\.json"):
+        load_tokenizer(tmp_path)

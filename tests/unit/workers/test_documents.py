@@ -1,0 +1,186 @@
+"""Documents on the way: the transform, those that are left out, and what is counted of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader
+from cloudload.errors import DatasetError
+from cloudload.testing import Leg, run_leg
+from tests.support.awkward import EOS, byte_tokenizer, tokenize
+from tests.support.corpora import random_documents, write_mds
+
+TEXTS = ["", "a", "bb", "ccc", *random_documents(1, 60)]
+LANGUAGES = ["en" if number % 3 else "de" for number in range(len(TEXTS))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("documents")
+    scores = [number / 10 for number in range(len(TEXTS))]
+    extra = {
+        "language": ("str", LANGUAGES),
+        "score": ("float64", scores),
+        "meta": ("json", [{"n": number} for number in range(len(TEXTS))]),
+        "id": ("str", [f"doc-{number}" for number in range(len(TEXTS))]),
+    }
+    write_mds(folder / "mds", TEXTS, shard_bytes=2_000, extra=extra)
+    return folder
+
+
+def make_loader(folder: Path, **settings: Any) -> CloudLoader:
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 32,
+        "num_lanes": 6,
+        "batch_size": 4,
+        "num_workers": 0,
+    }
+    return CloudLoader(folder / "mds", local=folder / "cache", **{**defaults, **settings})
+
+
+def samples_read(loader: CloudLoader) -> set[int]:
+    return {sample for batch in loader for sample in batch.spans[:, 3].tolist()}
+
+
+def only(language: str, sample: dict[str, Any]) -> str | None:
+    return sample["text"] if sample["language"] == language else None
+
+
+only_english = functools.partial(only, "en")
+
+
+def tell(sample: dict[str, Any]) -> str:
+    return f"{sample['id']} {sample['score']} {sample['meta']['n']}"
+
+
+def broken(sample: dict[str, Any]) -> str:
+    return str(1 / (sample["meta"]["n"] - 5))
+
+
+def wrong(sample: dict[str, Any]) -> Any:
+    return len(sample)
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_transform_leaves_documents_out_and_they_are_counted(
+    folder: Path, packing: str, num_workers: int
+) -> None:
+    with make_loader(
+        folder, packing=packing, transform=only_english, epochs=2, num_workers=num_workers
+    ) as loader:
+        kept = {number for number, language in enumerate(LANGUAGES) if language == "en"}
+        assert samples_read(loader) == kept
+        stats = loader.stats()
+        assert (stats.documents, stats.filtered, stats.empty) == (
+            2 * len(kept),
+            2 * (len(TEXTS) - len(kept)),
+            0,
+        )
+
+
+def test_a_transform_sees_every_column_and_gives_the_text(folder: Path) -> None:
+    loader = make_loader(
+        folder, transform=tell, epochs=1, shuffle=False, num_canonical_nodes=1, num_lanes=1
+    )
+    tokens = [token for batch in loader for row in real_tokens_of(batch) for token in row]
+    expected = [
+        token
+        for number in range(len(TEXTS))
+        for token in (*tokenize(f"doc-{number} {number / 10} {number}"), 256)
+    ]
+    assert tokens == expected
+
+
+def real_tokens_of(batch: Any) -> list[list[int]]:
+    pairs = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+    return [[token for token, label in zip(*row, strict=True) if label != -100] for row in pairs]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(
+    folder: Path, start_method: str
+) -> None:
+    with (
+        make_loader(folder, transform=broken, num_workers=1, start_method=start_method) as loader,
+        pytest.raises(
+            DatasetError,
+            match=r"(?s)the transform failed on sample 5 of .*shard.*\(id 'doc-5'\): "
+            r"ZeroDivisionError.*in broken",
+        ),
+    ):
+        for _ in loader.take(100):
+            pass
+
+
+def test_a_transform_that_gives_no_text_is_an_error(folder: Path) -> None:
+    with pytest.raises(
+        DatasetError,
+        match=r"the transform gave int for sample \d+ of .*; it must give text, or None",
+    ):
+        next(iter(make_loader(folder, transform=wrong)))
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+def test_short_documents_are_left_out_and_counted(folder: Path, packing: str) -> None:
+    with make_loader(folder, packing=packing, min_tokens=40, epochs=1) as loader:
+        kept = {number for number, text in enumerate(TEXTS) if len(tokenize(text)) + 1 >= 40}
+        assert samples_read(loader) == kept
+        assert (loader.stats().documents, loader.stats().filtered) == (
+            len(kept),
+            len(TEXTS) - len(kept),
+        )
+
+
+def test_what_one_per_row_cuts_off_is_counted(folder: Path) -> None:
+    with make_loader(folder, packing="one_per_row", epochs=1) as loader:
+        rows = sum(len(batch["input_ids"]) for batch in loader)
+        sizes = [len(tokenize(text)) + 1 for text in TEXTS]
+        stats = loader.stats()
+        assert stats.truncated == sum(max(0, size - 32) for size in sizes) > 0
+        assert stats.tokens == sum(min(32, size) for size in sizes)
+        assert stats.tokens + stats.padding == 32 * rows
+        assert stats.documents == len(TEXTS)
+
+
+def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) -> None:
+    with pytest.raises(
+        DatasetError, match="gave no token: all its documents are empty or left out"
+    ):
+        next(iter(make_loader(folder, min_tokens=10_000)))
+    with pytest.raises(
+        DatasetError,
+        match="gave a token: all are empty, or left out by the transform or min_tokens",
+    ):
+        list(make_loader(folder, min_tokens=10_000, epochs=1))
+
+
+def test_without_an_eos_empty_documents_are_counted(folder: Path) -> None:
+    with make_loader(folder, eos=None, epochs=1) as loader:
+        assert 0 not in samples_read(loader)
+        assert (loader.stats().documents, loader.stats().empty) == (len(TEXTS) - 1, 1)
+
+
+def test_the_state_carries_the_counts(folder: Path) -> None:
+    def make_rank(**rank: Any) -> CloudLoader:
+        settings = {
+            "tokenizer": byte_tokenizer(),
+            "eos": EOS,
+            "seq_len": 32,
+            "num_lanes": 6,
+            "min_tokens": 20,
+        }
+        return CloudLoader(folder / "mds", local=folder / "cache", **settings, **rank)
+
+    _, states = run_leg(make_rank, Leg(3, 2, 4, batches=3))
+    _, more = run_leg(make_rank, Leg(2, batch_size=3, batches=2), states[-1])
+    _, straight = run_leg(make_rank, Leg(batch_size=48, batches=1))
+    assert more[-1]["counts"] == straight[-1]["counts"]
+    assert json.loads(more[-1]["counts"])[0][0] == 48 * 32
