@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from benchmarks.harness import (
 )
 from benchmarks.packing.sizes import draw_sizes
 from cloudload import CloudLoader
+from cloudload.arrays import Ints
 from cloudload.packing.packers import Packing
 from cloudload.run.position import Position
 
@@ -158,9 +160,7 @@ def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> l
                 )
                 saving = time_calls(loader.state_dict, 200 if num_lanes < 4096 else 20)
                 state = loader.state_dict()
-                loading = time_calls(
-                    lambda loads=loader, saved=state: loads.load_state_dict(saved), 5
-                )
+                loading = time_calls(partial(loader.load_state_dict, state), 5)
                 assert loader.state_dict() == state
             row: Row = {
                 "packing": name,
@@ -175,9 +175,7 @@ def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> l
     return rows
 
 
-def run_lanes(
-    start: Position, packing: Packing, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> Position:
+def run_lanes(start: Position, packing: Packing, sizes: Ints) -> Position:
     """The position `start`, with each lane as its packer leaves it after a number of documents that
     differs from lane to lane."""
     cursors = start.cursors.copy()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Message, Row, Side, Take, serve
+from cloudload.arrays import Ints
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig
 
@@ -36,19 +37,12 @@ def measure_scale(documents: int) -> Iterator[Row]:
         ("EpochOrders", "seekable", documents, 64, BLOCK),
         ("EpochOrders", "seekable", 100 * documents, 64, BLOCK),
     ]
-    for name, *case in cases:
-        request = dict(zip(("algorithm", "documents", "nodes", "block"), case, strict=True))
+    for name, algorithm, number, nodes, block in cases:
+        order: Row = {"order": name, "algorithm": algorithm, "nodes": nodes, "block": block}
         with Side("benchmarks.order.scale") as side:
-            side.start(request | {"name": name})
+            side.start(order | {"documents": number})
             measured = side.take_turn()
-        yield {
-            "order": name,
-            "algorithm": request["algorithm"],
-            "documents": f"{request['documents']:.0e}",
-            "nodes": request["nodes"],
-            "block": request["block"],
-            **measured,
-        }
+        yield order | {"documents": f"{number:.0e}"} | measured
 
 
 # ---------------------------------------------------------------- the side
@@ -58,7 +52,7 @@ def start_build(request: Message) -> Take:
     """Everything is imported; the turn builds the order."""
     sizes = np.full(request["documents"] // PER_SHARD, PER_SHARD)
     config = OrderConfig(True, request["algorithm"], request["block"], request["nodes"], SEED)
-    if request["name"] == "EpochOrders":
+    if request["order"] == "EpochOrders":
         return lambda _: build_ours(sizes, config)
     from streaming.base.shuffle import get_shuffle
 
@@ -73,7 +67,7 @@ def start_build(request: Message) -> Take:
     return build_streamings
 
 
-def build_ours(sizes: np.ndarray[tuple[int], np.dtype[np.int64]], config: OrderConfig) -> Message:
+def build_ours(sizes: Ints, config: OrderConfig) -> Message:
     """Build the order, then read from its middle."""
     documents = int(sizes.sum())
     middle = documents // 2

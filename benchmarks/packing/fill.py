@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from benchmarks.harness import Row
@@ -43,16 +44,11 @@ def measure_fill(sizes: Sequence[int], lane_counts: Iterable[int]) -> list[Row]:
         for packing, name, lanes in settings:
             truncated = sum(max(0, size - seq_len) for size in sizes) if packing.cuts else 0
             row: Row = {"rows by": name, "lanes": lanes, "left out": truncated / total}
-            table.append(
-                row | fill_row(seq_len, lambda p=packing, n=lanes: pack_lanes(p, sizes, n))
-            )
+            table.append(row | fill_row(seq_len, partial(pack_lanes, packing, sizes, lanes)))
         offline: Row = {"rows by": "best-fit-decreasing, offline", "lanes": None, "left out": 0.0}
-        table.append(
-            offline | fill_row(seq_len, lambda n=seq_len: (pack_decreasing(sizes, n),) * 2)
-        )
-        bound = Fill(-(-total // seq_len), total)
-        offline["rows by"] = "no padding but in the last row"
-        table.append(offline | fill_row(seq_len, lambda fill=bound: (fill, fill)))
+        table.append(offline | fill_row(seq_len, partial(pack_decreasing, sizes, seq_len)))
+        bound: Row = offline | {"rows by": "no padding but in the last row"}
+        table.append(bound | fill_row(seq_len, partial(pack_tightly, sizes, seq_len)))
     return table
 
 
@@ -103,7 +99,7 @@ def count(lengths: Iterable[int]) -> Fill:
     return Fill(rows, tokens)
 
 
-def pack_decreasing(sizes: Sequence[int], seq_len: int) -> Fill:
+def pack_decreasing(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
     """Best-fit-decreasing: long documents first give whole rows, then each piece, from the largest,
     is placed where it leaves the least space.
 
@@ -128,4 +124,11 @@ def pack_decreasing(sizes: Sequence[int], seq_len: int) -> Fill:
         if free > size:
             rooms[free - size] += 1
             is_there |= 1 << (free - size)
-    return Fill(rows, sum(sizes))
+    fill = Fill(rows, sum(sizes))
+    return fill, fill
+
+
+def pack_tightly(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
+    """The bound: documents that are cut wherever a row ends."""
+    fill = Fill(-(-sum(sizes) // seq_len), sum(sizes))
+    return fill, fill

@@ -13,11 +13,12 @@ from pathlib import Path
 from benchmarks.harness import Message, Row, Side, Take, cpu_of, last_cores, note, serve
 from benchmarks.packing.fill import count, run_packer
 from cloudload import CloudLoader
+from cloudload.config.choices import Overflow, PackingName
 from cloudload.packing.packers import Packing
 from cloudload.packing.tables import SPAN_START, SPAN_STOP
 
 OPEN_ROWS = 16
-PACKINGS = {
+PACKINGS: dict[str, tuple[PackingName, Overflow]] = {
     "concat": ("concat", "cut"),
     "best_fit": ("best_fit", "cut"),
     "one_per_row, rows": ("one_per_row", "rows"),
