@@ -549,7 +549,7 @@ def tokenizers() -> list[tuple[Any, Any, set[int], list[str]]]:
     """(hf, fastokens, control ids, their names) of small tokenizers."""
     from tokenizers import Tokenizer, decoders
 
-    from cloudload.config import FASTOKENS, HF
+    from cloudload.config.choices import FASTOKENS, HF
     from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
     from scripts.train_tokenizer import END_OF_TEXT, train_tokenizer
     from tests.support.awkward import EOS, byte_tokenizer
