@@ -26,7 +26,7 @@ def index(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])
 def test_a_bomb_is_unpacked_no_further_than_the_index_says(compression: str) -> None:
-    bomb = compress(compression, bytes(1 << 26))
+    bomb = compress(compression, bytes(1 << 22))
     assert len(decompress(compression, bomb, 1_000)) == 1_001
 
 
@@ -34,13 +34,14 @@ def test_a_bomb_is_unpacked_no_further_than_the_index_says(compression: str) -> 
 def test_brotli_and_snappy_are_streamings_and_bounded(compression: str) -> None:
     from streaming.base.compression import compress as pack
 
-    data = bytes(range(256)) * 4_000
+    data = bytes(range(256)) * 400
     assert decompress(compression, pack(compression, data), len(data)) == data
     assert decompress(compression, pack(compression, b""), 0) == b""
-    bomb = pack(compression, bytes(1 << 26))
+    size = 1 << 22
+    bomb = pack(compression, bytes(size))
     if compression == "snappy":
         with pytest.raises(
-            ValueError, match="it unpacks to 67,108,864 bytes where the index has 1,000"
+            ValueError, match=f"it unpacks to {size:,} bytes, but the index says 1,000"
         ):
             decompress(compression, bomb, 1_000)
     else:
@@ -56,7 +57,7 @@ def test_a_codec_that_is_not_installed_is_named(
     check_codec(compression)
     monkeypatch.setitem(sys.modules, "brotli", None)
     monkeypatch.setitem(sys.modules, "snappy", None)
-    with pytest.raises(DatasetError, match=f"to read them, pip install .*{package}"):
+    with pytest.raises(DatasetError, match=f"To read them, pip install .*{package}"):
         check_codec(compression)
     check_codec("zstd:3")
 

@@ -69,10 +69,10 @@ def test_a_file_name_may_not_leave_the_folder_or_shadow_the_index(
     ("raw", "other", "message"),
     [
         ("a.mds", "a.mds", "two files have the name"),
-        ("a.mds", "A.MDS", "differ only in upper and lower case"),
+        ("a.mds", "A.MDS", "differ only in case"),
         ("shard.00000.mds.zstd", "b.mds", "two files have the name"),
-        ("a", "a/b", "'a' is the name of a file, and of a folder"),
-        ("a/b/c", "a", "'a' is the name of a file, and of a folder"),
+        ("a", "a/b", "'a' is the name of both a file and a folder"),
+        ("a/b/c", "a", "'a' is the name of both a file and a folder"),
     ],
 )
 def test_no_two_files_of_a_dataset_fall_together(
