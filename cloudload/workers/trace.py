@@ -43,7 +43,7 @@ class TracedSpan:
     id: Any
     """The sample's value in the column `id`; None without such a column."""
     shard: str
-    """The shard of the sample, without the folder of its dataset."""
+    """The name of the sample's shard within its dataset."""
     start: int
     stop: int
     text: str
