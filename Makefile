@@ -5,7 +5,7 @@ PYTHON ?= python3
 BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-cold quick test test-long test-frameworks test-wheel chaos fuzz clean
+.PHONY: help demo bench bench-cold quick docs test test-long test-frameworks test-wheel chaos fuzz clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -21,6 +21,9 @@ bench-cold: .venv/.installed-bench  ## time to the first batch, and bytes an epo
 
 quick: .venv/.installed-dev  ## the tests that need no server and no other process; a minute
 	scripts/test --quick
+
+docs: .venv/.installed-dev  ## build the documentation, and serve it on http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs serve --strict
 
 test: .venv/.installed-dev  ## lint, types, and every test that takes less than minutes
 	scripts/check
