@@ -37,7 +37,7 @@ class TracedSpan:
     stream: str
     """The name of the stream."""
     epoch: int
-    """The epoch of the stream, from 0."""
+    """The epoch, from 0."""
     sample: int
     """The number of the sample within its stream, from 0."""
     id: Any
