@@ -5,7 +5,7 @@ PYTHON ?= python3
 BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-cold test test-long test-frameworks test-wheel chaos fuzz clean
+.PHONY: help demo bench bench-cold quick docs test test-long test-frameworks test-wheel chaos fuzz clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -19,12 +19,18 @@ bench: .venv/.installed-bench  ## race other loaders over the same documents; an
 bench-cold: .venv/.installed-bench  ## time to the first batch, and bytes an epoch, from an S3 server on this machine
 	.venv/bin/python -m benchmarks.cold_start $(BENCH_ARGS)
 
+quick: .venv/.installed-dev  ## the tests that need no server and no other process; a minute
+	scripts/test --quick
+
+docs: .venv/.installed-dev  ## build the documentation, and serve it on http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs serve --strict
+
 test: .venv/.installed-dev  ## lint, types, and every test that takes less than minutes
 	scripts/check
-	scripts/test -m "not long"
+	scripts/test
 
 test-long: .venv/.installed-dev  ## the tests that take minutes, too
-	CLOUDLOAD_EXAMPLES=1000 scripts/test --timeout 3600
+	CLOUDLOAD_EXAMPLES=1000 scripts/test --long
 
 test-frameworks: .venv/.installed-dev  ## train, kill and resume in every framework, each in its own environment; an hour
 	scripts/test-frameworks $(ARGS)

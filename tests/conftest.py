@@ -26,6 +26,7 @@ from hypothesis import settings
 from tests.support.clients import environment, new_clients
 from tests.support.fault_proxy import FaultProxy, start_fault_proxy
 from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
+from tests.support.shared_servers import shared
 
 # no test is a timed assertion
 settings.register_profile("cloudload", deadline=None)
@@ -34,22 +35,38 @@ settings.load_profile("cloudload")
 # thousands of tiny batches: waking a pool of threads costs more than the tokens
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+"""Which of several processes of a test run this is."""
+
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test run, the same for all its processes."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if WORKER else base
+
+
+@pytest.fixture(scope="session")
+def s3_server(run_folder: Path) -> Iterator[S3Server]:
     """A running S3 server with one bucket; `os.environ` points at it, so subprocesses find it,
     too."""
-    with start_s3(BUCKET) as server, environment(server.environment()):
+    with (
+        shared(run_folder, S3Server, start_s3) as server,
+        environment(server.environment()),
+    ):
         yield server
 
 
 @pytest.fixture(scope="session")
-def gcs_server() -> Iterator[GCSServer]:
+def gcs_server(run_folder: Path) -> Iterator[GCSServer]:
     """A running GCS server with one bucket; `os.environ` points at it, so subprocesses find it,
     too."""
-    with start_gcs(BUCKET) as server, environment(server.environment()):
+    with (
+        shared(run_folder, GCSServer, start_gcs) as server,
+        environment(server.environment()),
+    ):
         yield server
 
 
@@ -143,4 +160,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _fresh_name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.originalname or request.node.name}-{next(_numbers)}"
+    return f"{request.node.originalname or request.node.name}-{WORKER}{next(_numbers)}"

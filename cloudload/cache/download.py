@@ -3,8 +3,8 @@
     stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
                                                                      ─► None, or the fault
 
-The hash of the stored file is checked if the index has one, else that of the raw shard. Each check
-returns what is wrong as the end of a sentence, such as "has 10 of the 20 bytes that the index has".
+The stored file's hash is checked if the index has one, else the raw shard's hash. Each check
+returns the fault as the end of a sentence, such as "has 10 of the 20 bytes that the index lists".
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ def download_shard(
     checks_hash: bool,
     count_bytes: Callable[[int], None],
 ) -> str | None:
-    """Write a stored shard to `file` as raw bytes; returns its fault, or None. The bytes downloaded
-    are counted in either case. Raises `StoreError`."""
+    """Download a shard and write its raw bytes to `file`; return its fault, or None.
+
+    The downloaded bytes are counted in either case. Raises `StoreError`.
+    """
     file.seek(0)
     if info.zipped is None or info.compression is None:
         count_bytes(download_object(url, file, retry, info.raw.bytes))
@@ -51,11 +53,11 @@ def download_shard(
     file.write(raw)
     file.truncate()
     fault = _check_file(file, info.raw, checks_hash and fastest_hash(info.zipped.hashes) is None)
-    return fault and f"{fault}, decompressed"
+    return fault and f"{fault}, after decompression"
 
 
 def check_header(path: Path, info: ShardInfo) -> str | None:
-    """What is wrong with a raw shard's size, sample count, offsets or columns, or None."""
+    """Check a raw shard's size, sample count, offsets and columns; return the fault, or None."""
     try:
         Shard(path, info)
     except DatasetError as error:
@@ -65,8 +67,7 @@ def check_header(path: Path, info: ShardInfo) -> str | None:
 
 
 def check_hash(path: Path, info: ShardInfo) -> str | None:
-    """What is wrong with a raw shard's size or hash, or None; None, too, if the index has no hash
-    of it."""
+    """Check a raw shard's size and, if the index has one, its hash; return the fault, or None."""
     with path.open("rb") as file:
         return _check_file(file, info.raw, True)
 
@@ -75,7 +76,7 @@ def _check_file(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | 
     size = file.seek(0, os.SEEK_END)
     if size != expected.bytes:
         found = "more than" if size > expected.bytes else f"{size:,} of"
-        return f"has {found} the {expected.bytes:,} bytes that the index has"
+        return f"has {found} the {expected.bytes:,} bytes that the index lists"
     algorithm = fastest_hash(expected.hashes) if checks_hash else None
     if algorithm is None:
         return None
@@ -85,4 +86,5 @@ def _check_file(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | 
         running.update(chunk)
     if running.hexdigest() == expected.hashes[algorithm]:
         return None
-    return f"has {algorithm} {running.hexdigest()} where the index has {expected.hashes[algorithm]}"
+    found = f"{algorithm} {running.hexdigest()}"
+    return f"has {found}, but the index says {expected.hashes[algorithm]}"

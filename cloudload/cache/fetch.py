@@ -1,4 +1,4 @@
-"""Bring a shard into the cache: one process downloads it, whole and verified, or nobody sees it.
+"""Fetch a shard into the cache: one process downloads it, and others see it only once verified.
 
     valid on disk? ─ yes ─────────────────────────────────────────────────────────► path
       │ no
@@ -6,7 +6,7 @@
 
 A shard on disk is checked when a process first opens it: its size, and its header and hash if it
 was modified since they were verified. An invalid one is fetched again. The kernel releases the lock
-of a killed process; the next process to look removes what it left.
+of a killed process; the next process removes the files that it left.
 """
 
 from __future__ import annotations
@@ -51,11 +51,10 @@ class Fetcher:
     def fetch(
         self, number: int, dataset: Dataset, info: ShardInfo, *, wait: bool = True
     ) -> Path | None:
-        """The path of a valid raw shard, fetched if necessary. `number` is the shard's in the
-        corpus.
+        """Return the path of a valid raw shard, and fetch the shard if necessary.
 
-        Without `wait`, None if another process is fetching it. Raises `StoreError`, `DatasetError`
-        or `CacheError`.
+        `number` is the shard's number in the corpus. If `wait` is False and another process is
+        fetching the shard, returns None. Raises `StoreError`, `DatasetError` or `CacheError`.
         """
         folder = dataset_folder(self.root, dataset)
         path = folder / info.raw.name
@@ -66,7 +65,7 @@ class Fetcher:
             make_folder(folder)
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
-                raise CacheError(f"{path} leads out of the cache by a link. Remove {folder}")
+                raise CacheError(f"a link in {path} leads out of the cache. Remove {folder}")
             with locked(lock_path(path), wait=wait) as is_held:
                 if not is_held:
                     return None
@@ -77,34 +76,34 @@ class Fetcher:
         return path
 
     def discard(self, path: Path, info: ShardInfo) -> None:
-        """Remove an invalid shard, unless another process has replaced it meanwhile."""
+        """Remove an invalid shard, unless another process has replaced it in the meantime."""
         with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
             if fault := check_header(path, info):
-                logger.warning("%s %s; it is fetched again", path, fault)
+                logger.warning("%s %s; fetching it again", path, fault)
                 path.unlink()
 
     def _is_valid(self, path: Path, info: ShardInfo) -> bool:
-        """Whether a cached shard exists and is whole; checks it unless it is known to be."""
+        """Whether a cached shard exists and is valid. It is checked unless that is known."""
         try:
             found = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_size != info.raw.bytes:
             fault = f"is not a regular file of {info.raw.bytes} bytes"
-            logger.warning("%s %s; it is fetched again", path, fault)
+            logger.warning("%s %s; fetching it again", path, fault)
             return False
         has_hash = fastest_hash(info.raw.hashes) is not None
         checks_again = self.verify == ALWAYS and has_hash
         if self.verify == OFF or (is_unmodified(found) and not checks_again):
             return True
         if not has_hash:
-            return False  # nothing can tell what was modified
+            return False  # without a hash, a modification cannot be detected
         with contextlib.suppress(FileNotFoundError):
             fault_found = check_hash(path, info) or check_header(path, info)
             if fault_found is None:
                 mark_verified(path)
                 return True
-            logger.warning("%s %s; it is fetched again", path, fault_found)
+            logger.warning("%s %s; fetching it again", path, fault_found)
         return False
 
     def _fetch_locked(self, url: str, info: ShardInfo, path: Path) -> None:
@@ -125,24 +124,24 @@ class Fetcher:
                     file.flush()
                     fault = check_header(part, info)
                 if fault is None:
-                    # after a crash, reserved bytes never written would pass for a whole shard
+                    # else, after a crash, reserved but unwritten bytes could pass for a valid shard
                     os.fsync(file.fileno())
                     if self.verify != OFF:
                         mark_verified(part)
                     part.replace(path)
                     return
                 if attempt == 1:
-                    logger.warning("%s %s; it is fetched again", redact(url), fault)
+                    logger.warning("%s %s; fetching it again", redact(url), fault)
         raise DatasetError(
-            f"{redact(url)} {fault}, twice. If the dataset was republished meanwhile, start again; "
-            "else upload the shard again"
+            f"{redact(url)} {fault}, twice. If the dataset was republished in the meantime, start "
+            "again; otherwise upload the shard again"
         )
 
     def _explain(self, error: OSError, info: ShardInfo) -> str:
         what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return (
-                f"no space left in {self.root} for {what}. Free some, choose another `local`, or "
-                "set cache_limit"
+                f"no space left in {self.root} for {what}. Free some space, choose another "
+                "`local`, or set cache_limit"
             )
         return f"cannot write {what} to the cache {self.root}. Choose another `local`"

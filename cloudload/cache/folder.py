@@ -1,4 +1,4 @@
-"""The cache folder of a node: names, disk space, and cleaning up after killed processes.
+"""The cache folder of a node: names, disk space, and cleanup after killed processes.
 
     root/<dataset>-<hash>/shard.00000.mds                     a whole, raw, verified shard
     root/<dataset>-<hash>/shard.00000.mds.lock                held while it is fetched
@@ -7,8 +7,8 @@
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
     root/tokenizers/                                          results of comparing tokenizers
 
-A dataset folder belongs to one published version of a dataset: its name holds a hash of the URL and
-the index.
+A dataset folder belongs to one published version of a dataset: its name contains a hash of the URL
+and the index.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ ORDERS_FOLDER = "orders"
 
 
 def default_cache() -> Path:
-    """The per-user cache folder: `$CLOUDLOAD_CACHE`, else `cloudload` in the user's cache
-    folder."""
+    """The user's cache: `$CLOUDLOAD_CACHE`, else `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("CLOUDLOAD_CACHE") or Path(base, "cloudload")).expanduser()
 
@@ -54,15 +53,17 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
 
 
 def open_cache_folder(root: Path, corpus: Corpus) -> None:
-    """Make a cache folder, and sweep it. Raises `CacheError` if that fails, or if it is inside a
-    dataset."""
+    """Create a cache folder, and sweep it.
+
+    Raises `CacheError` if that fails, or if the folder is inside a dataset.
+    """
     for dataset in corpus.datasets:
         if is_local(dataset.url) and root.resolve().is_relative_to(
             local_path(dataset.url).resolve()
         ):
             raise CacheError(
-                f"the cache {root} lies within the dataset {dataset.url}, where nothing is "
-                "written. Choose another `local`"
+                f"the cache folder {root} is inside the dataset {dataset.url}, which cloudload "
+                "never modifies. Choose another `local`"
             )
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -80,7 +81,7 @@ def open_cache_folder(root: Path, corpus: Corpus) -> None:
 def reserve(
     root: Path, path: Path, size: int, limit_bytes: int | None
 ) -> Iterator[tuple[Path, BinaryIO]]:
-    """A partial file beside `path` with `size` bytes of disk; removed afterwards unless renamed.
+    """Yield a partial file beside `path` with `size` reserved bytes; it is removed unless renamed.
 
     Shards are evicted to stay within `limit_bytes`. Raises `CacheError` if that is not enough, and
     `OSError` if the disk is full.
@@ -114,7 +115,7 @@ def _make_room(root: Path, size: int, limit_bytes: int) -> None:
     if used + size > limit_bytes:
         raise CacheError(
             f"cache_limit {limit_bytes:,} is too small for {root}: {used:,} bytes are being "
-            f"fetched and {size:,} more are needed. Raise it to {used + size:,} or more"
+            f"fetched, and {size:,} more are needed. Raise it to {used + size:,} or more"
         )
 
 
@@ -130,7 +131,7 @@ def sweep(root: Path) -> None:
 
 
 def _remove_if_orphaned(path: Path) -> bool:
-    """Remove a partial file or a lock if no process works on it; returns whether it did."""
+    """Remove a partial file or a lock if no process is using it; return whether that is so."""
     lock = lock_path(target_of(path))
     with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
         if is_free and path.suffix == PART_SUFFIX:
@@ -140,8 +141,10 @@ def _remove_if_orphaned(path: Path) -> bool:
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
-    """The files in folders that cloudload made directly below some places of a cache; no other
-    folder is looked at."""
+    """The files in cloudload's own folders directly below some places of a cache.
+
+    Other folders are ignored.
+    """
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for folder in (root / place).iterdir():

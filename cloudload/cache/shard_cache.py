@@ -4,7 +4,7 @@
     shard(7) ── maps the file ──► Shard          at most `_MOST_OPEN_SHARDS` mapped, by LRU
 
 A mapped shard stays readable after another process evicts its file. An uncompressed shard of a
-local dataset is mapped where it is, and never copied or modified.
+local dataset is mapped in place, and never copied or modified.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cloudload.storage.urls import join_url, local_path
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.verified_files import mark_used
 
-# each takes one of the process's open files, half of which are left to others
+# each uses one of the process's file descriptors, half of which are left for other uses
 _MOST_OPEN_SHARDS = 2_048
 
 _TOUCH_EVERY_S = 10.0
@@ -41,7 +41,7 @@ _CLOSE_S = 2.0
 
 
 class ShardCache:
-    """The shards of a corpus by number. For one thread of one process; its own threads prefetch."""
+    """The shards of a corpus, by number. Used by one thread; the cache's own threads prefetch."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ShardCache:
             self._most_open = min(_MOST_OPEN_SHARDS, open_files // 2)
 
     def shard(self, number: int) -> Shard:
-        """The mapped shard; waits until it is fetched.
+        """Return a mapped shard. Waits until it is fetched.
 
         Raises `StoreError`, `DatasetError` or `CacheError` if it cannot be fetched.
         """
@@ -86,8 +86,7 @@ class ShardCache:
         return shard
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Fetch shards in the background, in this order; an error is raised when `shard` asks for
-        that shard."""
+        """Fetch shards in the background, in this order. `shard` raises the error of a failure."""
         for number in numbers:
             if number in self._open or number in self._fetches:
                 continue
@@ -96,8 +95,10 @@ class ShardCache:
                 self._fetches[number] = self._threads.submit(self._prefetch, number, dataset, info)
 
     def close(self) -> None:
-        """Stop prefetching and unmap every shard; a download that hangs ends by itself, or with the
-        process."""
+        """Stop prefetching and unmap every shard.
+
+        A download that hangs ends with its timeout or with the process.
+        """
         self._threads.close(_CLOSE_S)
         self._open.clear()
         self._fetches.clear()
@@ -108,7 +109,7 @@ class ShardCache:
         return dataset, dataset.shards[shard]
 
     def _prefetch(self, number: int, dataset: Dataset, info: ShardInfo) -> Path | None:
-        # a shard that another process is fetching is left to it: this thread fetches others
+        # another process may already be fetching this shard; this thread can fetch others
         return self._fetcher.fetch(number, dataset, info, wait=False)
 
     def _map_cached(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
@@ -125,8 +126,8 @@ class ShardCache:
                     raise
                 self._fetcher.discard(path, info)
         raise CacheError(
-            f"{path} is evicted as soon as it is fetched: the shards in use do not fit. Raise "
-            "cache_limit"
+            f"{path} is evicted as soon as it is fetched, because the shards in use do not fit. "
+            "Raise cache_limit"
         )
 
     def _map_in_place(self, dataset: Dataset, info: ShardInfo) -> Shard:
@@ -137,8 +138,8 @@ class ShardCache:
                 raise DatasetError(f"{path} {fault}. Convert or copy it again")
         except FileNotFoundError:
             raise DatasetError(
-                f"{path} is not there, though the index of {dataset.url} lists it. Convert or copy "
-                "it again"
+                f"{path} is missing, but the index of {dataset.url} lists it. Convert or copy it "
+                "again"
             ) from None
         return shard
 
@@ -155,7 +156,7 @@ class ShardCache:
             self._unmap_evicted()
 
     def _unmap_evicted(self) -> None:
-        """Unmap shards that another process has evicted: their disk space is free only then."""
+        """Unmap shards that another process has evicted, because only then is their space free."""
         self._last_check = time.monotonic()
         for number, (shard, _) in list(self._open.items()):
             if not shard.path.exists():

@@ -13,8 +13,10 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -64,6 +66,7 @@ class Iteration(Iterator[Batch]):
         self._log, self._open_blocks = log, open_blocks
         self._process = os.getpid()
         self._blocks: Iterator[list[Block]] | None = None
+        self._end_workers: Callable[[], object] = _no_workers
         self._current: list[Block] = []
         self._number = 0
         """Which batch of the current blocks is next."""
@@ -156,7 +159,7 @@ class Iteration(Iterator[Batch]):
             if start >= end or (stop > end and plan.delivery.tail == "drop"):
                 return None
         if self._blocks is None:
-            self._blocks = self._open_blocks(plan)
+            self._open_plan(plan)
             for replayed in plan.replays():
                 self._report(*replayed)
         rows = plan.rank_rows(start, stop)
@@ -221,10 +224,14 @@ class Iteration(Iterator[Batch]):
         )
         return True
 
+    def _open_plan(self, plan: Plan) -> None:
+        self._blocks = self._open_blocks(plan)
+        # also at the interpreter's exit, while modules still have their globals
+        self._end_workers = weakref.finalize(self, _close_blocks, self._blocks)
+
     def _close_blocks(self) -> None:
-        blocks, self._blocks, self._current = self._blocks, None, []
-        if blocks is not None:
-            blocks.close()  # type: ignore[attr-defined]
+        self._blocks, self._current = None, []
+        self._end_workers()
 
     # ------------------------------------------------------------ the end
 
@@ -244,7 +251,7 @@ class Iteration(Iterator[Batch]):
     def _enter_tail(self) -> None:
         """Pack what all lanes have left, and continue from before the batch in which they ended."""
         plan = self._plan
-        self._blocks = self._open_blocks(plan)
+        self._open_plan(plan)
         self._advance()
         message = tail_exchange.join_sizes(plan, self._current, self._tokens_before_end)
         messages = self._exchange.start(message)()
@@ -276,3 +283,13 @@ def _join_ranges(
     if ranges and ranges[-1][1] == new[0]:
         return (*ranges[:-1], (ranges[-1][0], new[1]))
     return (*ranges, new)
+
+
+def _close_blocks(blocks: Iterator[list[Block]]) -> None:
+    # at exit, a daemon thread may still wait for a block
+    with suppress(ValueError):
+        blocks.close()  # type: ignore[attr-defined]
+
+
+def _no_workers() -> None:
+    """Ends nothing: no blocks are open."""

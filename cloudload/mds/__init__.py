@@ -4,11 +4,11 @@
     shard         uint32 count │ uint32 offsets[count + 1] │ JSON header │ samples
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
-    dataset ─► index        what is there         writer ─► codecs, hashes ─► a shard's bytes
+    dataset ─► index        list the shards       writer ─► codecs, hashes ─► a shard's bytes
     shard                   read one sample       codecs, hashes: of stored shards
 
-The format is MosaicML Streaming's (`streaming/base/format/mds`); the shards that `writer` writes
-are byte for byte those of its `MDSWriter`, as a test checks. Nothing here trusts its input: names
-may not leave their folder, sizes are bounded by the index, and nothing is unpickled.
-Everything without an underscore may be used from other packages.
+The format is MosaicML Streaming's (`streaming/base/format/mds`). A test checks that `writer` writes
+the same bytes as its `MDSWriter`. Nothing here trusts its input: names may not leave their folder,
+the index bounds all sizes, and nothing is unpickled. Other packages may use every name without an
+underscore.
 """

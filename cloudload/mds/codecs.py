@@ -1,5 +1,7 @@
-"""Compression of stored shards. Output is bounded by the raw size in the index, whatever the data
-claims."""
+"""Compression of stored shards.
+
+The raw size in the index bounds the output, regardless of the size that the data declares.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def compression_extension(compression: str) -> str:
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """`data` under `zstd`, `gz` or `bz2`, with an optional `:level`; the same bytes every time.
+    """Compress with `zstd`, `gz` or `bz2`, and an optional `:level`. The output is deterministic.
 
     Raises `ValueError` for any other compression or level.
     """
@@ -36,7 +38,7 @@ def compress(compression: str, data: bytes) -> bytes:
 
 
 def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
-    """The raw bytes of a stored shard, but at most `raw_bytes` + 1 of them.
+    """Decompress a stored shard, up to `raw_bytes` + 1 bytes.
 
     Raises the codec's own error for damaged data.
     """
@@ -54,12 +56,11 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
         return _decompress_brotli(data, raw_bytes)
     if name == "snappy":
         return _decompress_snappy(data, raw_bytes)
-    raise ValueError(f"compression is {compression!r}, none of {', '.join(COMPRESSIONS)}")
+    raise ValueError(f"compression is {compression!r}, not one of {', '.join(COMPRESSIONS)}")
 
 
 def check_codec(compression: str) -> None:
-    """Raises `DatasetError`, which names the package to install, if shards of a compression cannot
-    be decompressed here."""
+    """Raise `DatasetError` if the package that decompresses such shards is missing."""
     try:
         if compression == "snappy":
             import snappy  # noqa: F401
@@ -70,7 +71,7 @@ def check_codec(compression: str) -> None:
     except (ImportError, TypeError) as error:
         package = "python-snappy" if compression == "snappy" else "'brotli>=1.2'"
         raise DatasetError(
-            f"shards are compressed with {compression!r}: to read them, pip install {package}"
+            f"shards are compressed with {compression!r}. To read them, pip install {package}"
         ) from error
 
 
@@ -90,14 +91,14 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
 def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
     import snappy
 
-    # a block begins with its raw size, 7 bits a byte, lowest first; snappy never writes more
+    # a block begins with its raw size, 7 bits per byte, lowest first; snappy never writes more
     size = 0
     for place, byte in enumerate(data[:5]):
         size |= (byte & 127) << 7 * place
         if byte < 128:
             break
     if size > raw_bytes:
-        raise ValueError(f"it unpacks to {size:,} bytes where the index has {raw_bytes:,}")
+        raise ValueError(f"it unpacks to {size:,} bytes, but the index says {raw_bytes:,}")
     return bytes(snappy.uncompress(data))
 
 

@@ -56,12 +56,12 @@ class Corpus:
 
     @cached_property
     def shard_starts(self) -> Ints:
-        """First sample of each shard, then the number of samples: int64 [shards + 1]."""
+        """First sample of each shard, then the total number of samples: int64 [shards + 1]."""
         return np.concatenate([[0], np.cumsum(self.shard_sizes)]).astype(np.int64)
 
     @cached_property
     def stream_starts(self) -> Ints:
-        """First sample of each dataset, then the number of samples: int64 [datasets + 1]."""
+        """First sample of each dataset, then the total number of samples: int64 [datasets + 1]."""
         sizes = [sum(shard.samples for shard in dataset.shards) for dataset in self.datasets]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
@@ -90,8 +90,10 @@ class Corpus:
         return np.searchsorted(self.shard_starts, samples, side="right") - 1
 
     def fingerprint(self, streams: range) -> str:
-        """Identifies the content of some datasets, 32 hex digits: equal for equal shards in equal
-        order, wherever they are stored and however they are compressed."""
+        """Identify the content of some datasets by 32 hex digits.
+
+        Equal shards in equal order have equal fingerprints, regardless of location and compression.
+        """
         digest = hashlib.sha256()
         for stream in streams:
             digest.update(b"dataset\n")
@@ -110,16 +112,16 @@ def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
 
 
 def check_text_column(corpus: Corpus, text_key: str) -> None:
-    """Raises `DatasetError` if a dataset has no column `text_key`, or one that holds no text."""
+    """Raise `DatasetError` unless every dataset has a text column `text_key`."""
     for dataset in corpus.datasets:
         for columns in dict.fromkeys(shard.columns for shard in dataset.shards):
             encodings = {column.name: column.encoding for column in columns}
             encoding = encodings.get(text_key)
             if encoding in _TEXT_ENCODINGS:
                 continue
-            found = f"no text, but {encoding}, in column" if encoding else "no column"
+            found = f"{encoding}, not text, in column" if encoding else "no column"
             names = ", ".join(name for name in encodings if encodings[name] in _TEXT_ENCODINGS)
-            advice = "It has no text column at all: convert the corpus again, with one"
+            advice = "It has no text columns. Convert the corpus again, with one"
             if names:
                 advice = f"Set text_key to one of its text columns: {names}"
             raise DatasetError(f"{redact(dataset.url)} has {found} {text_key!r}. {advice}")
@@ -128,8 +130,8 @@ def check_text_column(corpus: Corpus, text_key: str) -> None:
 def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool = True) -> Corpus:
     """Read the index of each stream.
 
-    Raises `StoreError` or `DatasetError`; the latter also if no dataset has samples, or if one has
-    none and may not be empty.
+    Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
+    all datasets are empty, or if one is empty and `may_be_empty` is False.
     """
     corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
     empty = [

@@ -1,4 +1,4 @@
-"""The hashes that MDS indexes name."""
+"""The hashes that MDS indexes use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import xxhash
 
 
 def new_hash(algorithm: str) -> Any:
-    """A running hash, with `update` and `hexdigest`, by the name that MDS indexes use. Raises
-    `ValueError` if there is no such hash."""
+    """Create a hash object, with `update` and `hexdigest`, from its name in MDS indexes.
+
+    Raises `ValueError` if there is no such hash.
+    """
     try:
         is_xxhash = algorithm.startswith("xxh")
         return getattr(xxhash, algorithm)() if is_xxhash else hashlib.new(algorithm)
@@ -38,7 +40,7 @@ def fastest_hash(hashes: Mapping[str, str]) -> str | None:
 
 @cache
 def _is_hash(name: str) -> bool:
-    """Whether this machine has a hash of that name, with digests of a fixed size."""
+    """Whether Python has a hash of that name, with digests of a fixed size."""
     try:
         return name in hashlib.algorithms_available and hashlib.new(name).digest_size > 0
     except ValueError:

@@ -1,11 +1,11 @@
-"""Parse the `index.json` of an MDS dataset, and trust nothing in it.
+"""Parse and validate the untrusted `index.json` of an MDS dataset.
 
     {"version": 2, "shards": [{format, samples, column_names, column_encodings, column_sizes,
                                raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
 
 A name becomes a path in the cache and a key in the store, so it may not leave its folder, equal a
-name of the cache's own files, or collide with another. Sizes bound what is downloaded, decompressed
-and kept, so they must be possible for a shard.
+name that the cache uses, or collide with another. Sizes limit downloads, decompression and disk
+space, so they must be possible for a shard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
 
-# a corpus of 10^6 shards has an index of about 500 bytes and 30 values a shard
+# the index of a corpus of 10^6 shards has about 500 bytes and 30 values per shard
 MOST_INDEX_BYTES = 1 << 30
 
 _MOST_INDEX_VALUES = 1 << 26
@@ -35,7 +35,7 @@ FIXED_FORMATS: dict[str, str] = {
     **{"uint8": "<B", "uint16": "<H", "uint32": "<I", "uint64": "<Q"},
     **{"float32": "<f", "float64": "<d"},
 }
-"""The `struct` code of each encoding of numbers."""
+"""The `struct` code of each numeric encoding."""
 
 _FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()}
 _FIXED_SIZES["float16"] = 2
@@ -56,8 +56,7 @@ _PLAIN_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a shard: its name, its MDS encoding, and its bytes a sample, or None if they
-    vary."""
+    """A column of a shard: its name, MDS encoding, and bytes per sample (None if they vary)."""
 
     name: str
     encoding: str
@@ -80,8 +79,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard as the index describes it; `zipped` is the stored file if the shard is
-    compressed."""
+    """A shard as the index describes it. `zipped` is the stored file of a compressed shard."""
 
     samples: int
     columns: tuple[Column, ...]
@@ -96,9 +94,9 @@ class ShardInfo:
 
 
 def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
-    """The shards of an `index.json`, in order; `dataset` is its URL, for messages.
+    """Parse the shards of an `index.json`, in order. `dataset` is its URL, for messages.
 
-    Raises `DatasetError` if it is not a valid MDS index, or has more than `MOST_INDEX_BYTES` bytes.
+    Raises `DatasetError` if it is not a valid MDS index or exceeds `MOST_INDEX_BYTES`.
     """
     try:
         _check_extent(data)
@@ -108,7 +106,7 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
         shards = index["shards"]
         is_list = isinstance(shards, list)
         if not is_list or not all(isinstance(shard, ShardInfo) for shard in shards):
-            raise ValueError("its shards are not a list of shards, each with its raw_data")
+            raise ValueError("'shards' is not a list of entries that each have raw_data")
         _check_names(shards)
         return tuple(shards)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -126,12 +124,12 @@ def _explain(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return f"it is not JSON ({error})"
     if isinstance(error, TypeError | AttributeError):
-        return f"its fields are not of the right types ({error})"
+        return f"a field has the wrong type ({error})"
     return str(error)
 
 
 def _check_extent(data: bytes) -> None:
-    """Refuse, before parsing it, what would take many times its own bytes of memory."""
+    """Refuse, before parsing, an index that would take many times its own size in memory."""
     if len(data) > MOST_INDEX_BYTES:
         raise ValueError(f"it has more than {MOST_INDEX_BYTES:,} bytes")
     if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_INDEX_VALUES:
@@ -139,8 +137,7 @@ def _check_extent(data: bytes) -> None:
 
 
 def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
-    """Turn each entry into a `ShardInfo` as soon as it ends: the raw entries of all shards are
-    never in memory together."""
+    """Turn each entry into a `ShardInfo` as soon as it ends, so that raw entries do not add up."""
     return _parse_shard(entry) if "raw_data" in entry else entry
 
 
@@ -180,7 +177,7 @@ def _parse_columns(
     if not len(names) == len(encodings) == len(sizes):
         raise ValueError("column names, encodings and sizes differ in number")
     if not names or len(set(names)) < len(names):
-        raise ValueError("a shard has no columns, or two of one name")
+        raise ValueError("a shard has no columns, or two with the same name")
     columns = tuple(
         Column(name, encoding, None if size is None else _natural(size, "column_sizes"))
         for name, encoding, size in zip(names, encodings, sizes, strict=True)
@@ -197,7 +194,7 @@ def _parse_columns(
 
 def _parse_compression(value: object) -> str:
     if not isinstance(value, str) or value.partition(":")[0] not in COMPRESSIONS:
-        raise ValueError(f"compression is {value!r}, none of {', '.join(COMPRESSIONS)}")
+        raise ValueError(f"compression is {value!r}, not one of {', '.join(COMPRESSIONS)}")
     return value
 
 
@@ -212,7 +209,7 @@ def _parse_file(entry: dict[str, Any]) -> FileInfo:
 
 
 def _fault_of_name(name: object) -> str | None:
-    """What is wrong with a file's name, or None."""
+    """The problem with a file's name, or None."""
     if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
         return None
     if not isinstance(name, str) or not name.isprintable():
@@ -221,21 +218,21 @@ def _fault_of_name(name: object) -> str | None:
     if not name.strip("/.") or parts[0] == "" or ".." in parts or "\\" in name or "://" in name:
         return "leaves the dataset's folder"
     if "" in parts or "." in parts:
-        return "goes through a folder without a name"
+        return "has an empty or '.' path component"
     if name == INDEX_NAME:
-        return "is the index's own"
+        return "is reserved for the index"
     if any(sign in name for sign in "*?["):
-        return "is a pattern of names"
+        return "contains a wildcard"
     longest = max(len(part.encode()) for part in parts)
     if longest > _MOST_PART_BYTES or len(name.encode()) > _MOST_NAME_BYTES:
         return f"is longer than {_MOST_PART_BYTES} bytes"
     if any(part.lower().endswith(_CACHE_SUFFIXES) for part in parts):
-        return "ends in .part or .lock, as the cache's own files do"
+        return "ends in .part or .lock, which the cache reserves for its own files"
     return None
 
 
 def _check_names(shards: Iterable[ShardInfo]) -> None:
-    """Names must differ also where case does not count, and none may be the folder of others."""
+    """Check that names differ even if case is ignored, and that no file is the folder of others."""
     files = [file for shard in shards for file in (shard.raw, shard.zipped) if file is not None]
     folded = {file.name.casefold() for file in files}
     if len(folded) < len(files):
@@ -243,13 +240,12 @@ def _check_names(shards: Iterable[ShardInfo]) -> None:
         for file in files:
             if file.name.casefold() in seen:
                 raise ValueError(
-                    f"two files have the name {file.name!r}, or names that differ only in upper "
-                    "and lower case"
+                    f"two files have the name {file.name!r}, or names that differ only in case"
                 )
             seen.add(file.name.casefold())
     folders = {folder for name in folded if "/" in name for folder in _folders_of(name)}
     if both := sorted(folders & folded):
-        raise ValueError(f"{both[0]!r} is the name of a file, and of a folder of others")
+        raise ValueError(f"{both[0]!r} is the name of both a file and a folder")
 
 
 def _folders_of(name: str) -> Iterable[str]:
@@ -259,5 +255,5 @@ def _folders_of(name: str) -> Iterable[str]:
 
 def _natural(value: object, field: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{field} is {str(value)[:100]!r}, not a count")
+        raise ValueError(f"{field} is {str(value)[:100]!r}, not a whole number of 0 or more")
     return value

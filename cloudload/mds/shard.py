@@ -1,7 +1,7 @@
-"""Read the samples of a raw shard, mapped into memory; the format is drawn in `cloudload.mds`.
+"""Read the samples of a raw shard, mapped into memory. `cloudload.mds` draws the format.
 
-Nothing in the file is trusted: its size and columns must be those of the index, its offsets must
-ascend within it, and a sample's columns must fill it exactly.
+Nothing in the file is trusted: its size and columns must match the index, its offsets must ascend
+within the file, and a sample's columns must fill the sample exactly.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MOST_HEADER_BYTES = 1 << 20
 ID_KEY = "id"
 
 REPAIR_ADVICE = (
-    "If it is in the cache, delete it to fetch it again; if it is the dataset's own, convert or "
-    "copy it again"
+    "If it is in the cache, delete it to fetch it again; if it is in the dataset, convert or copy "
+    "it again"
 )
 
 
 class Shard:
-    """A raw shard, mapped into memory; it stays readable after its file is deleted.
+    """A raw shard, mapped into memory. It stays readable after its file is deleted.
 
-    Raises `DatasetError` if the file is not what `info` says, and `FileNotFoundError`.
+    Raises `FileNotFoundError`, and `DatasetError` if the file does not match `info`.
     """
 
     def __init__(self, path: Path, info: ShardInfo) -> None:
@@ -44,7 +44,7 @@ class Shard:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
                 raise DatasetError(
-                    f"{path} has {size:,} bytes where the index has {info.raw.bytes:,}. "
+                    f"{path} has {size:,} bytes, but the index says {info.raw.bytes:,}. "
                     f"{REPAIR_ADVICE}"
                 )
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
@@ -52,8 +52,8 @@ class Shard:
         self._check_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
-        # a column begins after the sizes and the columns before it: their fixed bytes, and the
-        # number of variable-sized ones
+        # a column begins after the sizes and the columns before it; keep the fixed bytes of those
+        # columns, and how many of them are variable-sized
         fixed = [column.bytes or 0 for column in info.columns]
         self._fixed_bytes = self._sizes.size + sum(fixed)
         self._before = [
@@ -62,7 +62,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Its URL, or its path if that is not known."""
+        """Its URL, or its path if the URL is not known."""
         return self.url or str(self.path)
 
     def _read_offsets(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
@@ -70,7 +70,7 @@ class Shard:
         start = 4 * (count + 2)
         if end < start or struct.unpack_from("<I", self._map)[0] != count:
             raise DatasetError(
-                f"{self.name} is not a shard of {count:,} samples, as its index says. "
+                f"{self.name} does not hold the {count:,} samples that its index lists. "
                 f"{REPAIR_ADVICE}"
             )
         offsets = np.frombuffer(self._map, "<u4", count + 1, 4)
@@ -80,7 +80,7 @@ class Shard:
         return offsets
 
     def _check_header(self) -> None:
-        """The header must name the columns that the index names; some writers omit it."""
+        """Check the header's columns against the index. Some writers omit the header."""
         start, stop = 4 * (self.info.samples + 2), self._starts[0]
         if start == stop:
             return
@@ -91,18 +91,18 @@ class Shard:
             found = [header[f"column_{field}"] for field in ("names", "encodings", "sizes")]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DatasetError(
-                f"{self.name} has a header that tells no columns ({error!r:.200}). {REPAIR_ADVICE}"
+                f"{self.name} has a header without valid columns ({error!r:.200}). {REPAIR_ADVICE}"
             ) from error
         columns = [(column.name, column.encoding, column.bytes) for column in self.info.columns]
         expected = [list(values) for values in zip(*columns, strict=True)]
         if found != expected:
             raise DatasetError(
-                f"{self.name} says its columns are {str(found)[:300]}, its index "
+                f"{self.name} has the columns {str(found)[:300]}, but its index says "
                 f"{str(expected)[:300]}. {REPAIR_ADVICE}"
             )
 
     def column_index(self, name: str) -> int:
-        """The number of a column. Raises `DatasetError` if no column has that name."""
+        """The index of a column. Raises `DatasetError` if no column has that name."""
         for position, column in enumerate(self.info.columns):
             if column.name == name:
                 return position
@@ -110,8 +110,10 @@ class Shard:
         raise DatasetError(f"{self.name} has no column {name!r}; its columns are: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
-        """The bytes of one column of one sample, both by number. Raises `DatasetError` if the
-        sample is damaged."""
+        """The bytes of one column of one sample, both by index.
+
+        Raises `DatasetError` if the sample is damaged.
+        """
         start, stop = self._starts[sample], self._starts[sample + 1]
         if start + self._fixed_bytes > stop:
             raise self._broken(sample)
@@ -124,10 +126,12 @@ class Shard:
         return self._map[start : start + (sizes[variable] if width is None else width)]
 
     def read_texts(self, samples: Iterable[int], column: int) -> list[str]:
-        """One column of some samples as text. Raises `DatasetError` if one is damaged, or not
-        UTF-8."""
+        """One column of some samples, as text.
+
+        Raises `DatasetError` if a sample is damaged or is not UTF-8.
+        """
         texts = []
-        # runs for every document: `read_bytes` inlined, as a call would double its cost
+        # runs for every document, so `read_bytes` is inlined: a call would double the cost
         starts, unpack, data, fixed_bytes = (
             self._starts,
             self._sizes.unpack_from,
@@ -164,13 +168,17 @@ class Shard:
         return texts
 
     def read(self, sample: int) -> dict[str, Any]:
-        """The whole sample by column names. Raises `DatasetError` for a column that would have to
-        be unpickled."""
+        """A whole sample, by column name.
+
+        Raises `DatasetError` for a column that would have to be unpickled.
+        """
         return self.read_columns(sample, [column.name for column in self.info.columns])
 
     def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
-        """The named columns of a sample, without those that do not exist. Raises `DatasetError` if
-        a value does not fit its encoding."""
+        """The named columns of a sample; columns that do not exist are left out.
+
+        Raises `DatasetError` if a value does not fit its encoding.
+        """
         columns = self.info.columns
         numbers = {column.name: number for number, column in enumerate(columns)}
         parts = {name: self.read_bytes(sample, numbers[name]) for name in names if name in numbers}
@@ -180,11 +188,11 @@ class Shard:
                 for name, data in parts.items()
             }
         except (ValueError, struct.error, RecursionError) as error:
-            what = f"sample {sample} of {self.name} is not what its columns say"
+            what = f"sample {sample} of {self.name} does not match its columns"
             raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
 
     def where(self, sample: int) -> str:
-        """Names a sample in a message, with its id if it has one that can be read."""
+        """Describe a sample in a message, with its id if that can be read."""
         try:
             identifier = self.read_columns(sample, [ID_KEY])
         except DatasetError:
@@ -194,13 +202,13 @@ class Shard:
 
     def _broken(self, sample: int) -> DatasetError:
         return DatasetError(
-            f"sample {sample} of {self.name} has columns that do not fill it. {REPAIR_ADVICE}"
+            f"sample {sample} of {self.name} has columns that do not add up to its size. "
+            f"{REPAIR_ADVICE}"
         )
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a file to read. A pipe or a device could block, or never end, so it is refused
-    unread."""
+    """Open a regular file. Pipes and devices are refused because they could block or never end."""
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except FileNotFoundError:
@@ -209,18 +217,21 @@ def _open_regular(path: Path) -> BinaryIO:
         raise DatasetError(f"{path} cannot be opened as a shard: {error}") from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise DatasetError(f"{path} is not a regular file, as a shard is. Convert or copy it again")
+        raise DatasetError(f"{path} is not a regular file. Convert or copy the shard again")
     return file
 
 
 def _explain(error: Exception) -> str:
-    # a decoder's message may contain all of its input
+    # a decoder's message may contain its entire input
     return str(error)[:300]
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
-    """The value of a column's bytes. Raises `DatasetError` for an encoding other than str, bytes,
-    json or a number, and `ValueError` or `struct.error` for bytes that do not fit it."""
+    """Decode a column's bytes.
+
+    Raises `DatasetError` for an encoding other than str, bytes, json or a number, and `ValueError`
+    or `struct.error` if the bytes do not fit the encoding.
+    """
     if encoding == "str":
         return data.decode("utf-8")
     if encoding == "bytes":
@@ -230,6 +241,6 @@ def decode_value(encoding: str, data: bytes) -> Any:
     if encoding in FIXED_FORMATS:
         return struct.unpack(FIXED_FORMATS[encoding], data)[0]
     raise DatasetError(
-        f"a column of encoding {encoding!r} cannot be read; cloudload "
-        "reads str, bytes, json and numbers"
+        f"a column of encoding {encoding!r} cannot be read; cloudload reads str, bytes, json and "
+        "numbers"
     )

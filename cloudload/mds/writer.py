@@ -1,5 +1,4 @@
-"""Write shards, byte for byte as Streaming's `MDSWriter` does; the format is drawn in
-`cloudload.mds`."""
+"""Write shards, byte for byte as Streaming's `MDSWriter` does. `cloudload.mds` draws the format."""
 
 from __future__ import annotations
 
@@ -21,28 +20,30 @@ DEFAULT_SHARD_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """How shards are written. Raises `ValueError` for a compression or a hash that does not
-    exist."""
+    """How shards are written.
+
+    Raises `ValueError` if the compression or a hash does not exist.
+    """
 
     columns: tuple[Column, ...]
-    """In the order of their names."""
+    """Sorted by name."""
     compression: str | None = "zstd"
     """`zstd`, `zstd:7`, `gz`, `bz2`, … or None."""
     hashes: tuple[str, ...] = ("xxh64",)
     """The hashes of each shard that the index lists."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """The most raw bytes of a shard of several samples."""
+    """The maximum raw size of a shard that holds several samples."""
 
     def __post_init__(self) -> None:
         if list(self.columns) != sorted(self.columns, key=lambda column: column.name):
-            raise ValueError("columns must be in the order of their names")
+            raise ValueError("columns must be sorted by name")
         for algorithm in self.hashes:
             new_hash(algorithm)
         if self.compression is not None:
             compress(self.compression, b"")
 
     def config(self) -> dict[str, Any]:
-        """The fields that every shard has in its header and in the index."""
+        """The fields that every shard repeats in its header and in the index."""
         return {
             "version": 2,
             "format": "mds",
@@ -64,8 +65,10 @@ class ShardFormat:
 
 
 def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes:
-    """The bytes of a sample. Raises `TypeError`, `ValueError` or `struct.error` if a value does not
-    fit its column."""
+    """Encode a sample.
+
+    Raises `TypeError`, `ValueError` or `struct.error` if a value does not fit its column.
+    """
     sizes: list[int] = []
     parts: list[bytes] = []
     for column in columns:
@@ -77,7 +80,7 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
 
 
 def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
-    """The raw bytes of a shard before its samples, whose bytes are `sizes`: int64 [samples].
+    """Encode the part of a raw shard before its samples; `sizes` is int64 [samples], in bytes.
 
     Raises `ValueError` if the shard would have 4 GiB or more.
     """
@@ -85,7 +88,7 @@ def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
     offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(header)
     if offsets[-1] >= 1 << 32:
         raise ValueError(
-            f"a shard of {offsets[-1]:,} bytes is more than an MDS shard can hold (4 GiB)"
+            f"a shard of {offsets[-1]:,} bytes exceeds the limit of an MDS shard (4 GiB)"
         )
     return b"".join([struct.pack("<I", len(sizes)), offsets.astype("<u4").tobytes(), header])
 

@@ -1,4 +1,4 @@
-"""Which document comes when: integers in, integers out.
+"""The order in which documents are read: integers in, integers out.
 
     shards ─► sampling           reads of an epoch, where streams have `repeat` or `choose`
                  │
@@ -12,5 +12,5 @@
 
 Other packages use `OrderConfig` and `Sampling` (`spec`), `EpochOrders`, `Lanes`, `rank_rows`,
 `worker_of_rows`, `Layout`, `resolve_layout`, `Mixture` and `build_mixture`. `epoch_orders` alone
-may touch a disk or start a process. No module here knows the world size.
+may touch a disk or start a process. No module here depends on the world size.
 """

@@ -1,4 +1,4 @@
-"""A keyed bijection of 0 … n - 1: a permutation that is evaluated, and inverted, place by place.
+"""A keyed bijection of 0 … n - 1: a permutation evaluated, or inverted, one place at a time.
 
     n = 10, a grid of 4 rows x 3 columns       0  1  2
     place 7 = row 2, column 1                  3  4  5
@@ -24,7 +24,7 @@ ROUNDS = 8
 _SMALL, _ROUNDS_OF_SMALL = np.uint64(64), 24
 
 CHUNK = 1 << 14
-"""Places that are computed at a time, to bound temporary arrays."""
+"""Places computed at a time, to bound temporary arrays."""
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2⁶⁴ / φ: multiples of it make distinct, well-spread keys."""
 HALF_BITS = np.uint64(32)
@@ -94,8 +94,11 @@ def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: boo
 
 
 def permute_groups(counts: Ids, keys: Words) -> Ids:
-    """A permutation within each of consecutive groups of `counts` members (integer [groups]), by
-    `keys` (uint64 [groups]): [sum of counts], of a narrow type."""
+    """Permute the members of each of several consecutive groups.
+
+    `counts` is integer [groups], `keys` is uint64 [groups]. Returns an array [sum of counts] of
+    the narrowest integer type that fits.
+    """
     starts = group_starts(counts)
     permuted = np.empty(starts[-1], narrow_dtype(int(starts[-1])))
     for first in range(0, len(permuted), CHUNK):
@@ -111,13 +114,15 @@ def permute_groups(counts: Ids, keys: Words) -> Ids:
 
 
 def narrow_dtype(most: int) -> np.dtype[Any]:
-    """The narrowest integer type that holds `most`; never uint64, which NumPy promotes to a float
-    when mixed with int64."""
+    """The narrowest integer type that holds `most`.
+
+    Never uint64, which NumPy promotes to float when mixed with int64.
+    """
     return np.min_scalar_type(most) if most < 1 << 32 else np.dtype(np.int64)
 
 
 def group_starts(sizes: Ids) -> Ids:
-    """The start of each of consecutive stretches, and the end of the last: int64 [sizes + 1]."""
+    """The start of each of consecutive groups, and the end of the last: int64 [sizes + 1]."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     starts[1:] = sizes
     # in place: NumPy would copy narrow numbers first

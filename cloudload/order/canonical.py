@@ -4,8 +4,8 @@
     order        one id of each canonical node in turn           5 1 3 0 4 2
 
 Position `p` belongs to canonical node `p % num_canonical_nodes`. The order is independent of the
-world size. It is what a `StreamingDataset` yields to a single worker, without the ids that
-Streaming repeats to make its partitions equal. The algorithm "seekable" is our own.
+world size. It is the order in which a `StreamingDataset` yields samples to a single worker, minus
+the ids that Streaming repeats to make its partitions equal. The algorithm "seekable" is ours.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from cloudload.order.streaming_shuffles import shuffle_nodes
 def seekable_order(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None
 ) -> SeekableOrder:
-    """An epoch's order by the algorithm "seekable", without building an array; `shard_sizes` is
-    int64 [shards]."""
+    """An epoch's order by the algorithm "seekable", without building an array.
+
+    `shard_sizes` is int64 [shards].
+    """
     shuffle = Shuffle(
         config.num_canonical_nodes,
         config.seed,
@@ -67,10 +69,11 @@ def fill_order(
 
 
 def _deal(order: Ids, bounds: Ids, node: int, ids: Ids) -> None:
-    """Write a node's ids to its positions: one per round, and its last one behind the full rounds
-    if the node is longer than others.
+    """Write a node's ids to its positions.
 
-    3 nodes of 1, 1, 2 ids, bounds 0 1 2 4: 1 full round, so node 2 writes positions 2 and 3.
+    It writes one id per round. If it has more ids than other nodes, its last id follows the full
+    rounds. For 3 nodes of 1, 1, 2 ids and bounds 0 1 2 4, there is 1 full round, so node 2 writes
+    positions 2 and 3.
     """
     num_nodes = len(bounds) - 1
     rounds = len(order) // num_nodes
@@ -80,7 +83,7 @@ def _deal(order: Ids, bounds: Ids, node: int, ids: Ids) -> None:
 
 
 def positions_of(order: Ids | SeekableOrder, sample: int) -> Ids:
-    """The positions of a sample in an order: int64 [times], ascending."""
+    """The positions of a sample in an order: int64 [occurrences], ascending."""
     if isinstance(order, SeekableOrder):
         return order.positions_of(sample)
     return np.flatnonzero(order == sample)

@@ -1,9 +1,9 @@
-"""The orders of a run's epochs, each built once per node, kept in a file, mapped by every process.
+"""The orders of a run's epochs: built once per node, stored in files, and mapped by every process.
 
     orders(3) ─► in memory? ─► file whole? map it ─► else take the file's lock, build, map
     in the second half of epoch 2: a background process builds epoch 3
 
-The one module of `order` that touches a disk. A seekable order needs no file.
+This is the only module of `order` that touches a disk. A seekable order needs no file.
 """
 
 from __future__ import annotations
@@ -80,11 +80,10 @@ class EpochOrders:
         return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
 
     def build_in_background(self, epoch: int) -> bool:
-        """Start a process that builds the order of `epoch` before it is needed, and return at once:
-        whether one was started.
+        """Start a process that builds the order of `epoch` ahead of time; returns immediately.
 
-        Does nothing if the order exists, is being built, or is cheap. If the process fails,
-        `__call__` builds the order.
+        Returns whether a process was started. Does nothing if the order exists, is being built, or
+        is cheap to build. If the process fails, `__call__` builds the order.
         """
         if self.is_ready(epoch):
             return False
@@ -96,7 +95,7 @@ class EpochOrders:
                 lock_path(self._path(epoch)),
             )
         except OSError as error:
-            logger.info("the order of epoch %d is not built ahead: %s", epoch, error)
+            logger.info("cannot build the order of epoch %d ahead of time: %s", epoch, error)
             return False
 
     def build(self, epoch: int) -> None:
@@ -113,7 +112,7 @@ class EpochOrders:
                     "shape": (self._num_positions,),
                 }
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-                # reserve the room: writing to a sparse map on a full disk raises SIGBUS
+                # reserve space: writing to a sparse memory map on a full disk raises SIGBUS
                 os.posix_fallocate(
                     file.fileno(), file.tell(), self._num_positions * narrow.itemsize
                 )

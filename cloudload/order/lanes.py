@@ -1,12 +1,12 @@
-"""Lane arithmetic: which lane reads which position, and which rank and worker compute which row.
+"""Lane arithmetic: the lane that reads a position, and the rank and worker that compute a row.
 
     canonical order, 11 documents    0 1 2 3 4 5 6 7 8 9 10            then the next epoch
     4 lanes                          lane 0: 0 4 8 · lane 1: 1 5 9 · lane 2: 2 6 10 · lane 3: 3 7
     row stream                       row g is row g // 4 of lane g % 4
     2 ranks                          rank 0: lanes 0 2 · rank 1: lanes 1 3
 
-A lane numbers its documents by **ordinal**, through all epochs. Only the last two functions know
-ranks and workers, and they never change what a row holds.
+A lane numbers its documents by **ordinal**, across all epochs. Only the last two functions know
+about ranks and workers. They never affect the content of a row.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Lanes:
 
     @cached_property
     def first_positions(self) -> Ints:
-        """The first position of each lane, int64 [num_lanes]: lane `l` reads every `num_lanes`-th
-        position from `first_positions[l]` on.
+        """The first position of each lane: int64 [num_lanes].
 
-        A lane stays within one canonical node. Two neighboring nodes share the shard at their
-        border, so a machine should have nodes that follow each other. With P machines, the lanes
-        congruent modulo P belong to one machine and get consecutive nodes: with 2 machines and 4
-        nodes, lanes 0 and 2 have nodes 0 and 1. This holds for every P if the number of nodes is a
-        power of 2, and otherwise for some.
+        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`. It stays
+        within one canonical node. Two neighboring nodes share the shard at their border, so a
+        machine should have consecutive nodes. With P machines, the lanes congruent modulo P belong
+        to one machine and get consecutive nodes: with 2 machines and 4 nodes, lanes 0 and 2 have
+        nodes 0 and 1. This works for every P if the number of nodes is a power of 2, and for some P
+        otherwise.
         """
         lanes = np.arange(self.num_lanes)
         nodes = lanes % self.num_nodes
@@ -51,43 +51,50 @@ class Lanes:
     def stride(self) -> int:
         """Positions from the start of one epoch to the next.
 
-        Rounded up to a multiple of the lanes, so that a lane stays within its canonical node; but
-        not with fewer documents than lanes, because some lanes would then never get a document.
+        This is the number of documents, rounded up to a multiple of the number of lanes so that a
+        lane stays within its canonical node. It is not rounded if there are fewer documents than
+        lanes, because some lanes would then never get a document.
         """
         if self.num_positions < self.num_lanes:
             return self.num_positions
         return -(-self.num_positions // self.num_lanes) * self.num_lanes
 
     def place(self, lane: int, ordinal: int) -> tuple[int, int]:
-        """(epoch, position) of a lane's document. A position of `num_positions` or more is a hole
-        at the end of the epoch, without a document."""
+        """(epoch, position) of a lane's document.
+
+        A position of `num_positions` or more is a hole: the lane has no document there.
+        """
         return divmod(ordinal * self.num_lanes + int(self.first_positions[lane]), self.stride)
 
     def places(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
-        """(epochs, positions) of many documents, as by `place`: int64 [documents] each."""
+        """`place` for many documents: (epochs, positions), int64 [documents] each."""
         epochs, positions = np.divmod(
             ordinals * self.num_lanes + self.first_positions[lanes], self.stride
         )
         return epochs, positions
 
     def end(self, lane: int) -> int | None:
-        """The ordinal at which a lane has read all epochs; None if epochs are endless."""
+        """The ordinal at which a lane has read all epochs; None for endless epochs."""
         if self.epochs is None:
             return None
         end = self.epochs * self.stride
         return max(0, -(-(end - int(self.first_positions[lane])) // self.num_lanes))
 
     def hosts_of_nodes(self, num_hosts: int) -> Ints:
-        """The machine that reads each canonical node: int64 [num_nodes]; `num_hosts` divides the
-        number of nodes."""
+        """The machine that reads each canonical node: int64 [num_nodes].
+
+        `num_hosts` must divide the number of nodes.
+        """
         hosts = np.empty(self.num_nodes, np.int64)
         hosts[self.first_positions[: self.num_nodes]] = np.arange(self.num_nodes) % num_hosts
         return hosts
 
 
 def _reverse_digits(number: int) -> Ints:
-    """0, 1, … `number` - 1, each with its digits reversed; the bases are the prime factors of
-    `number`. For 4: 0 2 1 3."""
+    """0, 1, … `number` - 1, each with its digits reversed. For 4: 0 2 1 3.
+
+    The bases of the digits are the prime factors of `number`.
+    """
     numbers, reversed_numbers = np.arange(number), np.zeros(number, np.int64)
     place = rest = number
     for base in range(2, number + 1):
@@ -100,12 +107,16 @@ def _reverse_digits(number: int) -> Ints:
 
 
 def rank_rows(start: int, stop: int, index: int, world_size: int) -> range:
-    """The rows in `start ≤ row < stop` that the rank of virtual index `index` computes;
-    `world_size` divides the number of lanes."""
+    """The rows in `start ≤ row < stop` that the rank with virtual index `index` computes.
+
+    `world_size` must divide the number of lanes.
+    """
     return range(start + (index - start) % world_size, stop, world_size)
 
 
 def worker_of_rows(rows: range, num_lanes: int, world_size: int, num_workers: int) -> Ints:
-    """The worker of its rank that computes each row, int64 [rows]: a rank deals its lanes to its
-    workers round-robin."""
+    """The worker that computes each row, numbered within its rank: int64 [rows].
+
+    A rank assigns its lanes to its workers round-robin.
+    """
     return (np.asarray(rows, np.int64) % num_lanes) // world_size % num_workers

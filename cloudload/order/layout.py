@@ -35,13 +35,15 @@ class Layout:
 def resolve_layout(
     config: RowsConfig, sizes: Sequence[tuple[int, int]], saved: Layout | None = None
 ) -> Layout:
-    """Fill in what `config` leaves open, from `sizes`: (documents in an epoch, shards) of each
-    component.
+    """Choose the values that `config` leaves open.
 
-    Lanes: the largest of 3840, 1920, … 60 that leaves each lane `lanes / 4` documents (at least 16,
-    at most 256); 12 for less data. Canonical nodes: the largest of 64, 32, … that divides the lanes
-    and leaves 4 shards per node. Shuffle block: the documents of 4 shards. On resume, the `saved`
-    layout replaces these defaults.
+    `sizes` are (documents in an epoch, shards) of each component. On resume, the `saved` layout
+    replaces these defaults:
+
+    - Lanes: the largest of 3840, 1920, … 60 that leaves each lane `lanes / 4` documents (at least
+      16, at most 256); 12 for less data.
+    - Canonical nodes: the largest of 64, 32, … that divides the lanes and leaves 4 shards per node.
+    - Shuffle block: the number of documents in 4 shards.
 
     Raises `ValueError` if `config` asks for more canonical nodes than there are documents.
     """

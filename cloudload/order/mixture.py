@@ -1,4 +1,4 @@
-"""Which stream of a mixture each row takes, computed from the row's number alone.
+"""The stream that each row of a mixture takes, computed from the row's number alone.
 
     weights a 2 · b 1 · c 1     arcs of a circle: a from 0 to ½ · b from ½ to ¾ · c from ¾ to 1
     row g is at g · step        0 .22 .45 .67 .89 .12 .34 .56 .78 .01 .23 .45 .68 .90 .12
@@ -6,11 +6,11 @@
 
     (960 lanes: the step is .223)
 
-No counters and no state. How even such a walk is depends only on its step and its length, not on
-where it starts. While the weights stay the same, any 1,000 consecutive rows contain each stream's
-share of 1,000 ± 2, whatever the weights. This holds for the run, which walks by `step`, and for
-each lane, which walks by `num_lanes · step`. Both are exact in integers that wrap around at 2⁶⁴, so
-nothing drifts however long the run.
+There are no counters and no state. The evenness of such a walk depends only on its step and its
+length, not on its starting point. While the weights stay the same, any 1,000 consecutive rows
+contain each stream's share of 1,000 ± 2, for any weights. This holds for the run, which walks by
+`step`, and for each lane, which walks by `num_lanes · step`. Both use exact integers that wrap
+around at 2⁶⁴, so nothing drifts in a long run.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Mixture:
             row >= after for row, after in zip(rows, [*rows[1:], _MOST_ROWS], strict=True)
         ):
             raise ValueError(
-                f"schedule: its entries start at rows {rows}; start the first at row 0, and each "
-                "at a later row"
+                f"schedule: its entries start at rows {rows}; start the first at row 0, then each "
+                "at a later row than the one before"
             )
         for row, weights in self.schedule:
             self._check(row, weights)
@@ -84,7 +84,7 @@ class Mixture:
             )
 
     def components(self, rows: Ints, num_lanes: int) -> Ints:
-        """The index of the stream that each row takes: int64 [rows]; `rows` in any order."""
+        """The index of the stream that each row takes: int64 [rows]. `rows` may be in any order."""
         rows = np.asarray(rows, np.int64)
         points = rows.astype(np.uint64) * np.uint64(find_step(num_lanes))
         entries = (
@@ -118,7 +118,7 @@ class Mixture:
         return self.schedule[bisect_right(self.schedule, row, key=lambda entry: entry[0]) - 1][1]
 
     def to_json(self) -> str:
-        """The mixture as a state holds it."""
+        """The mixture as saved in a state."""
         return self._json
 
     @cached_property
@@ -159,9 +159,9 @@ def build_mixture(
     proportions: Sequence[float],
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None,
 ) -> Mixture:
-    """The mixture of a config: by `schedule`, or by `proportions` if there is none.
+    """The mixture of a config: from `schedule`, or from `proportions` if there is no schedule.
 
-    A stream that an entry of the schedule does not name has weight 0 there. Raises `ValueError` for
+    A stream has weight 0 in each schedule entry that does not name it. Raises `ValueError` for
     unknown streams, and as `Mixture` does.
     """
     if schedule is None:
@@ -196,7 +196,7 @@ def _weight(weight: object) -> float:
 
 
 def _merged(schedule: Sequence[tuple[int, Weights]]) -> tuple[tuple[int, Weights], ...]:
-    """The schedule without entries that leave all shares as they were."""
+    """The schedule without entries that do not change any share."""
     last = [None, *(_shares(weights) for _, weights in schedule)]
     return tuple(
         entry for entry, before in zip(schedule, last, strict=False) if _shares(entry[1]) != before
@@ -211,8 +211,10 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 @lru_cache(1024)
 def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
-    """The streams that have an arc, and the end of each arc but the last, which closes the
-    circle."""
+    """The streams that have an arc, and the end of each arc.
+
+    The end of the last arc is left out because it closes the circle.
+    """
     indices = [index for index, share in enumerate(shares) if share]
     sums = list(accumulate(Fraction(shares[index]) for index in indices))
     return np.array(indices, np.int64), np.array(

@@ -1,10 +1,10 @@
 """The step of a mixture: how far each row advances around the circle of streams.
 
-    step 1/4        rows at 0 .25 .50 .75 0 .25 …     an arc of .24 gets 1 row of 4, or none: uneven
-    golden ratio    strays by up to 2.65 rows in 1,000 from an arc's share
-    ours            strays by less than 2, and so does `num_lanes` times the step, for single lanes
+    step 1/4        rows at 0 .25 .50 .75 0 .25 …     an arc of .24 gets 1 row of 4, or 0: uneven
+    golden ratio    deviates by up to 2.65 rows in 1,000 from an arc's share
+    ours            deviates by less than 2; so does `num_lanes` times the step, for single lanes
 
-The search takes steps just beside fractions p / grid, grid about 1,000, and keeps the most even.
+The search tries steps close to fractions p / grid, grid about 1,000, and keeps the most even.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MOST_TRIED = 2048
 def find_step(num_lanes: int) -> int:
     """The step from one row to the next, in 2⁻⁶⁴ of the circle.
 
-    The golden ratio is even over all lengths, but strays by up to 2.65 in 1,000 rows. The few steps
-    that stray by less than 2 are just beside a fraction with a denominator of about 1,000. This
-    step is one of them, and so is its `num_lanes`-fold. Of those found, it has the smoothest
-    continued fractions, so it is even over other lengths, too. Changing the choice would change the
-    rows of every saved run.
+    The golden ratio is even over all lengths, but deviates by up to 2.65 in 1,000 rows. The few
+    steps that deviate by less than 2 are close to a fraction with a denominator of about 1,000.
+    This step is one of them, and so is its multiple by `num_lanes`. Of those found, it has the
+    smoothest continued fractions, so it is also even over other lengths. Changing the choice would
+    change the rows of every saved run.
     """
     steps = _candidates(num_lanes)
     for stride in (1, num_lanes):
@@ -46,10 +46,11 @@ def find_step(num_lanes: int) -> int:
 
 
 def unevenness(steps: Words) -> Ints:
-    """How far the rows of a window on an arc can stray from the arc's share: for each step, the
-    maximum over all windows and arcs, in 1 / `_UNIT` of a row. uint64 [steps] to int64 [steps].
+    """The largest deviation of the rows on an arc from the arc's share, for each step.
 
-    For sorted points, that is 1 plus the range of their lead over an even spread.
+    It is the maximum over all windows and arcs, in units of 1 / `_UNIT` of a row. Takes uint64
+    [steps] and returns int64 [steps]. For sorted points, it is 1 plus the range of their lead over
+    an even spread.
     """
     strays = []
     for some in np.array_split(steps, len(steps) // 64 + 1):
@@ -64,12 +65,12 @@ def unevenness(steps: Words) -> Ints:
 
 
 def _candidates(num_lanes: int) -> Words:
-    """Steps beside a good fraction whose `num_lanes`-fold is beside one, too; every n-th of them if
-    there are many.
+    """Steps close to a good fraction, whose multiple by `num_lanes` is also close to one.
 
-    960 lanes: 223/1000 is good, and 960 · 223/1000 = 214.08 is near 80/999, which is good from
-    below. At 223/1000 + 8.3e-8 the 960-fold is 5² / (1024 · 999²) below 80/999: a candidate, and
-    the step that is found.
+    Returns every n-th of them if there are many. Example with 960 lanes: 223/1000 is good, and
+    960 · 223/1000 = 214.08 is near 80/999, which is good from below. For the step
+    223/1000 + 8.3e-8, the multiple is 5² / (1024 · 999²) below 80/999, so the step is a candidate.
+    The search chooses it.
     """
     found = [np.array([0x9E3779B97F4A7C15], np.uint64)]
     for (grid, side), good in _good_fractions().items():
@@ -92,8 +93,10 @@ def _candidates(num_lanes: int) -> Words:
 
 @cache
 def _good_fractions() -> dict[tuple[int, int], Flags]:
-    """For each grid, and each side of its fractions p / grid: the p beside which a step is even
-    enough, bool [grid]."""
+    """The p for which steps close to p / grid are even enough: bool [grid].
+
+    The keys are (grid, side of the fraction).
+    """
     good = {}
     for grid in _GRIDS:
         fractions = np.array([p for p in range(grid) if math.gcd(p, grid) == 1], np.uint64)
@@ -105,8 +108,10 @@ def _good_fractions() -> dict[tuple[int, int], Flags]:
 
 
 def _roughness(step: int) -> float:
-    """The largest term of the continued fraction of `step` / 2⁶⁴; later terms, which affect longer
-    windows, have less weight."""
+    """The largest term of the continued fraction of `step` / 2⁶⁴.
+
+    Later terms have less weight because they affect longer windows.
+    """
     whole, rest, rough = TURN, min(step, TURN - step), 0.0
     while whole >> 40:
         term, remainder = divmod(whole, max(rest, 1))

@@ -1,4 +1,4 @@
-"""Which samples an epoch reads if streams have a `repeat` or `choose`: StreamingDataset's draw.
+"""The samples of an epoch if streams have a `repeat` or `choose`, drawn as by StreamingDataset.
 
     shards    0 1 2 3 | 4 5              two shards of one stream that has choose=9
     runs      0 1 2 3 | 0 2 | 4 5 | 4    each shard once, then 3 more drawn: 2 from the first shard
@@ -21,10 +21,10 @@ _DRAWN_AT_ONCE = 1 << 20
 def resample(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling
 ) -> tuple[Ids, Ids]:
-    """The sample ids that an epoch reads, before the shuffle (uint32 or int64 [num_positions]), and
-    the sizes of the runs that the shuffle moves (int64 [runs]).
+    """The sample ids that an epoch reads before the shuffle, and the sizes of its runs.
 
-    A run is one pass over a shard, or the sorted draw of its remainder. The seeds are Streaming's:
+    The ids are uint32 or int64 [num_positions], the sizes int64 [runs]. The shuffle moves runs. A
+    run is one pass over a shard, or the sorted draw of its remainder. The seeds are Streaming's:
     one generator draws within the shards of all streams; a second, restarted for each stream,
     divides its remainder among its shards. Without shuffle, the second is the same every epoch.
     """
@@ -62,8 +62,10 @@ def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:
 
 
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
-    """How many of a stream's `choose` samples each of its shards contributes: int64 [shards], equal
-    to Streaming's `get_sampling`."""
+    """The number of a stream's `choose` samples in each of its shards: int64 [shards].
+
+    Equal to Streaming's `get_sampling`.
+    """
     num_samples = int(shard_sizes.sum())
     passes, rest = divmod(choose, max(1, num_samples))
     reads: Ids = shard_sizes * passes

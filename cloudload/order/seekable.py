@@ -47,9 +47,9 @@ class _Runs:
 
     sizes: Ids
     shards: Ids | None = None
-    """None: one run per shard."""
+    """None if there is one run per shard."""
     is_draw: Ids | None = None
-    """bool; None: no run is a draw."""
+    """bool; None if no run is a draw."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class _Spans:
     starts: Ids
     """The first place of each within the epoch, and the total: int64 [spans + 1]."""
     is_draw: Ids | None
-    """Whether each belongs to a draw: bool [spans]; None: none does."""
+    """Whether each belongs to a draw: bool [spans]; None if there are no draws."""
 
 
 def _weigh(shard_sizes: Ids, weights: Weights, draw: int) -> _Runs:
-    """For each shard, as many full passes as its stream makes, then a draw.
+    """The runs of each shard: the full passes that its stream makes, then a draw.
 
-    The draw is the shard's share of its stream's remainder, rounded up or down by `draw`, a random
-    word of the epoch.
+    The draw is the shard's share of its stream's remainder. `draw`, a random word of the epoch,
+    decides whether the share is rounded up or down.
     """
     stops = np.cumsum([number for number, _ in weights]).tolist()
     shards, sizes, is_draw = [], [], []
@@ -86,8 +86,10 @@ def _weigh(shard_sizes: Ids, weights: Weights, draw: int) -> _Runs:
 
 
 def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
-    """`rest` divided among shards in proportion to their sizes: int64 [shards], each at most its
-    shard's size."""
+    """Divide `rest` among shards in proportion to their sizes: int64 [shards].
+
+    No share exceeds its shard's size.
+    """
     total = max(1, int(sizes.sum()))
     # no overflow: MDS shards are below 4 GiB, so sizes are below 2^30, and totals below 2^33
     whole, parts = np.divmod(sizes * rest, total)
@@ -97,11 +99,11 @@ def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
 
 
 def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _Spans:
-    """Permute the runs by the first key, cut them at the inner `bounds` of nodes, and permute the
-    spans of each node by the node's key.
+    """Permute the runs, cut them at the nodes' inner `bounds`, and permute each node's spans.
 
-    Runs of 3 and 4 places, a bound at 5, no keys: shards 0 1 1, offsets 0 0 2, starts 0 3 5 7.
-    Arrays are narrow and freed early: at 10^10 samples, each byte per span takes 2 MB.
+    The first key permutes the runs; the second has a word for each node. Runs of 3 and 4 places, a
+    bound at 5, and no keys give shards 0 1 1, offsets 0 0 2, starts 0 3 5 7. Arrays are narrow and
+    freed early: at 10^10 samples, each byte per span takes 2 MB.
     """
     sizes = runs.sizes.astype(narrow_dtype(int(runs.sizes.max(initial=0))))
     order = (
@@ -150,13 +152,15 @@ class Shuffle:
     num_nodes: int
     seed: int
     block_size: int | None
-    """Documents per block; None: no shuffle."""
+    """Documents per block; None for no shuffle."""
 
 
 @dataclass(frozen=True)
 class Uses:
-    """The rounds in which a canonical node reads from a shard: int64 [uses] each. A round is one
-    document of each node."""
+    """The rounds in which a canonical node reads from a shard: int64 [uses] each.
+
+    A round is one document of each node.
+    """
 
     nodes: Ids
     shards: Ids
@@ -168,7 +172,8 @@ class SeekableOrder:
     """The sample id at each position of an epoch, indexed like an array: by int, slice, or array.
 
     `order[position]` is an int, `order[positions]` is int64 [positions]. Ask for many at once: a
-    hundred cost as much as one. `shard_sizes` is int64 [shards]. `weights` None: each sample once.
+    hundred cost as much as one. `shard_sizes` is int64 [shards]. If `weights` is None, an epoch
+    reads each sample once.
     """
 
     def __init__(
@@ -235,8 +240,10 @@ class SeekableOrder:
         return samples.reshape(wanted.shape) if wanted.ndim else int(samples[0])
 
     def positions_of(self, sample: int) -> Ids:
-        """The positions of a sample in the epoch: int64 [times], ascending. Scans the spans, not
-        the epoch."""
+        """The positions of a sample in the epoch: int64 [occurrences], ascending.
+
+        Scans the spans, not the epoch.
+        """
         shard = int(np.searchsorted(self._shard_starts, sample, side="right")) - 1
         spans = np.flatnonzero(self._spans.shards == shard)
         within = np.full(len(spans), sample - self._shard_starts[shard])
@@ -259,7 +266,9 @@ class SeekableOrder:
 
     def uses(self) -> Uses:
         """When each shard is in use, from the start of its first block to the end of its last.
-        Scans the spans, not the epoch."""
+
+        Scans the spans, not the epoch.
+        """
         starts, stops = self._spans.starts[:-1], self._spans.starts[1:]
         read = np.flatnonzero(stops > starts)
         nodes = np.searchsorted(self._node_starts, starts[read], side="right") - 1
@@ -308,8 +317,10 @@ class SeekableOrder:
         return starts + shuffled.astype(np.int64)
 
     def _blocks(self, nodes: Ids, within: Ids) -> tuple[Ids, Ids, Ids]:
-        """The block of each place within its node: start, size, number. A last block of less than
-        half the size is merged into the one before."""
+        """The block of each place within its node: start, size, number.
+
+        A last block of less than half the size is merged into the one before.
+        """
         assert self._block_size is not None
         block, firsts = self._block_size, self._first_blocks[nodes]
         node_sizes = self._node_starts[nodes + 1] - self._node_starts[nodes]

@@ -1,9 +1,10 @@
-"""The inputs of every epoch's order besides the shard sizes: shuffle settings, and how many samples
-each stream contributes.
+"""The inputs of every epoch's order besides the shard sizes.
+
+These are the shuffle settings and the number of samples that each stream contributes.
 
     stream of 100 samples        read in an epoch
     repeat 2.5                   250: each sample twice, and 50 of them a third time
-    choose 30                     30: other samples every epoch
+    choose 30                     30: different samples every epoch
     neither                      100: each once
 """
 
@@ -35,7 +36,7 @@ class OrderConfig:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many samples each stream contributes to an epoch, if not each of its samples once.
+    """The number of samples that each stream contributes to an epoch, unless it reads each once.
 
     A stream of `n` samples reads each of them `choose // n` times, and `choose % n` of them once
     more. Those differ from epoch to epoch.
@@ -43,11 +44,11 @@ class Sampling:
 
     shards_per_stream: tuple[int, ...]
     choose: tuple[int, ...]
-    """Samples that each stream contributes to every epoch."""
+    """Number of samples that each stream contributes to every epoch."""
 
     @property
     def num_positions(self) -> int:
-        """Samples in an epoch."""
+        """Number of samples in an epoch."""
         return sum(self.choose)
 
     @classmethod
@@ -58,10 +59,10 @@ class Sampling:
         repeat: Sequence[float | None],
         choose: Sequence[int | None],
     ) -> Sampling | None:
-        """What StreamingDataset derives from each stream's `repeat` or `choose`; None if every
-        sample is read once.
+        """The same counts that StreamingDataset derives from each stream's `repeat` or `choose`.
 
-        Raises `ValueError` if a stream has both, or would contribute nothing.
+        Returns None if every sample is read once. Raises `ValueError` if a stream has both options,
+        or would contribute no samples.
         """
         samples = tuple(map(int, samples_per_stream))
         weights = zip(samples, repeat, choose, strict=True)
@@ -72,7 +73,7 @@ class Sampling:
 
 
 def _chosen(stream: str, samples: int, repeat: float | None, choose: int | None) -> int:
-    """Samples that a stream contributes to an epoch."""
+    """Number of samples that a stream contributes to an epoch."""
     if repeat is not None and choose is not None:
         raise ValueError(f"{stream} has repeat {repeat!r} and choose {choose!r}. Give one of them")
     if repeat is None and choose is None:
@@ -95,5 +96,5 @@ def _chosen(stream: str, samples: int, repeat: float | None, choose: int | None)
 
 
 def num_positions(shard_sizes: Ids, sampling: Sampling | None) -> int:
-    """Samples in an epoch; `shard_sizes` is integer [shards]."""
+    """Number of samples in an epoch; `shard_sizes` is integer [shards]."""
     return int(shard_sizes.sum()) if sampling is None else sampling.num_positions

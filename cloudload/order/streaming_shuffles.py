@@ -1,5 +1,6 @@
-"""StreamingDataset's shuffles, bit for bit: one canonical node at a time, in narrow arrays, without
-importing Streaming.
+"""StreamingDataset's shuffles, bit for bit, without importing Streaming.
+
+They run one canonical node at a time, in narrow arrays.
 
     shards      permuted by the seed, cut at the borders of nodes      D B1 | B2 A C
     spans       permuted within each node by seed and epoch            B1 D | C B2 A
@@ -9,8 +10,9 @@ importing Streaming.
     py1e        each sample moves by up to half of about `block_size`; then all are sorted by place
     naive       all samples are permuted
 
-Tests compare with `streaming.base.shuffle.get_shuffle`. Streaming leaves ties to NumPy's sort; here
-the earlier of two samples that py1e moves to the same place is first (a few pairs in 10^8 at most).
+Tests compare with `streaming.base.shuffle.get_shuffle`. They can differ only in ties, where py1e
+moves two samples to the same place (at most a few pairs in 10^8): Streaming leaves ties to NumPy's
+sort; here the earlier sample is first.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ class _Spans:
 def shuffle_nodes(
     algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int
 ) -> Iterator[Ids]:
-    """The shuffled sample ids of each canonical node in turn: uint32 [samples of the node], int64
-    beyond 2^32 samples.
+    """The shuffled sample ids of each canonical node in turn: [samples of the node].
 
-    `sizes` is int64 [runs]. Raises `ValueError` for an unknown algorithm.
+    They are uint32, or int64 beyond 2^32 samples. `sizes` is int64 [runs]. Raises `ValueError` for
+    an unknown algorithm.
     """
     total = int(sizes.sum())
     narrow = np.dtype(np.uint32 if total <= 1 << 32 else np.int64)
@@ -138,8 +140,11 @@ def _shuffle_twice(
     rngs: tuple[np.random.Generator, np.random.Generator],
     narrow: np.dtype[Any],
 ) -> Iterator[Ids]:
-    """Shuffle within each shard by the first generator; then each node's parts of shards, and again
-    within each part, by the second."""
+    """Shuffle twice: each whole shard, then each node's parts of shards.
+
+    The first generator shuffles within each shard. The second permutes the parts of shards in each
+    node, and shuffles within each part.
+    """
     run_rng, epoch_rng = rngs
     ids = _shuffled_spans(_Spans(begins, begins + sizes), run_rng, narrow)
     ends = np.cumsum(sizes)
@@ -179,10 +184,10 @@ def _shuffle_blocks(
 
 
 def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generator) -> Ids:
-    """Move each sample and sort all by where they land, in place.
+    """Move each sample by a random distance, and sort all by their new places, in place.
 
-    No sample moves by more than `reach`, so places further back than that are final: a few spans
-    are sorted at a time.
+    No sample moves by more than `reach`, so places further back than that are final. Therefore
+    only a few spans are sorted at a time.
     """
     reach = int(1.25 * block_size) / 2 + 1
     at_once = max(_SORTED_AT_ONCE, 2 * int(reach))
@@ -215,8 +220,10 @@ def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Gen
 
 
 def _order_of(places: Ids) -> Ids:
-    """A stable argsort of `places`: a two-pass radix sort by 32-bit keys, then swaps of neighbors
-    that share a key."""
+    """A stable argsort of `places`.
+
+    A two-pass radix sort by 32-bit keys, then swaps of neighbors that share a key.
+    """
     low = places.min(initial=np.inf)
     keys = ((places - low) * ((1 << 32) - 1) / max(1.0, places.max(initial=low) - low)).astype(
         np.uint32

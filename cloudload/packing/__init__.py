@@ -5,11 +5,12 @@
               packing          reference (`packers`, `PackerLanes`)     vectorized twin
               concat           one lane, document by document           `ConcatLanes`
               best_fit         "                                        `BestFitLanes`
-              one_per_row      "                                        none: the reference is used
+              one_per_row      "                                        (the reference is used)
 
-    tail    what lanes have left at the end of a finite run, packed as one lane
+    tail    the tokens left in all lanes at the end of a finite run, packed as one lane
 
-`tables` names the columns of every table. The reference is the specification: tests hold the twins
-to its rows, cursors, residues and counts. `packing` imports only `cloudload.arrays` from outside.
-Other packages use `Packing`, the three kinds of `LaneRows`, `fill_rows`, `Tail`, and `tables`.
+`tables` names the columns of every table. The reference is the specification: tests compare the
+twins' rows, cursors, residues and counts with it. `packing` imports only `cloudload.arrays` from
+outside. Other packages use `Packing`, the three kinds of `LaneRows`, `fill_rows`, `Tail`, and
+`tables`.
 """

@@ -4,10 +4,10 @@
 
     aaaa bbbbbbb cc   seq_len 5  ─►  aaaa | bbbbb | bb | cc  ─►  bbbbb, then bbcc., then aaaa.
 
-A **piece** is up to `seq_len` tokens of a document that go into one row together. It is an integer,
+A **piece** is up to `seq_len` tokens of a document that go into one row together. It is an integer:
 the index of its document and tokens in a table. Everything that does not depend on earlier rows is
-computed for many pieces at once. Only their placement is sequential, in lists of plain integers: a
-lane has few open rows, and its next piece depends on where the last one went.
+computed for many pieces at once. Only their placement is sequential, in lists of plain integers,
+because a lane has few open rows and its next piece depends on the placement of the last one.
 
 The reference, `PackerLanes` with a `BestFitPacker` for each lane, is the specification: tests
 compare every row, cursor, residue and count.
@@ -49,12 +49,15 @@ from cloudload.packing.tables import (
 _TOKEN_BYTES = _PIECE_BYTES = 4
 _Row = tuple[int, int, bytes, bytes, bytes]
 """Cursor (ordinal, offset) and residue after the row, its pieces, and the last piece of each
-document that the cursor passes with this row. The GC does not track tuples of ints and bytes."""
+document that the cursor passes with this row. A plain tuple, because the GC does not track tuples
+of ints and bytes."""
 
 
 class _Lane:
-    """A lane's open rows, sorted by ascending free space, ties by age; and the full rows that wait
-    to be taken."""
+    """A lane's open rows, and its full rows that wait to be taken.
+
+    Open rows are sorted by ascending free space, ties by age.
+    """
 
     __slots__ = ("_free", "_groups", "_open_rows", "_passed", "_pieces", "_seq_len", "rows")
 
@@ -63,19 +66,21 @@ class _Lane:
         self._free = array("i")
         self._pieces: list[bytes] = []
         self._groups: list[bytes] = []
-        """Each open row as a residue holds it."""
+        """Each open row, encoded as in a residue."""
         self._passed = b""
         self.rows: deque[_Row] = deque()
 
     def restore(self, free: int, pieces: bytes, group: bytes) -> None:
-        """Append an open row, with more free space than the others."""
+        """Append an open row that has more free space than the others."""
         self._free.append(free)
         self._pieces.append(pieces)
         self._groups.append(group)
 
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
-        """Put the next piece into the open row with the least free space that fits it, or into a
-        new row. (ordinal, offset) is the cursor after it."""
+        """Put the next piece into the fullest open row that has room for it, or into a new row.
+
+        (ordinal, offset) is the cursor after it.
+        """
         if not offset:
             self._passed += piece
         if size == self._seq_len:
@@ -110,8 +115,10 @@ class _Lane:
 
 
 class BestFitLanes:
-    """Lanes whose documents go into the open row that fits them best. See `LaneRows`. `cursors` is
-    int64 [flat_lanes, 2]."""
+    """Lanes whose documents go into the open row that fits them best; see `LaneRows`.
+
+    `cursors` is int64 [flat_lanes, 2].
+    """
 
     def __init__(
         self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
@@ -119,17 +126,16 @@ class BestFitLanes:
         self._packing, self._num_lanes = packing, num_lanes
         self._cursors, self._residues = cursors, residues
         self._offsets = cursors[:, CURSOR_OFFSET].copy()
-        """Tokens of each lane's first document that are in rows already; 0 once it was added."""
+        """Tokens of each lane's first document that are already in rows; 0 once it was added."""
         self._lanes: list[_Lane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
-        """The pieces of documents in residues whose tokens must be read again, by flat_lane and
-        ordinal."""
+        """Pieces in residues, whose documents must be read again, by flat_lane and ordinal."""
         self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
         """The document of each piece, with the piece's `START`."""
         self._tokens = np.empty(0, np.object_)
         """The tokens of each piece, int32 as bytes."""
         self._unused = np.empty(0, np.int64)
-        """Rows of the table without a piece."""
+        """Free rows of the table, which hold no piece."""
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
         for flat_lane in flat_lanes.tolist():
@@ -245,8 +251,10 @@ class BestFitLanes:
         )
 
     def _release(self, pieces: Ints) -> list[bytes]:
-        """Free pieces and return their tokens; their rows of the table stay until they are
-        reused."""
+        """Free pieces and return their tokens.
+
+        Their rows of the table keep their content until they are reused.
+        """
         tokens: list[bytes] = self._tokens[pieces].tolist()
         self._tokens[pieces] = b""
         self._unused = np.concatenate([self._unused, pieces])
@@ -269,7 +277,7 @@ class BestFitLanes:
         return lane
 
     def _restore(self, flat_lane: int, lane: _Lane, residue: bytes) -> None:
-        """Let the reference packer read the residue, and continue from its open rows."""
+        """Decode the residue with the reference packer, and continue from its open rows."""
         ordinal, offset = self._cursors[flat_lane].tolist()
         packer = BestFitPacker(
             self._packing.seq_len, self._packing.open_rows, (ordinal, offset), residue
@@ -297,7 +305,7 @@ class BestFitLanes:
         self._unread[flat_lane] = unread
 
     def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
-        """Take the documents of residues, which are packed already; returns the others."""
+        """Take the documents of residues, which are already packed; returns the others."""
         others: list[int] = []
         for place, (flat_lane, ordinal, size) in enumerate(
             table[:, [FLAT_LANE, ORDINAL, SIZE]].tolist()
@@ -312,7 +320,7 @@ class BestFitLanes:
             if size != packed_size:
                 raise ValueError(
                     f"lane {flat_lane % self._num_lanes}: document {ordinal} had {packed_size} "
-                    f"tokens, and now has {size}"
+                    f"tokens, but now has {size}"
                 )
             again = np.repeat(table[place : place + 1], len(pieces), axis=0)
             again[:, START] = self._table[pieces, START]

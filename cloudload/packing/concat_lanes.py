@@ -1,4 +1,4 @@
-"""The rows of many `concat` lanes at once, in arrays: the vectorized twin of `_ConcatPacker`.
+"""The rows of many `concat` lanes, computed in arrays: the vectorized twin of `_ConcatPacker`.
 
     lane 0   aaaabbbbbbbcc        all tokens of a lane, one document after the other
              ├────┼────┼──        cut every seq_len = 5 tokens; `cc` and one `b` wait
@@ -38,14 +38,16 @@ _KEY_BITS = 40
 
 
 class ConcatLanes:
-    """Lanes whose documents continue across rows: the tokens of a lane in order are its rows. See
-    `LaneRows`. `cursors` is int64 [flat_lanes, 2]."""
+    """Lanes whose tokens fill rows in order, so documents continue across rows; see `LaneRows`.
+
+    `cursors` is int64 [flat_lanes, 2].
+    """
 
     def __init__(self, seq_len: int, num_lanes: int, cursors: Ints) -> None:
         self._seq_len, self._num_lanes = seq_len, num_lanes
         self._offsets = cursors[:, CURSOR_OFFSET]
         self._available = np.zeros(len(cursors), np.int64)
-        """The tokens of each lane that are in no row yet."""
+        """The tokens of each lane that are not in a row yet."""
         self._tables: list[Ints | None] = [None] * len(cursors)
         self._tokens: list[memoryview] = [memoryview(b"")] * len(cursors)
         self._added: list[Documents] = []
@@ -106,8 +108,10 @@ class ConcatLanes:
         return CutRows(num_rows, table, buffers, pieces, cursors, None, counted)
 
     def _gather(self, flat_lanes: Ints) -> tuple[Ints, list[memoryview]]:
-        """The documents of lanes, lane after lane, and the buffers of their tokens. All lanes that
-        have new documents are among `flat_lanes`."""
+        """The documents of lanes, ordered by lane, and the buffers of their tokens.
+
+        `flat_lanes` must include all lanes that have new documents.
+        """
         added, self._added = self._added, []
         tables = [
             (flat_lane, table)
@@ -129,7 +133,7 @@ class ConcatLanes:
         return joined, buffers
 
     def _keep(self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: list[memoryview]) -> None:
-        """Keep the rest of each lane's documents, and their tokens in one buffer per lane."""
+        """Keep the rest of each lane's documents, with their tokens in one buffer per lane."""
         bounds = np.searchsorted(lanes, np.arange(len(flat_lanes) + 1)).tolist()
         froms = np.maximum(0, rest[:, BASE] + rest[:, START])
         stops = np.maximum(froms, rest[:, BASE] + rest[:, SIZE])
@@ -158,8 +162,9 @@ class ConcatLanes:
 def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
     """Cut tokens [starts, taken) of lanes every `seq_len` tokens: int64 [pieces, 4].
 
-    All arguments are by document; `first_rows` is the first row of its lane. seq_len 5, starts 0 4,
-    taken 4 10: pieces (row, document, start, stop) 0 0 0 4 · 0 1 0 1 · 1 1 1 6.
+    All arrays have one value per document; `first_rows` is the first row of its lane. For example,
+    seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document, start, stop)
+    0 0 0 4 · 0 1 0 1 · 1 1 1 6.
     """
     cut = np.flatnonzero(taken > starts)
     firsts = starts[cut] // seq_len
@@ -177,8 +182,10 @@ def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_le
 
 
 def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview]) -> memoryview:
-    """Join the tokens of a lane's documents from several buffers, and shift `BASE` in `rest` as if
-    all followed the first document in its buffer."""
+    """Join the tokens of a lane's documents, which are in several buffers, into one buffer.
+
+    Shifts `BASE` in `rest` as if all documents followed the first one in its buffer.
+    """
     parts: list[bytes] = []
     place = first = int(froms[0])
     for buffer in dict.fromkeys(rest[:, BUFFER].tolist()):
@@ -203,8 +210,10 @@ def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
 
 
 def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> Ints:
-    """For each document, the first row after which its lane's cursor is past it, or the number of
-    rows if there is none."""
+    """For each document, the first row after which its lane's cursor is past it.
+
+    If no such row exists, the number of rows.
+    """
     rows = np.searchsorted(
         row_lanes << _KEY_BITS | cursors[:, CURSOR_ORDINAL],
         lanes << _KEY_BITS | table[:, ORDINAL],

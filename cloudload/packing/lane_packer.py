@@ -1,4 +1,4 @@
-"""The lanes of a worker as packers see them: documents in, pieces of rows out.
+"""The packers of a worker's lanes: documents in, pieces of rows out.
 
     lane 0   ···| a a a b b   c c c c     two rows wanted of seq_len 5   ─►  a a a b b | c c c c .
     lane 1        d d d d d d d e         one row wanted                 ─►  d d d d d    d d e wait
@@ -28,7 +28,7 @@ class CutRows:
     """Rows in pieces: lane after lane, and in order within a lane."""
 
     num_rows: Ints
-    """int64 [lanes]: rows from each lane; fewer than wanted if it has reached its end."""
+    """int64 [lanes]: number of rows from each lane; fewer than wanted if it has reached its end."""
     table: Ints
     """int64 [documents, 10], the document table of the pieces."""
     buffers: Sequence[memoryview]
@@ -38,7 +38,7 @@ class CutRows:
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: Sequence[bytes] | None
-    """[rows]: the lane's residue after each row; None if the packing has none."""
+    """[rows]: the lane's residue after each row; None if the packing has no residue."""
     counted: Ints
     """int64 [documents, 4], by `tables.COUNTED_ROW` and so on."""
 
@@ -50,20 +50,26 @@ class LaneRows(Protocol):
     """
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
-        """(flat_lanes, ordinals) of documents in residues, whose tokens must be read again: int64
-        [documents] each. Raises `ValueError` for an invalid residue."""
+        """Documents in residues, whose tokens must be read again.
+
+        Returns (flat_lanes, ordinals), int64 [documents] each. Raises `ValueError` for an invalid
+        residue.
+        """
         ...
 
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
-        """The tokens that each lane needs at least before it has the wanted rows, 0 if it has them:
-        int64 [lanes]."""
+        """The minimum number of tokens that each lane needs for the wanted rows: int64 [lanes].
+
+        0 if the lane already has the rows.
+        """
         ...
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
-        """Add the next documents of lanes. `has_begun`, bool [documents]: the lane's first cursor
-        is in this document, so part of it is in rows already.
+        """Add the next documents of lanes.
 
-        Raises `ValueError` that names the lane if the cursor is past the document's end.
+        `has_begun` is bool [documents]: True if the lane's first cursor is inside the document, so
+        that part of it is already in rows. Raises `ValueError`, which names the lane, if the cursor
+        is past the document's end.
         """
         ...
 
@@ -81,7 +87,7 @@ def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
 
 
 class _PackerLane:
-    """A lane, its packer, and the documents that rows have yet to use."""
+    """A lane, its packer, and the documents that rows have not used up."""
 
     def __init__(self, packer: Packer, residue: dict[int, int]) -> None:
         self.packer = packer
@@ -92,8 +98,11 @@ class _PackerLane:
 
 
 class PackerLanes:
-    """Lanes with a reference packer each. Runs `one_per_row`, and specifies the vectorized twins
-    `ConcatLanes` and `BestFitLanes`. See `LaneRows`."""
+    """Lanes that each have a reference packer; see `LaneRows`.
+
+    Runs `one_per_row`, and is the specification of its vectorized twins, `ConcatLanes` and
+    `BestFitLanes`.
+    """
 
     def __init__(
         self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
@@ -150,7 +159,7 @@ class PackerLanes:
                     lane.uncounted.append((ordinal, stream, count, size))
                 elif size != packed_size:
                     raise ValueError(
-                        f"document {ordinal} had {packed_size} tokens, and now has {size}"
+                        f"document {ordinal} had {packed_size} tokens, but now has {size}"
                     )
             except ValueError as error:
                 raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
@@ -196,7 +205,7 @@ class PackerLanes:
 
 
 def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
-    """Each document's row of the table, int64 [10], and a copy of its tokens alone, int32."""
+    """Each document's row of the table, int64 [10], and a copy of its tokens, int32."""
     table, buffer = documents.table.copy(), documents.ids.data
     froms = np.maximum(0, table[:, BASE])
     stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])

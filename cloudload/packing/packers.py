@@ -7,13 +7,14 @@
     one_per_row   aaaa. bbbbb cc...    one document per row; the rest of a longer one is cut off
                                        (overflow="cut"), or fills further rows ("rows")
 
-Documents are ordinals and sizes: no tokens here. A packer appends each row to `rows` as soon as it
-is full, however far the lane has read ahead. A row carries the **cursor** after it, from which the
-lane's future follows: the next unread token (ordinal, offset), and the **residue**, the spans that
-are read but not yet in a row. Only `best_fit` has a residue.
+Packers see documents as ordinals and sizes, never as tokens. A packer appends each row to `rows` as
+soon as it is full, no matter how far the lane has read ahead. A row carries the lane's position
+after it, which determines all later rows: the **cursor**, which is the next unread token (ordinal,
+offset), and the **residue**, the spans that were read but are not in a row yet. Only `best_fit` has
+a residue.
 
-These classes are the specification of `concat_lanes` and `best_fit_lanes`, their vectorized twins,
-which tests hold to them.
+These classes are the specification of `concat_lanes` and `best_fit_lanes`, their vectorized twins.
+Tests compare the twins with them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ has more of it."""
 
 
 class PackedRow(NamedTuple):
-    """The pieces of a row from its start, and the cursor after it."""
+    """The pieces of a row in order, and the cursor after it."""
 
     pieces: Sequence[Piece]
     cursor: Cursor
@@ -43,7 +44,7 @@ class PackedRow(NamedTuple):
 
 
 class Packer(ABC):
-    """Packs the documents of one lane, from a cursor on."""
+    """Packs the documents of one lane, starting at a cursor."""
 
     num_pending = 0
     """Tokens that are certain to be in the next rows."""
@@ -55,17 +56,17 @@ class Packer(ABC):
 
     @abstractmethod
     def add(self, ordinal: int, size: int) -> None:
-        """Pack the lane's next document of `size` tokens; 0 if nothing of it is to be packed.
+        """Pack the lane's next document of `size` tokens; 0 for a document that is left out.
 
         Raises `ValueError` if the first cursor is past its end.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Turn what is left into rows: there are no more documents."""
+        """Turn the remaining tokens into rows, because there are no more documents."""
 
     def _start(self, ordinal: int, size: int) -> int:
-        """How many tokens of a document are in rows already: those before the first cursor."""
+        """The number of tokens of a document that are already in rows, before the first cursor."""
         expected, offset = self._first
         if not offset:
             return 0
@@ -82,9 +83,9 @@ class Packing:
     """`concat`, `best_fit` or `one_per_row`."""
     seq_len: int
     open_rows: int
-    """Rows that `best_fit` holds open."""
+    """Number of rows that `best_fit` keeps open."""
     overflow: str
-    """What `one_per_row` does with the tokens of a document that exceed a row: `cut` or `rows`."""
+    """How `one_per_row` treats tokens of a document that do not fit its row: `cut` or `rows`."""
 
     @property
     def has_residue(self) -> bool:
@@ -93,7 +94,7 @@ class Packing:
 
     @property
     def cuts(self) -> bool:
-        """Whether the tokens of a document that exceed a row are left out."""
+        """Whether tokens of a document that do not fit its row are dropped."""
         return (self.name, self.overflow) == ("one_per_row", "cut")
 
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
@@ -106,8 +107,10 @@ class Packing:
 
 
 def check_start(expected: int, offset: int, ordinal: int, size: int) -> None:
-    """Raises `ValueError` unless `offset` tokens of document `expected` can be those of the lane's
-    first document, which is `ordinal` and has `size`."""
+    """Check that a lane's first document fits its cursor, token `offset` of document `expected`.
+
+    The first document is `ordinal` and has `size` tokens. Raises `ValueError` if it does not fit.
+    """
     if ordinal != expected or offset > size:
         raise ValueError(
             f"the cursor is at token {offset} of document {expected}, but document {ordinal} has "
@@ -144,7 +147,7 @@ class _ConcatPacker(Packer):
 
 
 class _OnePerRowPacker(Packer):
-    """Has no vectorized twin."""
+    """The packer of `one_per_row`, which has no vectorized twin."""
 
     def __init__(self, seq_len: int, cuts: bool, cursor: Cursor) -> None:
         super().__init__(seq_len, cursor)
@@ -177,7 +180,7 @@ class BestFitPacker(Packer):
         self._free: list[int] = []
         self._open: list[list[Span]] = []
         self._encoded: list[bytes] = []
-        """Each open row as a residue holds it."""
+        """Each open row, encoded as in a residue."""
         waiting, rows = decode_residue(residue, cursor[0])
         for spans in rows:
             free = seq_len - sum(stop - start for _, start, stop in spans)
@@ -211,7 +214,7 @@ class BestFitPacker(Packer):
         return self._open
 
     def _pack(self, ordinal: int, start: int, size: int) -> None:
-        """Pack a span that rows of another `seq_len` left over."""
+        """Pack a span that was left over from rows of another `seq_len`."""
         while size - start >= self._seq_len:
             stop = start + self._seq_len
             if stop < size:
@@ -224,7 +227,7 @@ class BestFitPacker(Packer):
             self._place((ordinal, start, size))
 
     def _place(self, span: Span) -> None:
-        """Put a span into the open row with the least free space that fits it, or a new row."""
+        """Put a span into the fullest open row that has room for it, or into a new row."""
         size = span[2] - span[1]
         place = bisect_left(self._free, size)
         if place == len(self._free):

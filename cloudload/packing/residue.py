@@ -1,6 +1,6 @@
-"""A residue as bytes: the spans that a `best_fit` lane has read and not yet emitted.
+"""A residue as bytes: the spans that a `best_fit` lane has read but not yet emitted.
 
-    waiting spans     number, spans      left by rows of another `seq_len`, to be packed
+    waiting spans     number, spans      left over from rows of another `seq_len`, to be packed
     each open row     number, spans      by ascending free space
     span              ordinal, start, stop, in tokens of its document
 
@@ -42,7 +42,7 @@ def extend_group(group: bytes, span: bytes) -> bytes:
 
 
 def encode_spans(spans: Ints) -> list[bytes]:
-    """Each of the spans, int64 [spans, 3], as a group holds it."""
+    """Each of the spans, int64 [spans, 3], encoded as in a group."""
     joined = spans.astype("<i4").tobytes()
     return [joined[start : start + _SPAN_BYTES] for start in range(0, len(joined), _SPAN_BYTES)]
 
@@ -80,7 +80,7 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
 
 
 def split_residues(joined: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """The residues of these sizes in bytes, which were joined."""
+    """Split joined residues by their sizes in bytes."""
     stops = [0, *itertools.accumulate(sizes)]
     return [joined[start:stop] for start, stop in itertools.pairwise(stops)]
 
@@ -92,7 +92,7 @@ def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
 
 
 def unpack_residue(residue: bytes, ordinal: int) -> bytes:
-    """The residue with all its spans waiting, for rows of another `seq_len` to pack.
+    """The residue with all its spans waiting, so that rows of another `seq_len` can pack them.
 
     Raises `ValueError` as `decode_residue` does.
     """

@@ -1,4 +1,4 @@
-"""Rows out of pieces of documents: their tokens and spans. Arrays in, arrays out.
+"""Build rows from pieces of documents: their tokens and spans. Arrays in, arrays out.
 
     documents   a: bos ····· eos    b: bos ·········· eos    a table, and buffers of the texts' ids
     pieces      (row 0, a, 0, 7) (row 0, b, 0, 3) (row 1, b, 3, 12)
@@ -36,7 +36,7 @@ from cloudload.packing.tables import (
 
 @dataclass(frozen=True)
 class Framing:
-    """The ids before and after a document, by stream: int64 [streams], -1 for none."""
+    """The ids before and after a document, by stream: int64 [streams], or -1 for no id."""
 
     bos: Ints
     eos: Ints
@@ -55,11 +55,11 @@ def fill_rows(
 ) -> Ints:
     """Write pieces into the rows of `out`, int32 [rows, seq_len], contiguous, and pad with 0.
 
-    `table` and `pieces` are as in `tables`; `buffers` are of int32 ids. Returns the number of
-    tokens in each row: int64 [rows].
+    `table` and `pieces` are as in `tables`; `buffers` hold int32 ids. Returns the number of tokens
+    in each row: int64 [rows].
 
-    seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, pieces (0, a, 0, 5) (0, b, 0, 3) (1, b,
-    3, 6): rows 1 10 11 12 2 1 20 21 0 | 22 23 2 0 0 0 0 0 0, lengths 8 3.
+    Example: seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, and pieces (0, a, 0, 5)
+    (0, b, 0, 3) (1, b, 3, 6) give rows 1 10 11 12 2 1 20 21 0 | 22 23 2 0 0 0 0 0 0, lengths 8 3.
     """
     num_rows, seq_len = out.shape
     lengths = row_lengths(pieces, num_rows)
@@ -85,8 +85,10 @@ def fill_rows(
 
 
 def _places(pieces: Ints, shape: tuple[int, ...]) -> Ints:
-    """The place of each piece in the flattened rows. Sizes 5 3 in row 0 and 3 in row 1, with
-    seq_len 9: 0 5 9."""
+    """The place of each piece in the flattened rows: int64 [pieces].
+
+    Sizes 5 3 in row 0 and 3 in row 1, with seq_len 9, give 0 5 9.
+    """
     num_rows, seq_len = shape
     rows, sizes = pieces[:, PIECE_ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START]
     ends = np.cumsum(sizes)

@@ -18,12 +18,12 @@ FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = ra
 `FLAT_LANE` is `component * num_lanes + lane`. `SAMPLE` is numbered within its stream. `SIZE` is the
 number of tokens to pack, 0 for a document that is left out, and `COUNT` is the statistic that it
 counts toward, an index into `stats.COUNTS`. Token `i` is at `BASE + i` of buffer number `BUFFER`,
-bos included. The first `START` tokens are in rows already.
+bos included. The first `START` tokens are already in rows.
 """
 
 CURSOR_ORDINAL, CURSOR_OFFSET = range(2)
-"""Columns of cursors, int64 [.., 2]: the ordinal of a lane's next document, and how many of its
-tokens are in rows already."""
+"""Columns of cursors, int64 [.., 2]: the ordinal of a lane's next document, and the number of its
+tokens that are already in rows."""
 
 PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(4)
 """Columns of pieces, int64 [pieces, 4], by ascending row: tokens [start, stop) of a document, bos
@@ -38,7 +38,7 @@ SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(le
 """Columns of spans, int64 [spans, 6]: tokens [start, stop) of a sample of a stream."""
 
 SIZE_ABSENT, SIZE_FILTERED = -2, -1
-"""Markers in a column of sizes: there is no document, or it is filtered out."""
+"""Markers in a column of sizes: no document, or a document that is filtered out."""
 
 NUM_UNIT_COLUMNS = 5
 UNIT_LANE, UNIT_ORDINAL, UNIT_START, UNIT_STOP, UNIT_SIZE = range(NUM_UNIT_COLUMNS)

@@ -1,13 +1,14 @@
-"""The tail of a finite run: what all lanes have left when the first one runs short, packed as one.
+"""The tail of a finite run: the tokens left in all lanes when the first one runs dry.
 
     lane 0    ████████████ ▒▒▒▒       the tail begins at the first row that its lane cannot fill
     lane 1    ████████████
-    lane 2    ████████████ ▒▒▒▒▒▒▒    ▒ goes, in canonical order, through a single reference packer
-    tail      ▒▒▒▒▒▒▒▒▒▒▒▒            row after row, as if of one lane: only the last is padded
+    lane 2    ████████████ ▒▒▒▒▒▒▒    ▒ is packed, in canonical order, by one reference packer
+    tail      ▒▒▒▒▒▒▒▒▒▒▒▒            as if it were one lane, so only the last row is padded
 
-Lanes never end together, because their documents differ in size. Each rank tokenizes what its own
-lanes have left to learn the sizes, all ranks exchange them, and each then reads its own rows of the
-tail. The rows follow from the lanes' cursors and the sizes, never from the world size.
+Lanes end at different rows because their documents differ in size. Each rank tokenizes the
+documents left in its lanes to learn their sizes. The ranks exchange the sizes, and each rank then
+reads its rows of the tail. The rows depend on the lanes' cursors and the sizes, never on the world
+size.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ Stages = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Tail:
-    """The rows of a tail: row `first_row + i` of the run has the pieces
-    `pieces[piece_starts[i] : piece_starts[i + 1]]`."""
+    """The rows of a tail.
+
+    Row `first_row + i` of the run has the pieces `pieces[piece_starts[i] : piece_starts[i + 1]]`.
+    """
 
     first_row: int
     units: Ints
@@ -74,7 +77,7 @@ class Tail:
         return self.units[self.passed[place] : self.passed[min(place + 1, self.num_rows)]]
 
     def num_tokens(self, row: int) -> int:
-        """Number of tokens in the rows from `row` of the run on."""
+        """Number of tokens in row `row` of the run and all later rows."""
         pieces = self.pieces[self.piece_starts[min(max(0, row - self.first_row), self.num_rows)] :]
         return int((pieces[:, TAIL_STOP] - pieces[:, TAIL_START]).sum())
 
@@ -88,13 +91,12 @@ def pack_tail(
     residues: Sequence[bytes],
     sizes: Sequence[Ints],
 ) -> Tail:
-    """The tail that begins at `start_row`, when the lanes were at `cursors` (int64 [lanes, 2]) with
-    `residues` ([lanes]).
+    """The tail that begins at `start_row`.
 
-    `sizes` holds, for each lane, the sizes of its documents from the cursor on: int64 [documents].
-    `stages` are the rows of the tail that were delivered before the run was resumed; those of
-    another `seq_len` than the current one are skipped. Raises `ValueError` for a cursor past the
-    end of its document.
+    The lanes were then at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). `sizes` holds,
+    for each lane, the sizes of its documents from the cursor on: int64 [documents]. `stages` are
+    the rows of the tail that were delivered before the run was resumed; rows with another `seq_len`
+    than the current one are skipped. Raises `ValueError` for a cursor past the end of its document.
     """
     units = _units_left(cursors, residues, sizes)
     over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
@@ -108,8 +110,10 @@ def pack_tail(
 
 
 def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
-    """The stages of a tail that began at `start_row`, after `rows` rows of the run, the last of
-    which has `seq_len`."""
+    """The stages of a tail after `rows` rows of the run.
+
+    The tail began at `start_row`. The last row has `seq_len` tokens.
+    """
     past = stages[:-1] if stages and stages[-1][0] == seq_len else stages
     return (*past, (seq_len, rows - start_row - sum(count for _, count in past)))
 
@@ -151,8 +155,8 @@ def _add(packer: Packer, unit: int, units: Ints) -> None:
 def _skip_rows(packer: Packer, units: Ints, rows: int) -> Ints:
     """The units that are left after the packer's first `rows` rows.
 
-    Units of 4, 7 and 2 tokens, concat, seq_len 5, 1 row: it takes unit 0 and a token of unit 1, so
-    tokens [1, 7) of unit 1 and all of unit 2 are left. Spans of a residue come first.
+    Example: units of 4, 7 and 2 tokens, concat, seq_len 5, 1 row. The row takes unit 0 and a token
+    of unit 1, so tokens [1, 7) of unit 1 and all of unit 2 are left. Spans of a residue are first.
     """
     if not rows:
         return units

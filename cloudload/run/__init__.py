@@ -1,4 +1,4 @@
-"""What a run is, and where it stands: all that its rows follow from, and a position in them.
+"""The definition of a run, which determines its rows, and a position in those rows.
 
     RowsConfig, tokenizer, data ─► Recipe          layout, components, mixture: settled, immutable
                                      │
@@ -7,8 +7,9 @@
              build_state ◄───────────┴───────────► read_state, resume_position
              one flat dict of JSON types           checks every field, then moves the position
 
-`components` says what is read in an order of its own, `recipe` joins them, `position` and `state`
-hold where a run is, `state_codec` turns arrays into text, `resume` decides what may change.
+`components` are the units that have a separate order, and `recipe` joins them. `position` and
+`state` hold the point that a run has reached, `state_codec` encodes arrays as text, and `resume`
+decides which changes are allowed.
 Other packages use `open_recipe`, `Recipe`, `Component`, `Position`, `LaneArrays`, `build_state`,
 `read_state`, `merge_state_dicts`, `mask_lanes` and `resume_position`.
 """

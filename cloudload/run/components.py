@@ -1,5 +1,4 @@
-"""The components of a mixture: streams that are read in one order, at their own pace and in their
-own epochs.
+"""The components of a mixture: each has a separate order, pace, and epochs.
 
     streams without proportions    one component of all streams, read as one corpus
     streams with proportions       one component per stream; the mixture assigns rows to components
@@ -30,37 +29,37 @@ from cloudload.order.spec import OrderConfig, Sampling
 
 @dataclass(frozen=True)
 class ComponentSpec:
-    """The part of a component that follows from config and data, before the layout is settled."""
+    """The part of a component that depends only on config and data, not on the layout."""
 
     streams: range
-    """Its streams, by index in the corpus."""
+    """Indices of its streams in the corpus."""
     first_sample: int
     shard_sizes: Ints
-    """Samples in each shard: int64 [shards]."""
+    """Number of samples in each shard: int64 [shards]."""
     raw_bytes: int
-    """Size of its uncompressed shards."""
+    """Total size of its uncompressed shards."""
     sampling: Sampling | None
 
     @property
     def num_samples(self) -> int:
-        """Samples in its streams."""
+        """Number of samples in its streams."""
         return int(self.shard_sizes.sum())
 
     @property
     def num_positions(self) -> int:
-        """Documents in an epoch."""
+        """Number of documents in an epoch."""
         return self.num_samples if self.sampling is None else self.sampling.num_positions
 
 
 @dataclass(frozen=True)
 class Component(ComponentSpec):
-    """Streams that are read in one order, and how the positions of that order fall to the lanes."""
+    """Streams that are read in one order, and the assignment of its positions to lanes."""
 
     order: OrderConfig
     lanes: Lanes
 
     def orders(self, cache_root: Path) -> EpochOrders:
-        """The order of each epoch, in the component's own sample numbers."""
+        """The order of each epoch; samples are numbered within the component."""
         return EpochOrders(cache_root / ORDERS_FOLDER, self.shard_sizes, self.order, self.sampling)
 
 
@@ -78,7 +77,7 @@ def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec
 def build_components(
     config: RowsConfig, specs: Sequence[ComponentSpec], layout: Layout
 ) -> tuple[Component, ...]:
-    """The components with their orders and lanes. `specs` may be components of another layout."""
+    """The components with their orders and lanes; `specs` may be components with another layout."""
     return tuple(
         Component(
             **{each.name: getattr(spec, each.name) for each in fields(ComponentSpec)},

@@ -1,10 +1,10 @@
-"""Where a run is: the rows delivered, and how far each lane has read its documents.
+"""The position of a run: the rows delivered, and the cursor of each lane.
 
     batch        1             2             3
     LaneLog ─► with_update ─► with_update ─► with_update ─► .arrays
                                                             copies once, applies all three
 
-A batch costs one reference: arrays are copied and updated only when they are asked for.
+A batch costs one reference, because arrays are copied and updated only when they are needed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class LaneArrays:
-    """How far each lane has read, and what was counted so far."""
+    """The cursor and residue of each lane, and the statistics so far."""
 
     cursors: Ints
     """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token, or
     `UNKNOWN`."""
     residues: Residues | None
-    """bytes [components, lanes]: the spans that each lane has read and not emitted; None if the
+    """bytes [components, lanes]: the spans that each lane has read but not emitted; None if the
     packing has no residue."""
     counts: Ints
     """int64 [streams, counts], by `stats.COUNTS`."""
@@ -42,8 +42,10 @@ class LaneArrays:
     def blank(
         shape: tuple[int, ...], num_streams: int, *, has_residues: bool, cursor: int = 0
     ) -> LaneArrays:
-        """Arrays of lanes that have read nothing (`cursor` 0) or are `UNKNOWN`; `shape` is
-        (components, lanes)."""
+        """Arrays of lanes that have read nothing (`cursor` 0) or are `UNKNOWN`.
+
+        `shape` is (components, lanes).
+        """
         return LaneArrays(
             np.full((*shape, 2), cursor, np.int64),
             np.full(shape, b"", object) if has_residues else None,
@@ -68,16 +70,16 @@ _MOST_PENDING = 64
 
 
 class LaneLog:
-    """Lane arrays and a log of updates to them, which are applied when the arrays are needed."""
+    """Lane arrays, and a log of updates that are applied only when the arrays are needed."""
 
     def __init__(self, arrays: LaneArrays) -> None:
         self._arrays: LaneArrays | None = arrays
         self._last: tuple[LaneLog, Any, ApplyUpdates] | None = None
-        """The log before the last update, and that update."""
+        """The log before the latest update, and that update."""
         self._num_pending = 0
 
     def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
-        """The log with one more update; all updates of a run have the same `apply`."""
+        """The log with one more update; all updates of a run must have the same `apply`."""
         log = LaneLog.__new__(LaneLog)
         log._arrays, log._last, log._num_pending = (
             None,
@@ -112,8 +114,8 @@ class LaneLog:
 class Position:
     """A point in the run: `rows` are delivered, and `lanes` are as of row `table_rows`.
 
-    After a resume, rows `table_rows` to `rows` are read again and dropped. In a tail, `lanes` are
-    where they ended, and only their counts are as of `rows`.
+    After a resume, rows `table_rows` to `rows` are read again and dropped. In a tail, `lanes` hold
+    the cursors at which the lanes ended, and only their counts are as of `rows`.
     """
 
     rows: int
@@ -124,9 +126,9 @@ class Position:
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges of rows [start, stop) that were skipped."""
     batches: int = 0
-    """Global batches delivered."""
+    """Number of global batches delivered."""
     global_batch: int = 0
-    """Rows in the last of them."""
+    """Number of rows in the last global batch."""
 
     @staticmethod
     def start(recipe: Recipe) -> Position:
@@ -140,21 +142,21 @@ class Position:
 
     @property
     def cursors(self) -> Ints:
-        """int64 [components, lanes, 2], see `LaneArrays`."""
+        """int64 [components, lanes, 2]; see `LaneArrays`."""
         return self.lanes.arrays.cursors
 
     @property
     def residues(self) -> Residues | None:
-        """bytes [components, lanes], see `LaneArrays`."""
+        """bytes [components, lanes]; see `LaneArrays`."""
         return self.lanes.arrays.residues
 
     @property
     def counts(self) -> Ints:
-        """int64 [streams, counts], see `LaneArrays`."""
+        """int64 [streams, counts]; see `LaneArrays`."""
         return self.lanes.arrays.counts
 
     def residue(self, component: int, lane: int) -> bytes:
-        """The residue of one lane; empty if the packing has none."""
+        """The residue of one lane; empty if the packing has no residue."""
         return b"" if self.residues is None else bytes(self.residues[component, lane])
 
     def with_lanes(self, **arrays: Any) -> Position:

@@ -1,8 +1,8 @@
-"""The recipe of a run: everything that its rows follow from, opened and settled.
+"""The recipe of a run: everything that determines its rows, opened and resolved.
 
 RowsConfig ─► tokenizer, indexes of the streams ─► component specs ─► layout ─► components
                                                                       mixture
-fields: what a resume must find unchanged, by name
+fields: the values, by name, that a resume must find unchanged
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ HELD_CONFIG_FIELDS = (
     *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
     "min_tokens",
 )
-"""Fields of `RowsConfig` that a state holds as they are."""
+"""Fields of `RowsConfig` that a state holds unchanged."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Equal recipes yield equal rows."""
+    """The definition of a run. Equal recipes yield equal rows."""
 
     config: RowsConfig
     tokenizer: TokenizerSpec
     corpus: Corpus
     sources: str
-    """Locations of data and tokenizer, as JSON: with a state, enough to open the run again."""
+    """Locations of data and tokenizer, as JSON; enough to reopen the run from a state."""
     layout: Layout
     components: tuple[Component, ...]
     mixture: Mixture
-    """Of the components."""
+    """The assignment of rows to components."""
 
     @cached_property
     def packing(self) -> Packing:
@@ -89,8 +89,10 @@ class Recipe:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """What a state holds a run to, by name: plain JSON types; values by stream or component are
-        joined by commas."""
+        """The values, by name, that must be equal in a state and in the loader that resumes it.
+
+        They are plain JSON types. Values by stream or component are joined by commas.
+        """
         chosen = [
             each.sampling.choose if each.sampling else (each.num_positions,)
             for each in self.components
@@ -109,7 +111,7 @@ class Recipe:
         }
 
     def settle(self, saved: Layout | None) -> Recipe:
-        """The recipe with the layout that was `saved` in place of defaults from the data."""
+        """The recipe with the `saved` layout instead of defaults from the data."""
         layout, components = _settle(self.config, self.components, saved)
         return replace(self, layout=layout, components=components)
 
@@ -148,7 +150,7 @@ def _settle(
 
 
 def _hash_sizes(shard_sizes: Ints) -> str:
-    """A fingerprint of the data's part in the order."""
+    """A fingerprint of the shard sizes, from which the order is computed."""
     return hashlib.sha256(shard_sizes.tobytes()).hexdigest()[:16]
 
 

@@ -1,8 +1,8 @@
-"""What may change at a resume: the position to continue from, given a state and a loader.
+"""Resuming: the position to continue from, given a state and a loader, and the changes allowed.
 
-the same rows            world, workers, batch_size, …       they are not part of the recipe
+no effect on rows        world, workers, batch_size, …       they are not part of the recipe
 from the next row on     shares of streams, streams added    the mixture keeps earlier rows
-other rows               seq_len                             cursors count tokens; residues are
+different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
 refused                  everything else, listed with both values; for some fields, the user
                          may accept the change
@@ -31,7 +31,7 @@ from cloudload.run.state_codec import show
 logger = logging.getLogger(__name__)
 
 Changes = dict[str, tuple[Any, Any]]
-"""Fields that differ: the value saved, and the value found."""
+"""Fields that differ, with the saved value and the value found."""
 _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
     "shards": "shards (fingerprints of the documents in each, from which the order follows)",
@@ -43,9 +43,9 @@ _DESCRIPTIONS = {
 _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size"),
 )
-# a change of these leaves every cursor valid, ...
+# after a change of these, every cursor is valid
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
-# ... and a change of these leaves cursors valid at the ends of documents
+# after a change of these, only cursors at the ends of documents are valid
 _CONTENT_FIELDS = ("data", "tokenizer", "bos_eos", "text_key", "transform", "overflow")
 _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 
@@ -53,8 +53,8 @@ _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
     """The position from which a run with this recipe continues.
 
-    Raises `StreamChangedError` that lists every field that differs and may not, or names a value
-    that is out of range, and `ValueError` for an invalid `on_change`.
+    Raises `StreamChangedError`, which lists every field that must not differ but does, or names a
+    value that is out of range, and `ValueError` for an invalid `on_change`.
     """
     _check_on_change(on_change)
     _check_components(saved, recipe)
@@ -72,17 +72,17 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     return position
 
 
-# ---------------------------------------------------------------- what differs
+# ---------------------------------------------------------------- changes
 
 
 def _check_on_change(on_change: Mapping[str, str]) -> None:
     for name, value in on_change.items():
         if value != "accept":
-            raise ValueError(f"on_change[{name!r}] is {value!r}; the one choice is 'accept'")
+            raise ValueError(f"on_change[{name!r}] is {value!r}; the only choice is 'accept'")
         if name not in _ACCEPTABLE_FIELDS:
             raise ValueError(
                 f"on_change: a change of {name!r} cannot be accepted, because documents would be "
-                f"lost and repeated. Acceptable are {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
+                f"lost and repeated. You can accept {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
             )
 
 
@@ -96,7 +96,7 @@ def _check_components(saved: Saved, recipe: Recipe) -> None:
 
 
 def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
-    """The fields that differ; those of added streams do not count."""
+    """The fields that differ, ignoring values of added streams."""
     found, grows = recipe.fields, len(recipe.components) > len(saved.position.cursors)
     changes = {}
     for name, value in saved.fields.items():
@@ -119,7 +119,7 @@ def _refuse_changes(changes: Changes, on_change: Mapping[str, str]) -> None:
     advice = "Restore the saved values, or start a new run without this state"
     if refused.keys() <= set(_ACCEPTABLE_FIELDS):
         accepted = dict.fromkeys(refused, "accept")
-        advice += f"; or accept the change on purpose with on_change={accepted}"
+        advice += f", or accept the change deliberately with on_change={accepted}"
     raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
 
 
@@ -127,7 +127,7 @@ def _check_moment(saved: Saved, changes: Changes) -> None:
     position = saved.position
     if changes and (position.tail is not None or position.rows != position.table_rows):
         raise StreamChangedError(
-            f"{', '.join(changes)}: cannot change in the tail of a finite run, nor between two "
+            f"{', '.join(changes)}: cannot change in the tail of a finite run or between two "
             "exchanges. Restore the saved values, or load a state that was saved before the tail "
             "and with exchange_every=1"
         )
@@ -136,7 +136,7 @@ def _check_moment(saved: Saved, changes: Changes) -> None:
 def _check_counts(saved: Saved, recipe: Recipe) -> None:
     if len(saved.position.counts) > len(recipe.labels):
         raise StreamChangedError(
-            f"counts: of {len(saved.position.counts)} streams, not "
+            f"counts: the state has {len(saved.position.counts)} streams, but the loader "
             f"{len(recipe.labels)}. The state is damaged"
         )
 
@@ -145,7 +145,7 @@ def _check_counts(saved: Saved, recipe: Recipe) -> None:
 
 
 def _add_components(position: Position, recipe: Recipe) -> Position:
-    """Start the cursors of added streams at 0."""
+    """Add cursors at 0 for added streams."""
     saved = position.lanes.arrays
     arrays = LaneArrays.blank(
         (len(recipe.components), recipe.num_lanes),
@@ -158,9 +158,9 @@ def _add_components(position: Position, recipe: Recipe) -> Position:
 
 
 def _skip_open_documents(position: Position, changes: Changes) -> Position:
-    """Move every lane to the end of the document that it is in, and drop its residue."""
+    """Move every lane to the end of its current document, and drop its residue."""
     logger.warning(
-        "%s changed: each lane drops the rest of the documents that it is reading",
+        "%s changed, so each lane drops the rest of the documents that it was reading",
         ", ".join(changes),
     )
     arrays = position.lanes.arrays.copy()
@@ -172,7 +172,7 @@ def _skip_open_documents(position: Position, changes: Changes) -> Position:
 
 
 def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
-    """Dissolve the open rows in residues. The tail packs its rows again by itself."""
+    """Split up the open rows in residues. The tail needs no change: it packs its rows again."""
     if position.tail is not None:
         return position
     if position.rows != position.table_rows:
@@ -190,7 +190,7 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
     return position.with_lanes(residues=residues)
 
 
-# ---------------------------------------------------------------- whether cursors are possible
+# ---------------------------------------------------------------- validation of cursors
 
 
 def _check_cursors(position: Position, components: Sequence[Component]) -> None:
@@ -215,7 +215,7 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
         if end is not None and (ordinal > end or (ordinal == end and offset)):
             raise StreamChangedError(
                 f"cursors: lane {lane} is at document {ordinal} of {end}. The state is damaged, or "
-                "past these epochs"
+                "past the end of these epochs"
             )
     ordinals, offsets = cursors.T
     _, positions = lanes.places(np.arange(lanes.num_lanes), ordinals)
@@ -229,7 +229,7 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
 def _check_tail(position: Position, epochs: int | None) -> None:
     assert position.tail is not None
     if epochs is None:
-        raise StreamChangedError("tail: an endless run has none. The state is damaged")
+        raise StreamChangedError("tail: an endless run has no tail. The state is damaged")
     delivered = sum(rows for _, rows in position.tail)
     is_possible = all(seq_len >= 1 and rows >= 0 for seq_len, rows in position.tail)
     if not is_possible or delivered != position.rows - position.table_rows:

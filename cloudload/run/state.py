@@ -1,9 +1,9 @@
-"""The state: where the row stream is. Small, flat, and the same on every rank and world.
+"""The state: the position in the row stream. Small, flat, and the same on every rank and world.
 
-    version, cloudload      of the format, and of the library that wrote it
-    rows                    rows of the run that have been delivered
-    table_rows              rows that the cursors include; a resume reads the rows from there to
-                            `rows` again, and drops them
+    version, cloudload      versions of the format, and of the library that wrote it
+    rows                    number of rows of the run that were delivered
+    table_rows              number of rows that the cursors include; a resume reads the rows from
+                            there to `rows` again, and drops them
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
                             next token; little-endian int32, or int64 if one of them needs it
     residues                base64 of each lane's residue (`packing.residue`), compressed; or ""
@@ -11,13 +11,14 @@
                             `tail.Stages`, as "512:100,1024:3"
     part                    "" for a whole state, else the world indices it covers, such as "1/4"
     counts, skipped         statistics by stream; and the rows that were skipped, as "100:164,…"
-    batches, global_batch   global batches delivered, and the rows of the last: a trace counts
-                            steps by them
+    batches, global_batch   number of global batches delivered, and of rows in the last one; a trace
+                            uses them to count steps
     mixture                 names and weights of the streams, and the rows from which they apply
-    data, bos_eos, …        fingerprints and config that the rows follow from; values by stream are
+    data, bos_eos, …        fingerprints and config that determine the rows; values by stream are
                             joined by commas
     sources                 locations of data and tokenizer, for `cloudload trace`; never compared
-    tokenizer_backend       the backend and its version; never compared, as all give the same ids
+    tokenizer_backend       the backend and its version; never compared, because all backends give
+                            the same ids
 
 A state consists of plain JSON types under a fixed set of keys. It travels unchanged through `json`,
 through `torch.load` with `weights_only=True`, and through DCP. Loading one executes and unpickles
@@ -62,14 +63,14 @@ _HELD_FIELDS = (
     *(*HELD_CONFIG_FIELDS, "transform", "num_lanes", "num_canonical_nodes", "shuffle_block_size"),
     *("choose", "shards", "data", "tokenizer", "bos_eos"),
 )
-# upper bounds: beyond any real run, and small enough that sums and products fit 64 bits
+# upper bounds: beyond any real run, and small enough that sums and products fit in 64 bits
 _MOST = {
     **dict.fromkeys(("rows", "table_rows", "batches"), 1 << 48),
     **dict.fromkeys(("global_batch", "seq_len"), 1 << 31),
     "num_lanes": 1 << 22,
 }
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
-# what the ranks' parts of a state may differ in
+# fields that may differ among the ranks' parts of a state
 _PARTIAL = ("cursors", "residues", "counts", "part", "tokenizer_backend")
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
@@ -79,8 +80,10 @@ _KEYS = frozenset(
 def build_state(
     recipe: Recipe, position: Position, tokenizer_backend: str, part: str = ""
 ) -> State:
-    """The state of a position. `tokenizer_backend` is `Choice.versions`; `part` names the world
-    indices that a local state covers."""
+    """The state of a position.
+
+    `tokenizer_backend` is `Choice.versions`. `part` names the world indices of a local state.
+    """
     return {
         "version": VERSION,
         "cloudload": __version__,
@@ -107,7 +110,7 @@ def build_state(
 
 @dataclass(frozen=True)
 class Saved:
-    """The content of a whole state, before it is compared with a loader."""
+    """The parsed content of a whole state, not yet compared with a loader."""
 
     position: Position
     layout: Layout
@@ -117,8 +120,10 @@ class Saved:
 
 
 def read_state(state: Mapping[str, Any]) -> Saved:
-    """Parse a state. Raises `StreamChangedError` if it is damaged, of another version, or only a
-    rank's part."""
+    """Parse a state.
+
+    Raises `StreamChangedError` if it is damaged, has another version, or is only a rank's part.
+    """
     _check_keys(state)
     if state["part"]:
         raise StreamChangedError(
@@ -129,7 +134,7 @@ def read_state(state: Mapping[str, Any]) -> Saved:
     if (position.cursors < 0).any():
         lane = int(np.flatnonzero((position.cursors < 0).any(axis=(0, 2)))[0])
         raise StreamChangedError(
-            f"cursors: lane {lane} has none. The state is damaged, or a rank's part is missing"
+            f"cursors: lane {lane} has no cursor. The state is damaged, or a rank's part is missing"
         )
     layout, mixture = _read_layout(state), Mixture.from_json(state["mixture"])
     if len(mixture.names) != len(layout.canonical_nodes):
@@ -152,12 +157,12 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
         )
     if len(blocks) != len(nodes) or min(blocks) < 2 or max(blocks) > _MOST["rows"]:
         raise damaged(
-            "shuffle_block_size", f"{show(blocks)} are not sizes of {len(nodes)} orders' blocks"
+            "shuffle_block_size", f"{show(blocks)} are not block sizes for {len(nodes)} orders"
         )
     return Layout(state["num_lanes"], nodes, blocks)
 
 
-# ---------------------------------------------------------------- parts
+# ---------------------------------------------------------------- merging the ranks' parts
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
@@ -166,15 +171,15 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
     Raises `StreamChangedError` if they do not belong together, or ranks are missing.
     """
     if not states:
-        raise StreamChangedError("there are no local states to merge. Give those of all ranks")
+        raise StreamChangedError("there are no local states to merge. Give one from every rank")
     for state in states:
         _check_keys(state)
     for name in ("rows", *sorted(_KEYS - {"rows", *_PARTIAL})):
         values = [state[name] for state in states]
         if any(value != values[0] for value in values):
             raise StreamChangedError(
-                f"{name} differs among the local states: {', '.join(map(show, values))}. Save all "
-                "ranks after the same batch"
+                f"{name} differs among the local states: {', '.join(map(show, values))}. Save the "
+                "states of all ranks after the same batch"
             )
     parts = [_read_position(state).lanes.arrays for state in states]
     merged = _unknown_like(parts[0])
@@ -182,14 +187,14 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
         known = part.cursors[..., CURSOR_ORDINAL] != UNKNOWN
         if (merged.cursors[known] != UNKNOWN).any():
             raise StreamChangedError(
-                f"part: {show(state['part'])} has lanes that another has, too. "
+                f"part: {show(state['part'])} has lanes that another local state also has. "
                 "Give each rank's state once"
             )
         merged.set_lanes(known, part)
     if (merged.cursors < 0).any():
         names = ", ".join(show(state["part"]) for state in states)
         raise StreamChangedError(
-            f"the local states {names} leave lanes without a cursor. Give those of all ranks"
+            f"the local states {names} leave lanes without a cursor. Give one from every rank"
         )
     counts: Ints = np.asarray(sum(part.counts for part in parts))
     return {
@@ -202,7 +207,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
 
 
 def mask_lanes(position: Position, own: range) -> Position:
-    """The position with the cursors of all lanes but `own` marked unknown."""
+    """The position with the cursors of all lanes except `own` marked unknown."""
     arrays = position.lanes.arrays
     masked = _unknown_like(arrays)
     masked.set_lanes(np.s_[:, own], arrays)
@@ -218,17 +223,17 @@ def _unknown_like(arrays: LaneArrays) -> LaneArrays:
     )
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- parsing
 
 
 def _check_keys(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping) or "version" not in state:
         raise StreamChangedError(
-            "this is not a cloudload state: it has no version. Load what state_dict() returned"
+            "this is not a cloudload state: it has no version. Load a state from state_dict()"
         )
     if not isinstance(state["version"], int) or state["version"] != VERSION:
         raise StreamChangedError(
-            f"version: the state has {show(state['version'])}, this cloudload reads {VERSION}. "
+            f"version: the state has {show(state['version'])}, but this cloudload reads {VERSION}. "
             f"Use the cloudload that wrote it ({show(state.get('cloudload', 'unknown'))})"
         )
     missing, unknown = sorted(_KEYS - state.keys()), sorted(map(show, state.keys() - _KEYS))

@@ -1,4 +1,4 @@
-"""The arrays and lists of a state as text, and back.
+"""Encode the arrays and lists of a state as text, and decode them.
 
     cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
     residues     [[b"…", b"", …]]            sizes, then bytes; byte planes, zlib, base64
@@ -6,7 +6,8 @@
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
 
-Text is never trusted: every function that reads raises `StreamChangedError` that names the field.
+Text is never trusted: every function that decodes it raises `StreamChangedError`, which names the
+field.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cloudload.run.position import Residues
 from cloudload.stats import COUNTS
 
 _MOST_COUNTED = 1 << 62
-# best_fit: ordinals are int32 in a residue; concat: they share an int64 with a lane
+# best_fit stores ordinals as int32 in a residue; concat stores them in an int64 with a lane
 _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
@@ -37,12 +38,12 @@ SHOWN_CHARACTERS = 200
 
 
 def read_cursors(state: Mapping[str, Any]) -> Ints:
-    """int64 [components, lanes, 2]. Raises `StreamChangedError`, as all that follow do."""
+    """The cursors of a state: int64 [components, lanes, 2]. Raises `StreamChangedError`."""
     data, num_lanes = _decode("cursors", state["cursors"]), state["num_lanes"]
     num_components = len(read_numbers("num_canonical_nodes", state["num_canonical_nodes"]))
     expected = num_components * num_lanes * 8
     if len(data) not in (expected, 2 * expected):
-        raise damaged("cursors", f"{len(data)} bytes where {num_lanes} lanes need {expected}")
+        raise damaged("cursors", f"{len(data)} bytes, but {num_lanes} lanes need {expected}")
     numbers = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
     cursors = numbers.reshape(num_components, num_lanes, 2).astype(np.int64)
     most = [_MOST_ORDINAL.get(state["packing"], _MOST_ORDINAL_ELSE), _MOST_OFFSET]
@@ -50,7 +51,7 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
         component, lane, _ = out[0].tolist()
         raise damaged(
             "cursors",
-            f"lane {lane} is at {cursors[component, lane].tolist()}, further than any run gets",
+            f"lane {lane} is at {cursors[component, lane].tolist()}, beyond any real run",
         )
     return cursors
 
@@ -60,13 +61,13 @@ def encode_counts(counts: Ints) -> str:
 
 
 def read_counts(text: Any) -> Ints:
-    """int64 [streams, counts], by `stats.COUNTS`."""
+    """The statistics of a state: int64 [streams, counts], by `stats.COUNTS`."""
     try:
         counts = np.array(json.loads(text))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise damaged("counts", str(error)[:SHOWN_CHARACTERS]) from error
     if counts.ndim != 2 or counts.shape[1] != len(COUNTS):
-        raise damaged("counts", f"{counts.shape} numbers where each stream has {len(COUNTS)}")
+        raise damaged("counts", f"shape {counts.shape}, but each stream has {len(COUNTS)} numbers")
     if counts.dtype != np.int64 or counts.min() < 0 or counts.max() > _MOST_COUNTED:
         raise damaged("counts", f"{show(text)} are not all counts")
     return counts
@@ -120,11 +121,11 @@ def encode_cursors(cursors: Ints) -> str:
 
 
 def encode_residues(residues: Residues | None) -> str:
-    """Base64 of a zlib stream of little-endian int32: the sizes in bytes of the residues of all
-    lanes of all components, then the residues.
+    """Base64 of a zlib stream of little-endian int32: the sizes of the residues, then the residues.
 
-    First the low bytes of all numbers, then their second bytes, and so on: compresses to three
-    quarters of the size, and faster.
+    Sizes are in bytes; residues are those of all lanes of all components. The low bytes of all
+    numbers are first, then their second bytes, and so on. In this order they compress faster and to
+    three quarters of the size.
     """
     if residues is None:
         return ""
@@ -135,10 +136,10 @@ def encode_residues(residues: Residues | None) -> str:
 
 
 def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
-    """bytes [components, lanes]; None if the packing has no residue."""
+    """The residues of a state: bytes [components, lanes]; None if the packing has no residue."""
     if state["packing"] != "best_fit":
         if state["residues"] != "":
-            raise damaged("residues", f"a state of packing {show(state['packing'])} has none")
+            raise damaged("residues", f"packing {show(state['packing'])} has no residues")
         return None
     shape = cursors.shape[:2]
     try:
@@ -158,7 +159,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """An upper bound: each document before a lane's cursor has one span, in a separate open row."""
+    """An upper bound: each document before a lane's cursor has one span in a separate open row."""
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))
 

@@ -2,11 +2,11 @@
 
     read_object("s3://bucket/key")
       objects    verbs: retries, deadline, advice          ─► StoreError, redacted, with its kind
-        registry   scheme ─► one backend a process
+        registry   scheme ─► one backend per process
           base       Backend: open  upload  delete  list  failure_kind
             s3  gcs  local  fsspec  streaming              ─► clients: timeouts, length checks
       urls  redaction                                         schemes, paths; no secrets shown
 
 Other packages use the verbs of `objects`, the functions of `urls` and `redaction`, and `Retry` and
-`StoredObject` of `base`. To add a store, write a `Backend` and enter its scheme in `registry`.
+`StoredObject` of `base`. To add a store, write a `Backend` and add its scheme to `registry`.
 """

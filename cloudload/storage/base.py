@@ -1,8 +1,8 @@
-"""What all storage backends share: how long to try, what a listing holds, and what a backend does.
+"""Types that all storage backends share: the retry policy, a listed object, and the protocol.
 
     client's error─Backend.failure_kind─► FailureKind ─objects─► retried, or raised with advice
 
-Each backend inspects its client's errors in this one method, and nowhere else.
+A backend inspects its client's errors in `failure_kind` only.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from typing import BinaryIO, Protocol
 from cloudload.errors import FailureKind
 from cloudload.option_docs import explained
 
-CHUNK_BYTES = 1 << 16  # small, so that a body that trickles still meets the deadline
+CHUNK_BYTES = 1 << 16  # small, so that a slow body still meets the deadline
 
 
 @explained
 @dataclass(frozen=True)
 class Retry:
-    """How long to try a request to a store, in seconds. Transient errors are retried with
-    exponential backoff and jitter."""
+    """How long to retry a request to a store, in seconds.
+
+    Transient errors are retried with exponential backoff and jitter.
+
+    Raises `ValueError` if a value is not a number above 0.
+    """
 
     timeout_s: float = 20.0
-    """Limit of one attempt to connect or to read."""
+    """Limit for one attempt to connect or to read."""
     deadline_s: float = 120.0
-    """Limit of all attempts together, pauses and DNS included."""
+    """Limit for all attempts together, including pauses and DNS."""
     pause_s: float = 0.2
-    """Pause before the second attempt; it roughly doubles from attempt to attempt, up to 10 s."""
+    """Pause before the second attempt. It roughly doubles with each further attempt, up to 10 s."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -46,7 +50,7 @@ class StoredObject:
 
 
 class Backend(Protocol):
-    """One kind of store. Methods take whole URLs and raise their client's own errors."""
+    """One kind of store. Methods take full URLs and raise their client's own errors."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO: ...
     def upload(self, path: Path, url: str, retry: Retry) -> None: ...

@@ -1,5 +1,4 @@
-"""Shared by the clients of all stores: a time limit for any call, bodies checked for their length,
-and the failure kinds of HTTP statuses and broken connections."""
+"""Helpers for all stores' clients: timeouts, length checks, and the kinds of common failures."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTD
 
 
 class ShortReadError(OSError):
-    """A body ended before the length that its header promised."""
+    """A body ended before the length given in its header."""
 
 
 class LengthCheckedReader(io.RawIOBase):
@@ -52,10 +51,10 @@ _BROKEN = (TimeoutError, ConnectionError, ShortReadError, EOFError, socket.gaier
 
 
 def call_with_timeout(timeout_s: float, call: Callable[[], T]) -> T:
-    """The result of `call`, or `TimeoutError` after `timeout_s`.
+    """Return the result of `call`, or raise `TimeoutError` after `timeout_s`.
 
-    It runs in a thread, because DNS and some clients have no time limit. An abandoned call runs on
-    until it ends, and its result is closed then.
+    `call` runs in a thread because DNS and some clients have no timeout. After a timeout it keeps
+    running, and its result is closed when it finishes.
     """
     future: Future[T] = Future()
     threading.Thread(
@@ -64,8 +63,8 @@ def call_with_timeout(timeout_s: float, call: Callable[[], T]) -> T:
     try:
         if wait([future], timeout_s).done:
             return future.result()
-        raise TimeoutError(f"not finished after {timeout_s:.1f} s")
-    except BaseException:  # Ctrl-C, too
+        raise TimeoutError(f"timed out after {timeout_s:.1f} s")
+    except BaseException:  # including Ctrl-C
         future.add_done_callback(_close_result)
         raise
 
@@ -76,7 +75,7 @@ def _close_result(future: Future[Any]) -> None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error of any client carries."""
+    """The HTTP status of any client's error, or None."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         response = response.get("ResponseMetadata", {})
@@ -90,7 +89,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def failure_kind_of_status(status: int) -> FailureKind:
-    """The kind of an HTTP status if nothing else is known."""
+    """The failure kind of an HTTP status if nothing else is known."""
     if (status >= 500 and status != 501) or status in (408, 429):
         return FailureKind.BUSY
     if status in (401, 403):
@@ -99,33 +98,34 @@ def failure_kind_of_status(status: int) -> FailureKind:
 
 
 def failure_kind_of_connection(error: BaseException) -> FailureKind:
-    """UNREACHABLE for resets, timeouts, refused connections, unknown hosts and short bodies, from
-    any client."""
+    """The failure kind of any client's connection error.
+
+    UNREACHABLE for resets, timeouts, refused connections, unknown hosts, and short bodies.
+    """
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return FailureKind.UNTRUSTED
     if "407 Proxy" in str(error):
         return FailureKind.DENIED
     if isinstance(error, _BROKEN) or (isinstance(error, OSError) and error.errno in _NO_ROUTE):
         return FailureKind.UNREACHABLE
-    # a client's ValueError is about an invalid URL
+    # a ValueError from a client means an invalid URL
     is_clients = type(error).__module__.partition(".")[0] in _CLIENTS.split()
     is_connection = is_clients and not isinstance(error, ValueError)
     return FailureKind.UNREACHABLE if is_connection else FailureKind.OTHER
 
 
 def failure_kind_of_any(error: BaseException) -> FailureKind:
-    """The kind by what all clients' errors have in common: Python's own classes, an HTTP status, a
-    broken connection."""
+    """The failure kind of any client's error, by its Python class, HTTP status, or connection."""
     if isinstance(error, FileNotFoundError):
         return FailureKind.MISSING_OBJECT
     if isinstance(error, PermissionError):
         return FailureKind.DENIED
-    # classes of paramiko and azure, by name: neither is imported for this
+    # classes of paramiko and azure, by name, to import neither
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"AuthenticationException", "ClientAuthenticationError"}:
         return FailureKind.BAD_CREDENTIALS
     if (status := status_of(error)) is not None:
         return failure_kind_of_status(status)
-    if type(error).__module__.startswith("paramiko"):  # a session that broke after it signed in
+    if type(error).__module__.startswith("paramiko"):  # a session that broke after the login
         return FailureKind.UNREACHABLE
     return failure_kind_of_connection(error)

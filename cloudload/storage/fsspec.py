@@ -14,13 +14,12 @@ from cloudload.storage.clients import LengthCheckedReader, call_with_timeout, fa
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 
-# served by StreamingDataset's downloader if no package of fsspec's is installed for them
+# read by StreamingDataset's downloader if no fsspec package is installed for them
 _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme of fsspec, by whichever package serves it. An upload is as atomic as that package
-    makes it."""
+    """Any scheme that fsspec supports. Uploads are atomic only if its package makes them so."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
@@ -29,7 +28,7 @@ class FsspecStore:
 
     def _open(self, url: str, retry: Retry) -> BinaryIO:
         filesystem, _ = _resolve(url)
-        # one plain request: fsspec's look at the object beforehand reports any failure as a missing
+        # one plain request, because fsspec's preliminary one reports every failure as a missing
         # object
         options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
         with _evicted_on_failure(filesystem):
@@ -48,7 +47,7 @@ class FsspecStore:
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         filesystem, root = _resolve(url)
         for name, info in filesystem.find(url, detail=True).items():
-            # below the URL as it was given: fsspec's own URLs may lack its host or have another
+            # keep the URL as it was given, because fsspec's own may lack the host or change the
             # scheme
             below = name.removeprefix(root.rstrip("/"))
             yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0))
@@ -58,7 +57,7 @@ class FsspecStore:
 
 
 class _TimeLimitedBody:
-    """A body of a client without time limits."""
+    """Adds timeouts to a body whose client has none."""
 
     def __init__(self, body: Any, filesystem: Any, timeout_s: float) -> None:
         self._body, self._filesystem, self._timeout_s = body, filesystem, timeout_s
@@ -68,14 +67,14 @@ class _TimeLimitedBody:
             return call_with_timeout(self._timeout_s, lambda: bytes(self._body.read(size)))
 
     def close(self) -> None:
-        # a server that has gone silent does not answer this either
+        # a server that stopped responding does not respond to this either
         with contextlib.suppress(TimeoutError):
             call_with_timeout(min(self._timeout_s, 1.0), self._body.close)
 
 
 @contextlib.contextmanager
 def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
-    """fsspec caches its file systems, and with them a connection that broke."""
+    """On failure, clear fsspec's cache of file systems, which would keep the broken connection."""
     try:
         yield
     except FileNotFoundError:
@@ -86,7 +85,7 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
 
 
 def _resolve(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path that the file system calls it by."""
+    """The file system of a URL, and the URL's path in it."""
     try:
         import fsspec
 
@@ -94,8 +93,8 @@ def _resolve(url: str) -> tuple[Any, str]:
         return filesystem, str(path)
     except (ImportError, ValueError) as error:
         raise StoreError(
-            f"no way to read {scheme_of(url)}:// ({error}). Install fsspec "
-            "and the package named there"
+            f"cannot read {scheme_of(url)}:// URLs ({error}). Install fsspec and the package "
+            "that the scheme needs"
         ) from None
 
 

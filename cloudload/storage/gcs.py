@@ -1,4 +1,4 @@
-"""GCS by google-cloud-storage, with application default credentials; anonymous without them."""
+"""GCS through google-cloud-storage, with application default credentials or anonymously."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ from cloudload.storage.urls import is_below, split_url
 
 
 class GCSStore:
-    """gs:// by its JSON API. Reading uses two private attributes of the client: `_http`, a signed
-    `requests` session, and `_connection.API_BASE_URL`."""
+    """gs:// through the JSON API.
+
+    Reading uses two private attributes of the client: `_http`, a signed `requests` session, and
+    `_connection.API_BASE_URL`.
+    """
 
     def __init__(self) -> None:
         self._client: Any = None
         self._lock = threading.Lock()
 
     def _bucket(self, name: str) -> Any:
-        with self._lock:  # threads that start together look for credentials once
+        with self._lock:  # threads that start together look up the credentials once
             self._client = self._client or _make_client()
         return self._client.bucket(name)
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
-        # one plain request: the library's own stream asks for ranges, and yields nothing before it
-        # has a whole range
+        # one plain request, because the library's own stream requests ranges and yields nothing
+        # until a range is complete
         base = self._client._connection.API_BASE_URL
         answer = self._client._http.get(
             f"{base}/download/storage/v1{blob.path}?alt=media",
-            # the bytes as stored: undoing a gzip encoding would change the size that is checked
+            # the bytes as stored: decoding gzip would change the size that is checked
             headers={"Accept-Encoding": "gzip"},
             stream=True,
             timeout=retry.timeout_s,
@@ -83,7 +86,7 @@ class GCSStore:
         if isinstance(error, TransportError) or getattr(error, "retryable", False):
             is_untrusted = kind is FailureKind.UNTRUSTED
             return kind if is_untrusted else FailureKind.UNREACHABLE
-        # anonymous clients end here, too: on a 401 the client asks for another token
+        # anonymous clients get here too: on a 401, the client requests another token
         if self._is_anonymous():
             return FailureKind.NO_CREDENTIALS
         return _failure_kind_of_token(str(error))
@@ -120,7 +123,7 @@ def _make_client() -> Any:
 
 
 def _failure_kind_of_token(text: str) -> FailureKind:
-    """Why no access token was granted, by the words of the error."""
+    """The failure kind of a refused access token, by the error's text."""
     if "short-lived token" in text or "reasonable timeframe" in text:
         return FailureKind.WRONG_CLOCK
     if "expired" in text or "Reauthentication" in text:

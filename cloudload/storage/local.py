@@ -18,10 +18,10 @@ class LocalStore:
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         path = local_path(url)
-        # opening a pipe waits for its writer, and a device may never end
+        # opening a pipe blocks until it has a writer, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OSError(
-                f"{path} is a pipe or a device, and not a regular file. Put the file itself there"
+                f"{path} is a pipe or a device, not a regular file. Replace it with a regular file"
             )
         return path.open("rb")
 

@@ -4,9 +4,9 @@
     write_object  upload_file  delete_object
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
-ones (403, 404, a wrong secret) fail at once, and the error says which it is. The deadline includes
-DNS and connecting. Only uploads, and streams that are already open, may take longer: each of their
-requests is limited to `Retry.timeout_s`.
+ones (403, 404, a wrong secret) fail immediately, and the error names the cause. The deadline
+includes DNS and connecting. Only uploads and open streams may take longer; each of their requests
+is limited to `Retry.timeout_s`.
 
 Every verb raises `StoreError`, whose `kind` is a `FailureKind`.
 """
@@ -38,16 +38,16 @@ _LONGEST_PAUSE_S = 10.0
 _ADVICE = {
     FailureKind.MISSING_OBJECT: "Check the location: there is no such object",
     FailureKind.MISSING_BUCKET: "Check the location: there is no such bucket",
-    FailureKind.DENIED: "Check the permissions of the credentials: the store does not allow this",
+    FailureKind.DENIED: "Check the permissions of the credentials: the store denied access",
     FailureKind.NO_CREDENTIALS: "Check the credentials: none were found, so the request was "
     "anonymous",
-    FailureKind.BAD_CREDENTIALS: "Check the credentials: they are not accepted",
-    FailureKind.EXPIRED_CREDENTIALS: "Check the credentials: they have expired. Get new ones, and "
+    FailureKind.BAD_CREDENTIALS: "Check the credentials: the store rejected them",
+    FailureKind.EXPIRED_CREDENTIALS: "Check the credentials: they have expired. Get new ones and "
     "run again",
     FailureKind.WRONG_CLOCK: "Check this machine's clock: it differs too much from the store's",
-    FailureKind.WRONG_REGION: "Check the region: the bucket is in another one. Set AWS_REGION to "
-    "the bucket's",
-    FailureKind.UNTRUSTED: "Check the certificate: this machine does not trust the store's. Set "
+    FailureKind.WRONG_REGION: "Check the region: the bucket is in a different one. Set AWS_REGION "
+    "to the bucket's region",
+    FailureKind.UNTRUSTED: "Check the store's certificate: this machine does not trust it. Set "
     "AWS_CA_BUNDLE or REQUESTS_CA_BUNDLE",
     FailureKind.BUSY: "The store failed or was busy every time. Run again; if it keeps failing, "
     "send fewer requests at a time",
@@ -58,7 +58,7 @@ _ADVICE = {
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
-    """The whole object; of one larger than `most_bytes`, the first `most_bytes` + 1 bytes."""
+    """Read an object. If it is larger than `most_bytes`, read its first `most_bytes` + 1 bytes."""
     buffer = io.BytesIO()
     download_object(url, buffer, retry, most_bytes)
     return buffer.getvalue()
@@ -67,14 +67,14 @@ def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = N
 def download_object(
     url: str, target: BinaryIO, retry: Retry | None = None, most_bytes: int | None = None
 ) -> int:
-    """Write the object to the seekable `target`, from its position on; returns the bytes written.
+    """Write an object to the seekable `target`, at its position; return the number of bytes.
 
-    A retry starts over. Of an object larger than `most_bytes`, one more byte than that is written:
-    enough to tell that it is.
+    A retry starts over. If the object is larger than `most_bytes`, one byte more than that is
+    written, so that the caller can tell.
     """
     retry, backend = retry or Retry(), backend_of(url)
     start = target.tell()
-    # an abandoned attempt runs on in its thread, and must not write to what the caller reuses
+    # an abandoned attempt keeps running in its thread, and must not write to a reused target
     writing, is_over = threading.Lock(), False
 
     def attempt() -> int:
@@ -90,7 +90,7 @@ def download_object(
         with writing:
             if is_over:
                 return 0
-            # not before: until here the target keeps the bytes that its owner reserved
+            # only now, because until here the target keeps the bytes that its owner reserved
             target.truncate()
             return target.tell() - start
 
@@ -102,14 +102,16 @@ def download_object(
 
 
 def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
-    """A stream over the object. Only opening it is retried, and only that meets the deadline."""
+    """Open an object as a stream. Retries and the deadline cover the opening only."""
     retry, backend = retry or Retry(), backend_of(url)
     return _retrying("open", url, backend, retry, lambda: backend.open(url, retry))
 
 
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
-    """Store the file's bytes as an object. A reader sees all of it or nothing, except in a file
-    system of fsspec that is not atomic itself."""
+    """Store a file as an object.
+
+    A reader sees all of it or nothing, unless an fsspec file system does not write atomically.
+    """
     retry, backend = retry or Retry(), backend_of(url)
     _retrying(
         "write", url, backend, retry, lambda: backend.upload(path, url, retry), may_be_long=True
@@ -125,7 +127,7 @@ def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
 
 
 def delete_object(url: str, retry: Retry | None = None) -> None:
-    """Remove the object; fine if there is none."""
+    """Delete an object if it exists."""
     retry, backend = retry or Retry(), backend_of(url)
 
     def attempt() -> None:
@@ -139,7 +141,7 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 
 
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
-    """Every object below a folder or prefix, or the one object that it names; sorted by URL."""
+    """List the objects below a folder or prefix, or the one object at `url`, sorted by URL."""
     retry, backend = retry or Retry(), backend_of(url)
     found = _retrying("list", url, backend, retry, lambda: list(backend.list(url, retry)))
     return sorted(found, key=lambda item: item.url)
@@ -181,6 +183,6 @@ def _explain(error: BaseException) -> str:
 
 
 def _advise(kind: FailureKind, error: BaseException) -> str:
-    # the system's own words about its files are advice enough
+    # the system's own message about a file needs no advice
     is_plain = kind is FailureKind.OTHER and isinstance(error, OSError)
     return "" if is_plain else f". {_ADVICE[kind]}"

@@ -1,5 +1,4 @@
-"""Remove secrets from messages: passwords, signed queries, tokens and keys, in URLs and in the
-clients' own words."""
+"""Remove secrets from URLs and messages: passwords, signed queries, tokens, and keys."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _SECRET_VARIABLES = """
     DATABRICKS_TOKEN ALIPAN_WEB_REFRESH_TOKEN ALIPAN_ENCRYPT_PASSWORD
 """
 
-_LEAST_SECRET_CHARACTERS = 8  # a shorter value is part of too many words
+_LEAST_SECRET_CHARACTERS = 8  # a shorter value would match parts of ordinary words
 
 _USER_AND_PASSWORD = re.compile(r"(\w://)[^/\s'\"<>]*:[^/\s'\"<>]*@")
 
@@ -22,8 +21,8 @@ _HTTP_USER = re.compile(r"(https?://)[^/?\s'\"<>]*@")
 
 _HTTP_QUERY = re.compile(r"(https?://[^?\s'\"<>]*)\?[^\s'\"<>]*")
 
-# only where a name can begin, as `s3://bucket/sig=1/` is a folder; in a quoted URL, that is after
-# %3F (?) or %26 (&)
+# only where a name can begin, because `s3://bucket/sig=1/` is a folder; in a quoted URL, a name
+# begins after %3F (?) or %26 (&)
 _SECRET_FIELD = re.compile(
     r"""(?ix) (?: (?<![\w/-]) | (?<=%3f) | (?<=%26) ) (
         x-(?:amz|goog)-(?:signature|credential|security-token) | sig | signature
@@ -38,7 +37,7 @@ _SECRET_FIELD = re.compile(
 
 
 def redact(text: str) -> str:
-    """A URL or a client's own words without passwords, signed queries, tokens and keys."""
+    """Remove passwords, signed queries, tokens, and keys from a URL or a message."""
     for name in _SECRET_VARIABLES.split():
         value = os.environ.get(name, "")
         if len(value) >= _LEAST_SECRET_CHARACTERS:
@@ -48,8 +47,7 @@ def redact(text: str) -> str:
 
 
 def contains_secrets(error: BaseException | None) -> bool:
-    """Whether a traceback would show a secret: in the error's own message, or in that of a cause or
-    context."""
+    """Whether a traceback would show a secret, in the error or in one of its causes or contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,4 +1,4 @@
-"""The backend of each URL scheme; to add a store, enter its scheme here."""
+"""The backend of each URL scheme. To add a store, add its scheme here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ _backends: dict[tuple[int, str], Backend] = {}
 
 
 def backend_of(url: str) -> Backend:
-    """The backend of a URL's scheme, made once per process: a forked worker never inherits a
-    connection."""
+    """The backend of a URL's scheme.
+
+    Each process creates its own, so that a forked worker never inherits a connection.
+    """
     scheme = scheme_of(url)
     key = (os.getpid(), scheme)
-    # if several threads make one at once, the first is kept
+    # if several threads create one at the same time, the first is kept
     return _backends.get(key) or _backends.setdefault(key, _make_backend(scheme))
 
 

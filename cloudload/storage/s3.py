@@ -1,5 +1,4 @@
-"""S3 and stores with its API, by boto3, with boto3's own chain of credentials, profiles and
-endpoints.
+"""S3 and S3-compatible stores through boto3, with its chain of credentials, profiles and endpoints.
 
 Requests are anonymous if there are no credentials. `GCSByHMAC` reads gs:// through the same API,
 with `GCS_KEY` and `GCS_SECRET`.
@@ -44,7 +43,7 @@ _KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.
 
 
 class S3Store:
-    """s3:// by boto3."""
+    """s3:// through boto3."""
 
     scheme = "s3"
 
@@ -54,7 +53,7 @@ class S3Store:
         self._is_anonymous = False
 
     def _client(self, retry: Retry) -> Any:
-        with self._lock:  # threads that start together look for credentials once
+        with self._lock:  # threads that start together look up the credentials once
             if retry.timeout_s not in self._clients:
                 self._clients[retry.timeout_s] = self._make_client(retry)
             return self._clients[retry.timeout_s]
@@ -71,7 +70,7 @@ class S3Store:
         return client
 
     def _payer(self, bucket: str) -> dict[str, str]:
-        """The requester-pays header; the variable, a list of buckets, is Streaming's."""
+        """The requester-pays header, for the buckets that Streaming's variable lists."""
         buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
         return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
 
@@ -114,14 +113,14 @@ class S3Store:
         )
         if isinstance(error, of_connections) or not isinstance(error, exceptions.BotoCoreError):
             return failure_kind_of_connection(error)
-        # most other errors of botocore are about arguments, profiles and credentials
+        # most other botocore errors concern arguments, profiles, or credentials
         words = ("Credential", "Profile", "Token", "SSO")
         is_about_credentials = any(word in type(error).__name__ for word in words)
         return FailureKind.BAD_CREDENTIALS if is_about_credentials else FailureKind.OTHER
 
 
 class GCSByHMAC(S3Store):
-    """gs:// through the S3 API, which GCS offers to holders of an HMAC key."""
+    """gs:// through the S3 API, which GCS offers with an HMAC key."""
 
     scheme = "gs"
 
@@ -156,14 +155,16 @@ def _config(retry: Retry, **options: Any) -> Any:
         read_timeout=retry.timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=32,
-        # an older botocore has no option for checksums, and adds none
+        # an older botocore has no checksum options, and adds no checksums
         **{name: value for name, value in options.items() if name in Config.OPTION_DEFAULTS},
     )
 
 
 def _stop_redirects(context: dict[str, Any], **_: Any) -> None:
-    """boto3 asks by HEAD where a bucket is; if that is redirected without a region, it would ask
-    the same again, endlessly."""
+    """Keep boto3 from repeating a HEAD request for a bucket's region forever.
+
+    It would do so if the request is redirected without a region.
+    """
     context.setdefault("s3_redirect", {})["redirected"] = True
 
 
@@ -171,6 +172,6 @@ def _failure_kind_of_answer(error: Any) -> FailureKind:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = status_of(error) or 0
     if status == 400 and code in ("", "400"):
-        # a HEAD answer has no text; usually the token has expired, or the region is another
+        # a HEAD response has no body; usually the token has expired, or the region is wrong
         return FailureKind.DENIED
     return _KIND_OF_CODE.get(code) or failure_kind_of_status(status)

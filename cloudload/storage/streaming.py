@@ -1,4 +1,4 @@
-"""The backend for stores that only StreamingDataset's downloaders reach."""
+"""The backend for stores that only StreamingDataset's downloaders support."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cloudload.storage.clients import failure_kind_of_any
 from cloudload.storage.urls import scheme_of
 
 STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
-"""The schemes that fsspec does not serve, or not by these names."""
+"""The schemes that fsspec does not support, or not under these names."""
 
 
 class StreamingStore:
-    """The downloaders of StreamingDataset, which can only read, and only whole objects."""
+    """StreamingDataset's downloaders, which are read-only and read only whole objects."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         try:
             from streaming.base.storage.download import CloudDownloader
         except ImportError as error:
             raise StoreError(
-                f"no way to read {scheme_of(url)}:// ({error}). Install Streaming: pip install "
+                f"cannot read {scheme_of(url)}:// URLs ({error}). Install Streaming: pip install "
                 "'cloudload[streaming]'"
             ) from None
         with tempfile.TemporaryDirectory(prefix="cloudload-download-") as folder:
@@ -32,12 +32,12 @@ class StreamingStore:
             try:
                 CloudDownloader.direct_download(url, str(path), retry.timeout_s)
             except ImportError as error:
-                raise StoreError(f"no way to read {scheme_of(url)}:// ({error})") from None
-            return path.open("rb")  # its bytes stay until it is closed
+                raise StoreError(f"cannot read {scheme_of(url)}:// URLs ({error})") from None
+            return path.open("rb")  # stays readable after its folder is removed
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise io.UnsupportedOperation(
-            "this store can only be read; write and list in s3://, gs://, or a store that fsspec "
+            "this store is read-only; to write or list, use s3://, gs://, or a store that fsspec "
             "supports"
         )
 

@@ -1,4 +1,4 @@
-"""Where data is: a URL (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or a plain path."""
+"""Locations of data: URLs (`s3://bucket/key`, `gs://bucket/key`, `file:///x`, …) or plain paths."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def local_path(url: str) -> Path:
 
 
 def check_location(url: str) -> None:
-    """Raises `ValueError` unless this is a path or a whole URL; a URL built from an unset variable,
-    for instance, is neither."""
+    """Raise `ValueError` unless this is a path or a complete URL.
+
+    A URL built from an unset variable, for instance, is neither.
+    """
     scheme, separator, rest = url.partition("://")
     if not url.strip():
         raise ValueError("the location is empty; give a folder or a URL such as s3://bucket/folder")
@@ -48,14 +50,13 @@ def join_url(base: str, name: str) -> str:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Bucket and key of a URL."""
+    """The bucket and the key of a URL."""
     parts = urlsplit(url, allow_fragments=False)
     return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
 
 
 def is_below(key: str, prefix: str) -> bool:
-    """Whether an object is in the folder `prefix`, or is that very object: `a/b` is not below
-    `a/bc`."""
+    """Whether an object is in the folder `prefix`, or is `prefix`: `a/bc` is not below `a/b`."""
     return not key.endswith("/") and (
         not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/")
     )

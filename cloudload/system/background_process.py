@@ -1,15 +1,13 @@
-"""One call in a separate, low-priority process that may outlive the worker that started it, but not
-the training process.
+"""Run one call in a low-priority process that may outlive its worker, but not the training process.
 
     this process ── lock held, argument in an unnamed file ──► new interpreter
                                                                own session, niced
                                                                calls, unlocks, exits
 
-A new interpreter is used, not a fork, because this process may have threads and clients, and
-because worker processes are daemonic: multiprocessing does not let them have children. The new
-process inherits the lock, so the kernel releases it if that process dies. A thread here waits for
-the process, which leaves no zombie. Failure is silent: the reader builds the result if it is
-missing.
+The child is not a fork because this process may have threads and store clients, and not a
+`multiprocessing` child because worker processes are daemonic and may not have any. It inherits the
+lock, so the kernel releases the lock if the child dies. A thread here waits for the child, so that
+it does not become a zombie. Failure is silent: the reader builds the result if it is missing.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ _child_main(*sys.argv[2:])
 
 
 def run_detached(function: str, argument: bytes, lock: Path) -> bool:
-    """Call `function`, such as "package.module:name", with `argument` in a new process that holds
-    `lock`, and return at once.
+    """Call `function` with `argument` in a new process that holds `lock`, and return immediately.
 
-    Returns False if the lock is held already, or if no process can be started.
+    `function` is a name such as "package.module:name". Returns False if the lock is already held or
+    if no process can be started.
     """
     descriptor = acquire(lock, wait=False) if sys.executable else None
     if descriptor is None:
@@ -55,7 +53,7 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
         inherited = [descriptor] if trainer is None else [descriptor, trainer]
         process = _spawn([function, str(lock.absolute())], argument, inherited)
     except OSError as error:
-        logger.info("no background process for %s: %s", function, error)
+        logger.info("cannot start a background process for %s: %s", function, error)
         release(lock, descriptor)
         return False
     finally:

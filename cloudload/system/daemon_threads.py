@@ -14,8 +14,10 @@ _Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class DaemonThreadPool:
-    """Like `ThreadPoolExecutor`, but the interpreter does not wait for its threads at exit. They
-    start with the first call."""
+    """Like `ThreadPoolExecutor`, but the interpreter does not wait for its threads at exit.
+
+    Threads start on demand.
+    """
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads, self._name = num_threads, name
@@ -32,7 +34,7 @@ class DaemonThreadPool:
         return future
 
     def close(self, timeout_s: float) -> None:
-        """Cancel the calls that have not begun, and wait at most `timeout_s` for the others."""
+        """Cancel the calls that have not started, and wait at most `timeout_s` for the others."""
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 call[0].cancel()
@@ -45,11 +47,11 @@ class DaemonThreadPool:
         while (call := self._calls.get()) is not None:
             if call[0].set_running_or_notify_cancel():
                 settle(*call)
-            del call  # keeps nothing alive while it waits
+            del call  # so that a waiting thread keeps nothing alive
 
 
 def settle(future: Future[T], function: Callable[..., T], arguments: tuple[Any, ...] = ()) -> None:
-    """Call `function`, and give its result or its error to `future`."""
+    """Call `function`, and set its result or its exception on `future`."""
     try:
         result = function(*arguments)
     except BaseException as error:

@@ -1,5 +1,7 @@
-"""Locks that the kernel releases when their holder dies: `flock` on a file that exists only while
-it is locked."""
+"""`flock` locks, which the kernel releases when their holder dies.
+
+A lock file exists only while it is locked.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ from cloudload.system.temp_files import register, unregister
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path` against all threads and processes of this node; yields whether it
-    is held, which without `wait` it may not be."""
+    """Hold the lock file `path`, which excludes all other threads and processes of this node.
+
+    Yields True, or False if `wait` is False and the lock is taken.
+    """
     descriptor = acquire(path, wait=wait)
     try:
         yield descriptor is not None
@@ -26,9 +30,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """Lock `path`; the lock is held as long as any process has the returned descriptor open.
+    """Lock `path`, for as long as any process has the returned descriptor open.
 
-    Returns None without `wait` if another holds it.
+    Returns None if `wait` is False and the lock is taken.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

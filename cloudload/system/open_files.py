@@ -1,4 +1,4 @@
-"""The limit of open files."""
+"""The limit on open files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ _MOST_OPEN_FILES = 1 << 16
 
 
 def raise_open_file_limit() -> None:
-    """Raise this process's soft limit of open files, which on most systems is far below the hard
-    limit."""
+    """Raise this process's soft limit on open files, on most systems far below the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,10 +1,10 @@
-"""Exit when told to, and soon after the parent or the training process is gone.
+"""Exit on SIGTERM, and soon after the parent or the training process ends.
 
     trainer   ──────────► SIGKILL
     worker    ─────────────────── within a second ──► removes its temporary files, and exits
 
-A worker that waits for a store, or forever, exits as promptly as one that works. Ctrl-C reaches the
-whole process group; workers ignore it and leave the response to the training process.
+A blocked worker exits as promptly as a busy one. Ctrl-C reaches the whole process group; workers
+ignore it and leave the response to the training process.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 
 
 def exit_with_parent() -> None:
-    """From now on, exit on SIGTERM, and within a second of the parent; call it in the main
-    thread."""
+    """Exit on SIGTERM, and within a second after the parent ends. Call it in the main thread."""
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch_parent, name="cloudload-parent-watch", daemon=True).start()
 
 
 def open_trainer_pidfd() -> int | None:
-    """A descriptor that becomes readable when the training process ends: the parent of a worker,
-    else this process. None where the kernel or Python has no pidfd."""
+    """Return a descriptor that becomes readable when the training process ends.
+
+    The training process is a worker's parent, or else this process. Returns None if the kernel or
+    Python does not support pidfds.
+    """
     trainer = multiprocessing.parent_process()
     try:
         return os.pidfd_open(os.getpid() if trainer is None or trainer.pid is None else trainer.pid)
@@ -43,7 +45,7 @@ def open_trainer_pidfd() -> int | None:
 
 
 def exit_with_trainer(pidfd: int) -> None:
-    """From now on, exit soon after the process that `open_trainer_pidfd` found."""
+    """Exit soon after the process of `open_trainer_pidfd` ends."""
     threading.Thread(
         target=_watch_trainer, args=(pidfd,), name="cloudload-parent-watch", daemon=True
     ).start()
@@ -53,7 +55,7 @@ def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     # children of a fork server have a pipe that closes with the trainer; siblings of a forked child
-    # may hold the other end of its pipe, so its parent's id is checked, too
+    # may hold the other end of its pipe, so its parent's id is checked as well
     is_child = os.getppid() == parent.pid
     while not wait([parent.sentinel], timeout=_CHECK_EVERY_S):
         if is_child and os.getppid() != parent.pid:
@@ -68,5 +70,5 @@ def _watch_trainer(pidfd: int) -> None:
 
 def _exit(signal_number: int = 0, _: Any = None) -> None:
     remove_all_and_stop()
-    # skips the interpreter's own exit, which would wait for threads that wait for a store
+    # a normal exit of the interpreter would wait for threads that are blocked on a store
     os._exit(SIGTERM_STATUS if signal_number else 0)

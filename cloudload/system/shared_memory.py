@@ -1,14 +1,12 @@
-"""Memory that worker processes write and the training process reads, as slots that each worker
-uses in turn.
+"""Shared memory that workers write and the training process reads, as a ring of slots per worker.
 
     slots      0         1         2         0         …
     worker     write ──► write ──► write ──► write
     trainer              read ───► read ───► read
 
 A worker has one slot for each block that may be in flight, and one for the block being read. The
-memory has no name that could be left behind, and needs no file system that could be full: the
-kernel frees it with the last process that maps it, and a container's small /dev/shm does not
-matter.
+memory is anonymous: the kernel frees it when the last process unmaps it, and it does not count
+against a container's small /dev/shm.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _ALIGNMENT = 64
 
 
 class SharedMemoryRing:
-    """Slots of equal size. A forked process inherits them; for a spawned one they are pickled."""
+    """Slots of equal size. Forked processes inherit them; for spawned ones, they are pickled."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
@@ -66,8 +64,8 @@ class SharedMemoryRing:
 
 
 def anonymous_file() -> int:
-    """A descriptor of an empty file that has no name; it lives in memory where it can."""
+    """Return a descriptor of an empty, unnamed file, in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("cloudload")
-    with tempfile.TemporaryFile() as file:  # a Python that was built against an old C library
+    with tempfile.TemporaryFile() as file:  # Python was built against an old C library
         return os.dup(file.fileno())

@@ -1,11 +1,11 @@
-"""Temporary files: locks, and files that are only partly written.
+"""Temporary files: locks and partially written files.
 
     shard.00000.mds                         a file that several processes want
     shard.00000.mds.lock                    exists while one of them works on it
     shard.00000.mds.3f2a….part              what that process has written so far
 
-A process removes its own temporary files when it exits, even on SIGTERM. What a killed process
-leaves behind is recognized by its name, and the next process removes it.
+A process removes its own temporary files when it exits, even on SIGTERM. The next process removes
+the files of a killed process, which it recognizes by their names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from pathlib import Path
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 
 TAG = "CACHEDIR.TAG"
-"""A file in each folder that cloudload made; temporary files are looked for only in such folders
-(https://bford.info/cachedir)."""
+"""Marks each folder that cloudload creates (https://bford.info/cachedir).
+
+Temporary files are removed only from such folders.
+"""
 
 _PARTIAL_NAME = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
 
@@ -32,7 +34,7 @@ _SETTLE_S = 0.1
 
 _registered: dict[Path, int | None] = {}
 
-# the id of this process once it is exiting
+# contains the id of this process once it is exiting
 _exiting: set[int] = set()
 
 # a forked child owns none of its parent's temporary files
@@ -40,7 +42,7 @@ os.register_at_fork(after_in_child=_registered.clear)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of cloudload's own, with its tag."""
+    """Create a folder with cloudload's tag."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / TAG).exists():
         (folder / TAG).write_text(
@@ -55,8 +57,10 @@ def lock_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def partial_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write it under, then to rename; removed at the end unless
-    renamed."""
+    """Yield a temporary path beside `path`, to write and then rename.
+
+    The file is removed at the end unless it was renamed.
+    """
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{PART_SUFFIX}")
     register(part)
     try:
@@ -80,9 +84,9 @@ def target_of(temporary: Path) -> Path:
 
 
 def register(path: Path, descriptor: int | None = None) -> None:
-    """Have `path` removed when this process exits; for a lock, pass the descriptor that holds it.
+    """Register `path` for removal at exit; for a lock, pass the descriptor that holds it.
 
-    In a process that is exiting, this blocks forever, so that its threads create nothing more.
+    In an exiting process, this blocks daemon threads forever, so that they create no more files.
     """
     _registered[path] = descriptor
     while os.getpid() in _exiting and threading.current_thread().daemon:
@@ -90,7 +94,7 @@ def register(path: Path, descriptor: int | None = None) -> None:
 
 
 def unregister(path: Path) -> None:
-    """`path` is gone, or complete."""
+    """Do not remove `path` at exit: it is gone or complete."""
     _registered.pop(path, None)
 
 
@@ -99,14 +103,14 @@ def remove_all() -> None:
     """Remove all registered files."""
     for path, descriptor in list(_registered.items()):
         with contextlib.suppress(OSError):
-            # a lock that was released meanwhile may be another process's by now
+            # a lock that was released in the meantime may belong to another process now
             if descriptor is None or os.fstat(descriptor).st_ino == os.stat(path).st_ino:
                 path.unlink()
 
 
 def remove_all_and_stop() -> None:
-    """Remove all registered files in a process that exits right afterwards; its daemon threads can
-    create no more."""
+    """Remove all registered files in a process that is about to exit, and keep its daemon threads
+    from creating more."""
     _exiting.add(os.getpid())
     for _ in range(2):
         remove_all()

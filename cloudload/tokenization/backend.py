@@ -1,4 +1,4 @@
-"""The choice of the backend that encodes a tokenizer's documents, `hf` or `fastokens`, and why.
+"""The choice of the backend that encodes documents, `hf` or `fastokens`, and the reason for it.
 
     asked "hf"          hf
     asked "auto"        fastokens if it passes every check below, else hf
@@ -6,9 +6,9 @@
 
     version ─► features of the tokenizer.json ─► loads ─► same ids for probes ─► for all of Unicode
 
-For some tokenizers fastokens silently gives other ids. The second check recognizes all that are
-known; the later ones exist for those that are not. The choice is made once, in the training
-process, which passes it to the workers.
+For some tokenizers, fastokens silently gives different ids. The second check recognizes all known
+cases; the later checks catch unknown ones. The choice is made once, in the training process, which
+passes it to the workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
 MEASURED_VERSIONS = ("0.3.5",)
-"""The versions of fastokens that were verified to give the ids of tokenizers."""
+"""The versions of fastokens that were verified to give the same ids as tokenizers."""
 _FOLDER = "tokenizers"
 # cache-key version; bump when the sweep changes
 _SWEEP = 1
@@ -51,7 +51,7 @@ _CODE_POINTS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend as plain data, to be sent to workers."""
+    """A backend as plain data that can be sent to workers."""
 
     name: str
     """`hf` or `fastokens`."""
@@ -62,10 +62,10 @@ class Choice:
 
 
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
-    """The backend for a tokenizer.json, given as its text. The result of the Unicode sweep is kept
-    in `cache_root`.
+    """The backend for a tokenizer.json, given as its text.
 
-    Raises `TokenizerError` if fastokens is asked for and fails a check.
+    Caches the result of the Unicode sweep in `cache_root`. Raises `TokenizerError` if `asked` is
+    "fastokens" and a check fails.
     """
     tokenizers = f"tokenizers {version('tokenizers')}"
     refusal = None if asked == HF else _find_refusal(text, cache_root)
@@ -97,7 +97,7 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
     except PackageNotFoundError:
         return "fastokens is not installed: pip install 'cloudload[fast]'"
     if found not in MEASURED_VERSIONS:
-        return f"fastokens {found} has not been measured, only {', '.join(MEASURED_VERSIONS)}"
+        return f"fastokens {found} has not been verified, only {', '.join(MEASURED_VERSIONS)}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     if digest not in _refusals:
         content = json.loads(text)
@@ -113,8 +113,7 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
 
 def find_unsupported_feature(content: Mapping[str, Any]) -> str | None:
-    """A feature of a tokenizer.json with which fastokens may fail or give other ids; None if there
-    is none."""
+    """A feature of a tokenizer.json with which fastokens may fail or give wrong ids, or None."""
     model = content["model"]
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, not BPE"
@@ -169,12 +168,14 @@ def _has_byte_level(part: Any) -> bool:
     return part.get("type") == "ByteLevel" or any(map(_has_byte_level, inner))
 
 
-# ---------------------------------------------------------------- whether the ids are the same
+# ---------------------------------------------------------------- comparison of the ids
 
 
 def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
-    """Load both backends and compare them on `probes`, with special tokens as tokens and as text.
-    Returns the problem, or None."""
+    """Load both backends and compare them on `probes`; returns the problem, or None.
+
+    Compares them twice: with special tokens as tokens, and as text.
+    """
     with ThreadPoolExecutor(1) as thread:  # in parallel: a large vocabulary takes seconds
         loading = thread.submit(load_fastokens, text)
         strings, hf = probes(content), make_hf(text)
@@ -188,7 +189,7 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
         hf.encode_special_tokens = is_text
         try:
             if different := _different(hf, fast, strings, is_text):
-                return f"it gives other ids than tokenizers for {different[0][:60]!r}"
+                return f"it gives different ids than tokenizers for {different[0][:60]!r}"
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -198,8 +199,10 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
 
 
 def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[str]:
-    """The strings with other ids. `tokenizers` encodes them one by one, because after a batch it
-    would warn at every fork."""
+    """The strings for which the ids differ.
+
+    `tokenizers` encodes them one by one because, after a batch, it would warn at every fork.
+    """
     ids, offsets = encode_flat(fast, strings, is_text)
     bounds = offsets.tolist()
     return [
@@ -210,8 +213,10 @@ def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[st
 
 
 def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
-    """The code points for which fastokens gives other ids, next to letters, spaces and digits, and
-    at the ends of a text."""
+    """The code points for which fastokens gives different ids.
+
+    Each is tried next to letters, spaces and digits, and at both ends of a text.
+    """
     hf, fast = load_hf(text), load_fastokens(text)
     chunks = [
         points[start : start + _CODE_POINTS_AT_ONCE]
@@ -250,7 +255,8 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
             raise
         return f"it fails on some code points ({error})"
     refusal = (
-        f"it gives other ids than tokenizers for {len(found)} code points, such as U+{found[0]:04X}"
+        f"it gives different ids than tokenizers for {len(found)} code points, "
+        f"such as U+{found[0]:04X}"
         if found
         else None
     )

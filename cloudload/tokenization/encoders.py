@@ -1,13 +1,13 @@
-"""Texts to flat ids, by either of two backends that give the same ids.
+"""Texts to flat ids, with either of two backends that give the same ids.
 
     hf          Hugging Face `tokenizers`: supports every tokenizer, and is the reference
     fastokens   the same ids many times as fast, for tokenizers that `choose_backend` has checked
 
     documents   "ab" "" "c"    ids 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-Two guards run while encoding: hf encodes a document on which fastokens fails, and a separate thread
-compares a sample of all documents with hf's ids. Tokenizers are loaded once per process, and forked
-workers share them.
+Two safeguards run while encoding. If fastokens fails on a document, hf encodes it. A separate
+thread compares a sample of all documents with the ids from hf. Tokenizers are loaded once per
+process, and forked workers share them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from cloudload.config.choices import FASTOKENS
 from cloudload.errors import TokenizerError
 
 logger = logging.getLogger(__name__)
-# each process compares its first documents, then one in this many: hf takes 10 to 130 times as long
+# each process compares its first 64 documents, then 1 in 10,000: hf takes 10 to 130 times as long
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
-# hf needs some 60 bytes per character: a book of 100 MB would need 6 GB
+# hf needs about 60 bytes per character, so a book of 100 MB would need 6 GB
 _MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
 
@@ -39,11 +39,11 @@ class Encoder(Protocol):
     """A tokenizer backend."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """ids, int32 [tokens], and offsets, int64 [documents + 1]: document i has the ids from
-        offsets[i] to offsets[i + 1].
+        """Encode documents: ids, int32 [tokens], and offsets, int64 [documents + 1].
 
-        Adds no special tokens; their names in a text stay text. The arrays may be read-only. Raises
-        `TokenizerError` for a document that is not valid text.
+        Document i has the ids from offsets[i] to offsets[i + 1]. Adds no special tokens; their
+        names in a text stay text. The arrays may be read-only. Raises `TokenizerError` for a
+        document that is not valid text.
         """
         ...
 
@@ -76,18 +76,20 @@ class HFEncoder:
 
 
 class FastokensEncoder:
-    """Encodes with `fastokens`; a document on which it fails, with `tokenizers`."""
+    """Encodes with `fastokens`, and with `tokenizers` if fastokens fails on a document."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._fast = load_fastokens(text)
         self._comparison = _comparison(text)
         self.num_failed = 0
-        """Documents on which fastokens failed."""
+        """Number of documents on which fastokens failed."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """See `Encoder`. Also raises `TokenizerError` if an earlier comparison found ids other than
-        hf's."""
+        """See `Encoder`.
+
+        Also raises `TokenizerError` if an earlier comparison with hf found different ids.
+        """
         documents = documents if isinstance(documents, list) else list(documents)
         ids, offsets = self._encode(documents)
         self._comparison.watch(documents, ids, offsets)
@@ -112,8 +114,8 @@ class FastokensEncoder:
         encoded = HFEncoder(self._text).encode(documents)
         if not self.num_failed:
             logger.warning(
-                "fastokens failed on a document (%s); tokenizers encodes it, and all that fail "
-                "later, instead: %r",
+                "fastokens failed on a document (%s); tokenizers encodes it instead, and also all "
+                "documents that fail later: %r",
                 *(error, documents[0][:_SHOWN_CHARACTERS]),
             )
         self.num_failed += 1
@@ -121,8 +123,7 @@ class FastokensEncoder:
 
 
 class _Comparison:
-    """Compares a sample of a process's documents with hf's ids, in a thread that nobody waits
-    for."""
+    """Compares a sample of a process's documents with the ids from hf, in a background thread."""
 
     def __init__(self, text: str) -> None:
         self._text, self._lock = text, threading.Lock()
@@ -131,8 +132,10 @@ class _Comparison:
         self._difference: TokenizerError | None = None
 
     def watch(self, documents: Sequence[str], ids: Tokens, offsets: Ints) -> None:
-        """Queue a sample of documents for comparison. Raises `TokenizerError` once a difference was
-        found."""
+        """Queue a sample of documents for comparison.
+
+        Raises `TokenizerError` if a difference was found.
+        """
         if self._difference is not None:
             raise TokenizerError(str(self._difference))
         with self._lock:
@@ -154,7 +157,7 @@ class _Comparison:
             expected = error
         if expected != ids and self._difference is None:
             self._difference = TokenizerError(
-                "fastokens gave a document other ids than tokenizers: "
+                "fastokens and tokenizers gave different ids for a document: "
                 f"{_first_difference(ids, expected)}. Its text begins "
                 f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may hold wrong ids: restart "
                 "with tokenizer_backend='hf', from the beginning or from a state that you trust, "
@@ -177,8 +180,10 @@ _kept: dict[str, Any] = {}
 
 
 def load_hf(text: str) -> Any:
-    """The process's one `tokenizers.Tokenizer` for a tokenizer.json, which encodes the names of
-    special tokens as text."""
+    """The `tokenizers.Tokenizer` for a tokenizer.json, cached per process.
+
+    It encodes the names of special tokens as text.
+    """
     tokenizer = _kept.get(text)
     if tokenizer is None:
         tokenizer = make_hf(text)
@@ -187,10 +192,11 @@ def load_hf(text: str) -> Any:
 
 
 def make_hf(text: str) -> Any:
-    """A new one, which the caller may modify."""
+    """A new `tokenizers.Tokenizer`, which the caller may modify."""
     from tokenizers import Tokenizer
 
-    # a thread has its own heap: parsing fragments it, which makes encoding up to a third slower
+    # in a thread, which has its own heap: parsing fragments the heap, and encoding on a fragmented
+    # heap is up to a third slower
     with ThreadPoolExecutor(1) as thread:
         tokenizer = thread.submit(Tokenizer.from_str, text).result()
     tokenizer.no_truncation()
@@ -207,8 +213,10 @@ def keep_hf(text: str, tokenizer: Any) -> None:
 
 @functools.lru_cache(maxsize=1)
 def load_fastokens(text: str) -> Any:
-    """The `fastokens.Tokenizer` for a tokenizer.json. Raises what fastokens raises, and
-    `ImportError` if it is not installed."""
+    """The `fastokens.Tokenizer` for a tokenizer.json.
+
+    Raises `ImportError` if fastokens is not installed, and any error of fastokens itself.
+    """
     # fastokens reads this on first use; we parallelize across processes instead
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     from fastokens import Tokenizer
@@ -222,8 +230,7 @@ def load_fastokens(text: str) -> Any:
 def encode_flat(
     fast: Any, documents: list[str], split_special_tokens: bool = True
 ) -> tuple[Tokens, Ints]:
-    """As `Encoder.encode`, by a `fastokens.Tokenizer`: read-only int32 [tokens] and int64
-    [documents + 1]."""
+    """`Encoder.encode` for a `fastokens.Tokenizer`; the arrays are read-only."""
     ids, offsets = fast.encode_batch_flat(
         documents, add_special_tokens=False, split_special_tokens=split_special_tokens
     )
@@ -231,12 +238,14 @@ def encode_flat(
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an encoder failed, as opposed to an interrupt: a panic in Rust is not an
-    `Exception`."""
+    """Whether an error is a failure of an encoder, not an interrupt.
+
+    A panic in Rust is not an `Exception`.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-# ---------------------------------------------------------------- explaining
+# ---------------------------------------------------------------- errors
 
 
 def _explain_failure(documents: Sequence[str], error: BaseException) -> TokenizerError:
@@ -251,7 +260,7 @@ def _explain_failure(documents: Sequence[str], error: BaseException) -> Tokenize
         except UnicodeEncodeError as found:
             return TokenizerError(
                 f"a document holds half a surrogate pair, U+{ord(document[found.start]):X}, at "
-                f"character {found.start:,}, which is not valid text. It begins "
+                f"character {found.start:,}, so it is not valid text. It begins "
                 f"{document[:_SHOWN_CHARACTERS]!r}. Fix it in `transform`, for instance with "
                 "text.encode('utf-8', 'replace').decode()"
             )

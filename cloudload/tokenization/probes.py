@@ -1,4 +1,4 @@
-"""Strings on which two tokenizer backends are compared before one of them is trusted.
+"""Strings for comparing two tokenizer backends before one of them is trusted.
 
 known troublemakers ─┐
 added tokens ────────┼─► `probes`: always the same list     `assigned_code_points`: the sweep
@@ -17,8 +17,11 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def probes(content: Mapping[str, Any]) -> list[str]:
-    """Strings on which tokenizers are known to differ, the tokenizer's own tokens and words, and
-    random mixtures of both. Deterministic for a tokenizer.json (`content`)."""
+    """The strings for a tokenizer.json (`content`); deterministic.
+
+    They are strings on which tokenizers are known to differ, the tokenizer's own tokens and words,
+    and random mixtures of both.
+    """
     added = [token["content"] for token in content.get("added_tokens") or []]
     added = added[:24] + added[-8:]
     vocabulary = list(content["model"]["vocab"])
@@ -74,12 +77,12 @@ _LONG = [
 
 
 def assigned_code_points() -> list[int]:
-    """The code points that this Python's Unicode version assigns, private use left out."""
+    """The code points that this Python's Unicode version assigns, except private use."""
     return [
         point for point in all_code_points() if unicodedata.category(chr(point)) not in ("Cn", "Co")
     ]
 
 
 def all_code_points() -> list[int]:
-    """Every code point that a text can contain: all 1,112,064 but the surrogates."""
+    """Every code point that a text can contain: all except the surrogates, 1,112,064."""
     return [point for point in range(0x110000) if point not in _SURROGATES]

@@ -1,4 +1,4 @@
-"""Tokenizers as plain data with a fingerprint, and documents to ids.
+"""Tokenizers as plain data with a fingerprint, and the encoding of documents.
 
     "gpt2"                                                        {"model": …}, no truncation
     "folder/" or "tokenizer.json"         ─► TokenizerSpec   json ┤
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer, and the bos and eos of each stream, as plain data to be sent to workers."""
+    """A tokenizer, and the bos and eos of each stream, as plain data to send to workers."""
 
     json: str
     """The text of its tokenizer.json, without truncation and padding."""
@@ -49,9 +49,9 @@ class TokenizerSpec:
     @cached_property
     def fingerprint(self) -> str:
         """Equal for tokenizers that give the same ids to the same texts."""
-        # templates do not affect documents, and transformers 5 adds one without effect
+        # templates do not affect documents, and transformers 5 adds one that has no effect
         content = json.loads(self.json) | {"post_processor": None, "decoder": None}
-        # sorted only here: a vocabulary that is not in the order of its ids encodes a fifth slower
+        # sorted only here: encoding is a fifth slower if the vocabulary is not in order of its ids
         text = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -59,12 +59,12 @@ class TokenizerSpec:
 def load_tokenizer(
     source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)
 ) -> TokenizerSpec:
-    """Load a tokenizer from a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
-    `tokenizers.Tokenizer`.
+    """Load a tokenizer.
 
-    `frames` is (bos, eos) of each stream. `auto` adds bos if the tokenizer's template does, and the
-    eos that the tokenizer names. Raises `TokenizerError` for a slow tokenizer, one that does not
-    exist, or one without an eos token.
+    `source` is a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
+    `tokenizers.Tokenizer`. `frames` is (bos, eos) of each stream. `auto` adds bos if the
+    tokenizer's template does, and the eos that the tokenizer names. Raises `TokenizerError` for a
+    slow tokenizer, one that does not exist, or one without an eos token.
     """
     backend, names = _find(source)
     backend.no_truncation()
@@ -129,7 +129,7 @@ def _from_name(name: str) -> tuple[Tokenizer, dict[str, str]]:
         AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     )
     with contextlib.suppress(OSError):  # not all tokenizers have the file
-        # use the published file: transformers 5 converts some tokenizers to others, with other ids
+        # use the published file: transformers 5 converts some tokenizers, which changes their ids
         backend = Tokenizer.from_file(cached_file(name, "tokenizer.json"))
     return backend, names
 
@@ -217,8 +217,10 @@ class DocumentTokenizer:
         """The ids before and after each document, by stream."""
 
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """The ids of all documents without bos and eos, int32 [tokens], and their offsets, int64
-        [documents + 1]. Raises `TokenizerError` as `Encoder.encode` does."""
+        """The ids of all documents, int32 [tokens], and their offsets, int64 [documents + 1].
+
+        Adds no bos or eos. Raises `TokenizerError` as `Encoder.encode` does.
+        """
         return self._encoder.encode(documents)
 
     def explain_failure(self, document: str) -> TokenizerError | None:

@@ -192,8 +192,7 @@ def _work(
     except (EOFError, ConnectionError):
         pass  # the trainer has gone
     except CloudloadError as error:
-        # without the traceback, whose frames belong to the worker
-        connection.send(type(error)(str(error)))
+        connection.send(error)  # pickled, it has no traceback, whose frames belong to the worker
     except Exception:
         connection.send(_Failed(traceback.format_exc()))
 

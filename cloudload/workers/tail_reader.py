@@ -99,7 +99,7 @@ class TailReader:
             found = int(self._held[lane, ordinal][0][SIZE])
             if size == SIZE_ABSENT and found != stop:
                 raise StreamChangedError(
-                    f"lane {lane}: document {ordinal} had {stop} tokens, and now has {found}. "
+                    f"lane {lane}: document {ordinal} had {stop} tokens, but now has {found}. "
                     "The state is damaged, or of another corpus, tokenizer or transform"
                 )
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch
 from cloudload import CloudLoader, convert_to_mds
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
-from tests.support.servers import free_ports
+from tests.support.servers import BUCKET, S3Server, free_ports
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
 GLOBAL_BATCH, SEQ_LEN, STEPS, SAVE_EVERY = 8, 32, 10, 4
@@ -125,12 +126,12 @@ CELLS = [
 
 
 @pytest.fixture(scope="module")
-def data(s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+def data(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("documents")
     with (folder / "part.jsonl").open("w") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in random_documents(3, 400))
     assert s3_server.endpoint
-    url = "s3://cloudload/frameworks"
+    url = f"s3://{BUCKET}/frameworks-{uuid.uuid4().hex}"
     convert_to_mds(
         [str(folder / "part.jsonl")], url, shard_bytes=20_000, processes=1, progress=False
     )

@@ -106,7 +106,7 @@ def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(
             broken,
             pytest.raises(
                 DatasetError,
-                match=r"^[^\n]*shard[^\n]* is not there, though the index .* lists it[^\n]*$",
+                match=r"^[^\n]*shard[^\n]* is missing, but the index .* lists it[^\n]*$",
             ),
         ):
             next(iter(broken))

@@ -185,10 +185,10 @@ def test_a_transform_is_known_by_its_name_and_its_source(folder: Path) -> None:
         (
             {"seed": "accept"},
             "a change of 'seed' cannot be accepted, because documents would be lost and repeated. "
-            "Acceptable are bos_eos",
+            "You can accept bos_eos",
         ),
         ({"nothing": "accept"}, "a change of 'nothing' cannot be accepted"),
-        ({"epochs": True}, "the one choice is 'accept'"),
+        ({"epochs": True}, "the only choice is 'accept'"),
     ],
 )
 def test_what_cannot_be_accepted_is_said(

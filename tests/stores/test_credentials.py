@@ -46,7 +46,7 @@ def test_a_profile_gives_keys_region_and_endpoint(
         assert read_object(join_url(s3_url, "key")) == b"data"
     with (
         new_clients(files | {"AWS_PROFILE": "stranger"}),
-        pytest.raises(StoreError, match="credentials: they are not accepted"),
+        pytest.raises(StoreError, match="credentials: the store rejected them"),
     ):
         read_object(join_url(s3_url, "key"))
     with (
@@ -156,7 +156,7 @@ def test_an_hmac_key_that_gcs_does_not_take_is_called_so(s3_url: str, s3_server:
     with (
         new_clients(wrong),
         pytest.raises(
-            StoreError, match=r"1 attempt, .*SignatureDoesNotMatch.*they are not accepted"
+            StoreError, match=r"1 attempt, .*SignatureDoesNotMatch.*the store rejected them"
         ),
     ):
         read_object(s3_url.replace("s3://", "gs://"))

@@ -150,10 +150,10 @@ def test_a_corrupt_shard_is_fetched_again_and_then_named(s3_url: str, tmp_path: 
     name = corpus.datasets[0].shards[1].stored.name
     whole = read_object(f"{s3_url}/{name}")
     write_object(f"{s3_url}/{name}", whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DatasetError, match=rf"{name} has xxh64 \w+ where the index has \w+, twice"):
+    with pytest.raises(DatasetError, match=rf"{name} has xxh64 \w+, but the index says \w+, twice"):
         texts_of(corpus, tmp_path)
     write_object(f"{s3_url}/{name}", whole[:-7])
-    with pytest.raises(DatasetError, match=r"of the [\d,]+ bytes that the index has"):
+    with pytest.raises(DatasetError, match=r"of the [\d,]+ bytes that the index lists"):
         texts_of(corpus, tmp_path)
     write_object(f"{s3_url}/{name}", whole)
     assert texts_of(corpus, tmp_path) == DOCUMENTS
@@ -264,7 +264,7 @@ def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: 
     write_object(f"{s3_url}/index.json", json.dumps(index).encode())
     with pytest.raises(
         DatasetError,
-        match=r"shard\.00001\.mds\.zstd is not a shard of \d+ samples, as its index says, twice",
+        match=r"shard\.00001\.mds\.zstd does not hold the \d+ samples that its index lists, twice",
     ):
         texts_of(open_corpus([Stream(s3_url)], QUICK), tmp_path)
     assert not list(tmp_path.rglob("shard.00001.mds*"))
@@ -278,7 +278,7 @@ def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
             loader_of(
                 str(tmp_path / "mds"), cache, batch_size=2, num_workers=0, tokenizer_backend="hf"
             ) as loader,
-            pytest.raises(CacheError, match="lies within the dataset"),
+            pytest.raises(CacheError, match="is inside the dataset"),
         ):
             next(iter(loader))
     assert sorted(tmp_path.rglob("*")) == before

@@ -48,9 +48,9 @@ def within(seconds: float) -> Iterator[None]:
     ("status", "code", "says"),
     [
         (403, "AccessDenied", "permissions"),
-        (403, "InvalidAccessKeyId", "credentials: they are not accepted"),
-        (403, "SignatureDoesNotMatch", "credentials: they are not accepted"),
-        (400, "InvalidToken", "credentials: they are not accepted"),
+        (403, "InvalidAccessKeyId", "credentials: the store rejected them"),
+        (403, "SignatureDoesNotMatch", "credentials: the store rejected them"),
+        (400, "InvalidToken", "credentials: the store rejected them"),
         (400, "ExpiredToken", "have expired"),
         (403, "RequestTimeTooSkewed", "clock"),
         (301, "PermanentRedirect", "AWS_REGION"),
@@ -131,7 +131,7 @@ def test_a_key_that_the_s3_server_does_not_know_is_called_so(
         within(SOON_S),
         pytest.raises(
             StoreError,
-            match=r"1 attempt, .*InvalidAccessKeyId.*Check the credentials: they are not accepted",
+            match=r"1 attempt, .*InvalidAccessKeyId.*the credentials: the store rejected them",
         ),
     ):
         read_object(join_url(s3_url, "key"))
@@ -155,7 +155,7 @@ def signed_in_gcs(
     ("status", "reason", "message", "says"),
     [
         (403, "forbidden", "reader does not have storage.objects.get access", "permissions"),
-        (401, "authError", "Invalid Credentials", "credentials: they are not accepted"),
+        (401, "authError", "Invalid Credentials", "credentials: the store rejected them"),
         (404, "notFound", "The specified bucket does not exist.", "no such bucket"),
         (404, "notFound", "No such object: cloudload/key", "no such object"),
         (
@@ -210,7 +210,7 @@ def test_what_gcs_refuses_for_now_is_asked_again(
 @pytest.mark.parametrize(
     ("description", "says"),
     [
-        ("Invalid JWT signature.", "credentials: they are not accepted"),
+        ("Invalid JWT signature.", "credentials: the store rejected them"),
         (
             "Invalid JWT: Token must be a short-lived token (60 minutes) "
             "and in a reasonable timeframe.",
@@ -269,7 +269,7 @@ def test_the_deadline_ends_an_attempt_that_began_before_it(
         ):
             with (
                 within(SOON_S),
-                pytest.raises(StoreError, match=r"not finished after .*did not answer in time"),
+                pytest.raises(StoreError, match=r"timed out after .*did not answer in time"),
             ):
                 act()
 
@@ -286,7 +286,7 @@ def test_the_deadline_ends_a_body_that_stops(
     with (
         (tmp_path / "target").open("w+b") as target,
         within(SOON_S),
-        pytest.raises(StoreError, match="not finished after"),
+        pytest.raises(StoreError, match="timed out after"),
     ):
         download_object(url, target, Retry(timeout_s=60, deadline_s=1))
 
@@ -298,7 +298,7 @@ def test_an_attempt_that_was_given_up_writes_no_more(
     write_object(url, os.urandom(1_000_000))
     s3_proxy.set_faults([Fault("GET .*key", "stall", at=100_000, seconds=2)])
     with (tmp_path / "target").open("w+b") as target:
-        with pytest.raises(StoreError, match="not finished after"):
+        with pytest.raises(StoreError, match="timed out after"):
             download_object(url, target, Retry(timeout_s=60, deadline_s=1))
         target.seek(0)
         target.truncate()

@@ -1,9 +1,9 @@
 """Tiny corpora: random documents, MDS datasets of them, written in milliseconds anywhere, and a
 tokenizer of bytes.
 
-write_mds(store_url, ["aaa", "bb"])                                    # one shard with a column `text`
-write_mds(path, random_documents(0, 100), shard_bytes=1_000)           # several shards
-write_mds(path, ["aaa"], extra={"source": ("str", ["a book"])})        # more columns
+    write_mds(store_url, ["aaa", "bb"])                               # a shard, a column `text`
+    write_mds(path, random_documents(0, 100), shard_bytes=1_000)      # several shards
+    write_mds(path, ["aaa"], extra={"source": ("str", ["a book"])})   # more columns
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     with start_fault_proxy(s3.endpoint) as proxy:
         proxy.set_faults([Fault("GET .*shard.00001", "status", times=2, status=503)])
         subprocess.run([...], env=os.environ | s3.environment(proxy.endpoint))
-        proxy.requests()                                # [Request(line="GET /b/shard.00001", action="status", …), …]
+        proxy.requests()             # [Request(line="GET /b/shard.00001", action="status", …), …]
 
 A fault applies to requests whose line (`GET /bucket/key?query`) its pattern is found in, after the
 first `skip` of them and then `times` times, and of those to a random `share`; the first fault that
 applies wins. What the actions do:
 
-    status    answer `status` with an error of `code`, as S3 words it or, `as_json`, as GCS does; the server is not asked
-    delay     wait `seconds` before the request goes on
+    status    answer `status` with an error of `code`, in S3's words or, `as_json`, in those of GCS
+    delay     wait `seconds` before the request is passed on
     reset     reset the connection instead of an answer
     drop      say nothing for `seconds`, then reset
     truncate  end the connection after `at` bytes of the body

@@ -6,15 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import ROOT
 from tests.support.fault_rows import shared_memory
+from tests.support.warm_start import Program, start
 
 
 @dataclass
@@ -22,7 +20,7 @@ class Job:
     """A job that runs, and what it leaves."""
 
     data: str
-    process: subprocess.Popen[str]
+    process: Program
     cache: Path
     out: Path
     shared_memory: set[str] = field(default_factory=shared_memory)
@@ -33,7 +31,6 @@ class Job:
 
     def wait_for_line(self, expected: str) -> None:
         """Until the job has printed that."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             if line == f"{expected}\n":
                 return
@@ -80,15 +77,8 @@ def start_job(
         "batches": 10_000,
         "pause_s": 0.05,
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.lone_trainer", json.dumps(defaults | options)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})},
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    arguments = [json.dumps(defaults | options)]
+    process = start("tests.support.lone_trainer", arguments, variables)
     return Job(data, process, cache, out)
 
 

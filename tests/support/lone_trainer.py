@@ -1,7 +1,8 @@
 """A training loop of one process that notes each batch and saves after it, to be ended in every
 way.
 
-    python -m tests.support.lone_trainer '{"data": …, "cache": …, "out": …, "workers": 2, "batches": 50, "settings": {…}}'
+    python -m tests.support.lone_trainer '{"data": …, "cache": …, "out": …, "workers": 2,
+                                           "batches": 50, "settings": {…}}'
 
 Writes `out/rows.jsonl`, a line a batch: its first row and its ids; `out/state.json`, replaced after
 each; and prints "step N". With `"way"`, one of `WAYS`, it stops after its first batch, prints
@@ -164,7 +165,11 @@ def _error_of(batches: Iterator[Any]) -> str:
     return "a batch"
 
 
-if __name__ == "__main__":
+def main() -> None:
     # which a shell's background job, and so what it starts, ignores
     signal.signal(signal.SIGINT, signal.default_int_handler)
     train(json.loads(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@
         s3.make_bucket("corpus")
         subprocess.run([...], env=os.environ | s3.environment())
 
-    with start_gcs() as gcs:                    # fake-gcs-server, with a token endpoint and a service account of its own
+    with start_gcs() as gcs:                    # fake-gcs-server, and a service account
         gcs.make_bucket("corpus")
 
 Each server is a process with a temporary folder of its own. It is killed when its `with` ends, and
@@ -86,7 +86,7 @@ class GCSServer:
     """A running GCS server, and the file of a service account whose tokens it takes."""
 
     endpoint: str
-    credentials: Path
+    credentials: str
     project: str
     pid: int
 
@@ -94,7 +94,7 @@ class GCSServer:
         """The variables that point google-cloud-storage at this server, or at a proxy before it."""
         return {
             "STORAGE_EMULATOR_HOST": endpoint or self.endpoint,
-            "GOOGLE_APPLICATION_CREDENTIALS": str(self.credentials),
+            "GOOGLE_APPLICATION_CREDENTIALS": self.credentials,
             "GOOGLE_CLOUD_PROJECT": self.project,
             **_NO_PROXY,
         }
@@ -120,17 +120,15 @@ def start_s3(bucket: str = BUCKET) -> Iterator[S3Server]:
     ports = dict(zip(("s3", "master", "volume", "filer", "admin"), free_ports(5), strict=True))
     endpoint = f"http://127.0.0.1:{ports['s3']}"
     with tempfile.TemporaryDirectory(prefix="cloudload-s3-", ignore_cleanup_errors=True) as folder:
-        account = {
-            "AWS_ACCESS_KEY_ID": "cloudload-test",
-            "AWS_SECRET_ACCESS_KEY": "cloudload-test-secret",
-        }
+        key, secret = "cloudload-test", "cloudload-test-secret"
         command = [str(binary), "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}"]
         command += [f"-{name}.port={port}" for name, port in ports.items()]
         command += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         command += ["-s3.autoCreateBucket=false", f"-bucket={bucket}"]
-        variables = account | {"GOMEMLIMIT": "256MiB", "HOME": folder}
+        variables = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
+        variables |= {"GOMEMLIMIT": "256MiB", "HOME": folder}
         with running(command, Path(folder), variables) as process:
-            server = S3Server(endpoint, *account.values(), "us-east-1", process.pid)
+            server = S3Server(endpoint, key, secret, "us-east-1", process.pid)
             _wait_until(lambda: server.make_bucket(bucket), process, Path(folder), "SeaweedFS")
             yield server
 
@@ -171,7 +169,7 @@ def start_gcs(bucket: str = BUCKET) -> Iterator[GCSServer]:
             "warn",
         ]
         with running(command, Path(folder)) as process:
-            server = GCSServer(f"http://{address}", credentials, "cloudload-test", process.pid)
+            server = GCSServer(f"http://{address}", str(credentials), "cloudload-test", process.pid)
             _wait_until(
                 lambda: server.make_bucket(bucket), process, Path(folder), "fake-gcs-server"
             )

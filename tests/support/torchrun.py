@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any
 from cloudload import CloudLoader
 from cloudload.batch import Batch
 from cloudload.testing import Leg, run_leg
-from tests.support import ROOT
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.servers import free_ports
 from tests.support.trainer import streams_of
+from tests.support.warm_start import Program, stand_in, start
 
 _TIMEOUT_S = 120
 
@@ -95,14 +93,15 @@ def launch(
         **vars(run),
         **settings,
     }
-    command = [sys.executable, "-m", "torch.distributed.run"]
-    command += [f"--nproc-per-node={run.ranks // run.nodes}"]
+    command = [f"--nproc-per-node={run.ranks // run.nodes}"]
     if run.nodes == 1:
-        agents = [_start([*command, "--standalone"], options)]
+        agents = [_start_agent([*command, "--standalone"], options)]
     else:
         command += [f"--nnodes={run.nodes}", "--master-addr=127.0.0.1"]
         command += [f"--master-port={free_ports(1)[0]}"]
-        agents = [_start([*command, f"--node-rank={node}"], options) for node in range(run.nodes)]
+        agents = [
+            _start_agent([*command, f"--node-rank={node}"], options) for node in range(run.nodes)
+        ]
     for agent in agents:
         _, errors = agent.communicate(timeout=_TIMEOUT_S)
         if agent.returncode and not run.killed:
@@ -129,11 +128,6 @@ def read_ends(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _start(command: list[str], options: dict[str, Any]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*command, "-m", "tests.support.trainer", json.dumps(options)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def _start_agent(arguments: list[str], options: dict[str, Any]) -> Program:
+    ranks = ["--no-python", *stand_in(), "tests.support.trainer", json.dumps(options)]
+    return start("torch.distributed.run", [*arguments, *ranks], {"OMP_NUM_THREADS": "1"})

@@ -14,7 +14,8 @@ from typing import Any
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Stream
-from tests.support.awkward import EOS, byte_tokenizer
+from cloudload.delivery.exchange import DistributedExchange
+from tests.support.corpora import EOS, byte_tokenizer
 
 
 def streams_of(*folders: str) -> list[Stream]:
@@ -84,17 +85,23 @@ def train(options: dict[str, Any]) -> None:
             if options["killed"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             break
+    exchange = loader._exchange
+    peers = [0]
+    if isinstance(exchange, DistributedExchange):
+        peers = dist.get_process_group_ranks(exchange._group)
     end = {
         "state": loader.state_dict(),
         "stats": {**asdict(loader.stats()), "delivery": None},
-        "exchanges_with": dist.get_process_group_ranks(loader._exchange._group)
-        if dist.get_world_size() > 1
-        else [0],
+        "exchanges_with": peers,
     }
     (out / f"end-{rank}.json").write_text(json.dumps(end))
     loader.close()
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def main() -> None:
     train(json.loads(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

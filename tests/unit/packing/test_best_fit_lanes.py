@@ -274,7 +274,7 @@ class TestWhatCannotBe:
         lanes = kind(Packing("best_fit", 8, 2, "cut"), 1, np.array([[4, 0]]), [residue])
         slots, ordinals = lanes.unread(np.array([0]))
         assert (slots.tolist(), ordinals.tolist()) == ([0], [2])
-        with pytest.raises(ValueError, match=r"^lane 0: document 2 had 5 tokens, and now has 7$"):
+        with pytest.raises(ValueError, match=r"^lane 0: document 2 had 5 tokens, but now has 7$"):
             lanes.add(Corpus([6]).read(slots, ordinals), np.array([True]))
 
     def test_a_residue_of_longer_rows(self, kind: type[PackerLanes] | type[BestFitLanes]) -> None:

@@ -203,9 +203,9 @@ def wide(*cursors: tuple[int, int]) -> str:
     [
         ({"version": 1}, "version: the state has 1"),
         ({"cursors": "%%%"}, "cursors: not base64"),
-        ({"cursors": "AAAA"}, "cursors: 3 bytes where 12 lanes need 96"),
-        ({"cursors": table(*[(-1, 0)] * 12)}, "cursors: lane 0 has none"),
-        ({"cursors": table(*[(0, -5)] * 12)}, "cursors: lane 0 has none"),
+        ({"cursors": "AAAA"}, "cursors: 3 bytes, but 12 lanes need 96"),
+        ({"cursors": table(*[(-1, 0)] * 12)}, "cursors: lane 0 has no cursor"),
+        ({"cursors": table(*[(0, -5)] * 12)}, "cursors: lane 0 has no cursor"),
         ({"cursors": 5}, "cursors: not base64"),
         ({"rows": -4}, "rows: -4 is not a count"),
         ({"rows": "4"}, "rows: '4' is not a count"),
@@ -216,7 +216,7 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"part": "0/2"}, "this is the local state of rank 0/2"),
         (
             {"version": 4, "cloudload": "9.0"},
-            "version: the state has 4, this cloudload reads 3. Use the "
+            "version: the state has 4, but this cloudload reads 3. Use the "
             "cloudload that wrote it .*9.0",
         ),
         ({"version": "3"}, "version: the state has '3'"),
@@ -229,11 +229,11 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"cursors": table(*[(1 << 30, 0)] * 12)}, None),
         (
             {"cursors": wide(*[(1 << 39, 0)] * 12)},
-            r"cursors: lane 0 is at \[549755813888, 0\], further than any run",
+            r"cursors: lane 0 is at \[549755813888, 0\], beyond any real run",
         ),
         (
             {"cursors": wide(*[(0, 1 << 62)] * 12)},
-            "cursors: lane 0 is at .*, further than any run",
+            "cursors: lane 0 is at .*, beyond any real run",
         ),
         ({"num_canonical_nodes": "0"}, r"num_canonical_nodes: \(0,\) do not divide num_lanes 12"),
         ({"num_canonical_nodes": "5"}, r"num_canonical_nodes: \(5,\) do not divide num_lanes 12"),
@@ -253,7 +253,7 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"counts": f"[[0,0,0,0,0,{(1 << 63) - 1}]]"}, "counts: .* are not all counts"),
         ({"counts": '[["a",0,0,0,0,0]]'}, "counts: .* are not all counts"),
         ({"counts": "[[0,0,0,0,0,0],[]]"}, "counts: "),
-        ({"residues": "AAAA"}, "residues: a state of packing 'concat' has none"),
+        ({"residues": "AAAA"}, "residues: packing 'concat' has no residues"),
         ({"skipped": "4:2"}, "skipped: '4:2' are not rows before 0, in order"),
         ({"skipped": "0:9"}, "skipped: '0:9' are not rows before 0, in order"),
         ({"mixture": '{"names": ["a"], "schedule": [[0, [NaN]]]}'}, "mixture: .*weight nan"),
@@ -319,12 +319,12 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
             {"residues": residues([0, 1, 1, 0, 4, 1, 1, 4, 8])},
             "residues: lane 0 has two spans of one document",
         ),
-        ({"tail": "16:0"}, "tail: an endless run has none"),
+        ({"tail": "16:0"}, "tail: an endless run has no tail"),
         ({"tail": "16"}, "tail: '16' is not a list of pairs of numbers"),
         ({"skipped": "x:y"}, "skipped: 'x:y' is not a list of pairs of numbers"),
-        ({"counts": "[[1]]"}, r"counts: \(1, 1\) numbers where each stream has 6"),
+        ({"counts": "[[1]]"}, r"counts: shape \(1, 1\), but each stream has 6 numbers"),
         ({"counts": "[]"}, "counts: "),
-        ({"counts": "[[0,0,0,0,0,0],[0,0,0,0,0,0]]"}, "counts: of 2 streams, not 1"),
+        ({"counts": "[[0,0,0,0,0,0],[0,0,0,0,0,0]]"}, "counts: the state has 2 streams, but the loader 1"),
         ({"mixture": "{}"}, "mixture"),
         ({"num_canonical_nodes": "x"}, "num_canonical_nodes: 'x' is not a list of numbers"),
         ({"num_canonical_nodes": "4,4"}, "cursors: "),
@@ -491,10 +491,10 @@ def test_a_cursor_within_a_document_that_is_not_there_is_refused(tmp_path: Path)
     [
         ({"part": "1/2"}, None),
         ({"counts": "[["}, "counts: "),
-        ({"cursors": table(*[(0, 0)] * 12)}, "part: '1/2' has lanes that another has, too"),
+        ({"cursors": table(*[(0, 0)] * 12)}, "part: '1/2' has lanes that another local state also has"),
         (
             {"cursors": table(*[(-7, 0)] * 12)},
-            "leave lanes without a cursor|has lanes that another has",
+            "leave lanes without a cursor|has lanes that another local state also has",
         ),
         ({"rows": 1 << 70}, "rows: "),
         ({"sources": []}, "sources: list"),
@@ -521,7 +521,7 @@ def test_a_part_given_twice_is_refused_for_it_would_count_twice(folder: str) -> 
     ]
     with pytest.raises(
         StreamChangedError,
-        match=r"part: '1/2' has lanes that another has, too\. Give each rank's state once",
+        match=r"part: '1/2' has lanes that another local state also has\. Give each rank's state once",
     ):
         merge_state_dicts(parts)
 

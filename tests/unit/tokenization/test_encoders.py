@@ -248,7 +248,7 @@ def test_a_tokenizer_for_which_fastokens_makes_tokens_of_text_is_refused(tmp_pat
     """Where `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the id of a new
     line."""
     choice = choose_backend(sentencepiece("thequickbrwnfxé"), "auto", tmp_path)
-    assert str(choice.reason).startswith("it gives other ids than tokenizers for ")
+    assert str(choice.reason).startswith("it gives different ids than tokenizers for ")
 
 
 @needs_fastokens
@@ -263,7 +263,7 @@ def test_a_version_that_was_not_measured_is_refused(
 ) -> None:
     monkeypatch.setattr(gate, "version", lambda _: found)
     reason = choose_backend(JSONS["byte-level"](), "auto", tmp_path).reason
-    assert reason == f"fastokens {found} has not been measured, only 0.3.5"
+    assert reason == f"fastokens {found} has not been verified, only 0.3.5"
 
 
 def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
@@ -286,8 +286,8 @@ def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
 @pytest.mark.parametrize(
     ("mark", "named"),
     [
-        ("<|endoftext|>", r"it gives other ids than tokenizers for '.*<\|endoftext\|>"),
-        ("\U00013000", r"it gives other ids than tokenizers for 1 code points, such as U\+13000"),
+        ("<|endoftext|>", r"it gives different ids than tokenizers for '.*<\|endoftext\|>"),
+        ("\U00013000", r"it gives different ids than tokenizers for 1 code points, such as U\+13000"),
     ],
 )
 def test_other_ids_for_a_probe_or_a_code_point_are_refused(
@@ -322,7 +322,7 @@ def test_what_the_sweep_found_is_found_again(
     gate._refusals.clear()
     monkeypatch.undo()
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path) == first
-    assert first.reason == "it gives other ids than tokenizers for 2 code points, such as U+0041"
+    assert first.reason == "it gives different ids than tokenizers for 2 code points, such as U+0041"
 
 
 # ---------------------------------------------------------------- while encoding
@@ -333,7 +333,7 @@ def test_half_a_surrogate_pair_is_named(backend: str) -> None:
     encoder = open_encoder(byte_tokenizer().to_str(), backend)
     with pytest.raises(
         TokenizerError,
-        match=r"half a surrogate pair, U\+D83D, at character 3: .* begins 'abc.ud83d'\. Fix it",
+        match=r"half a surrogate pair, U\+D83D, at character 3, .* begins 'abc.ud83d'\. Fix it",
     ):
         encoder.encode(["a", "abc\ud83d", "b"])
     with pytest.raises(TokenizerError, match="a document is int, not text"):
@@ -391,7 +391,7 @@ def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture)
     encoder._comparison._thread.shutdown()
     with pytest.raises(
         TokenizerError,
-        match=r"other ids than tokenizers: token 0 of .*'the quick.* tokenizer_backend='hf'",
+        match=r"different ids for a document: token 0 of .*'the quick.* tokenizer_backend='hf'",
     ):
         encoder.encode(["a"])
     assert "the quick brown fox" in caplog.text

@@ -1,0 +1,282 @@
+"""The generated parts of the documentation: hooks of MkDocs, and an extension of mkdocstrings.
+
+<!-- generated: options Stream -->      a table of the options of a config, from the code
+<!-- generated: cli -->                 `--help` of every command
+<!-- generated: errors -->              the errors and the kinds of storage failures
+<!-- generated: docstring MODULE -->    the docstring of a module, as it is in the code
+../../benchmarks/RESULTS.md             a link out of docs/ becomes a page of the site
+![...](figures/lanes.svg)               drawn into the page, in the colors of its theme
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import posixpath
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_MARKER = re.compile(r"^<!-- generated: (\w+) ?([\w.]*) -->$", re.MULTILINE)
+_LINK = re.compile(r"(\]\()(\.\.?/[^)#\s]+|[\w][\w./-]*\.(?:md|py|png|svg))(#[^)\s]*)?(\))")
+_FIGURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*figures/([\w-]+)\.svg)" ?/?></p>')
+
+
+# ---------------------------------------------------------------- pages from outside of docs/
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that lie elsewhere in the repository."""
+    from mkdocs.structure.files import File
+
+    for path in ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *_list("benchmarks", "*.md")]:
+        files.append(File.generated(config, path, content=(ROOT / path).read_text("utf-8")))
+    for path in _list("benchmarks", "*.png"):
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    for path in _list("examples", "*.py"):
+        name, code = Path(path).name, (ROOT / path).read_text("utf-8")
+        page = f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n```py\n{code}```\n"
+        files.append(File.generated(config, site_path(path), content=page))
+    return files
+
+
+def on_nav(nav: Any, files: Any, **_: Any) -> Any:
+    """Examples are linked from the guides, and need no entry in the navigation."""
+    for file in files.documentation_pages():
+        if file.src_uri.startswith("examples/"):
+            file.inclusion = file.inclusion.NOT_IN_NAV
+    return nav
+
+
+def _list(folder: str, pattern: str) -> list[str]:
+    paths = sorted((ROOT / folder).glob(pattern))
+    return [path.relative_to(ROOT).as_posix() for path in paths if path.name != "__init__.py"]
+
+
+def site_path(path: str) -> str:
+    """Where a file of the repository is on the site: `docs/` is its root, and code has a page."""
+    return re.sub(r"\.py$", ".md", path.removeprefix("docs/"))
+
+
+def rewrite_links(markdown: str, source: str) -> str:
+    """Links of a page as the site needs them; `source` is the page's path in the repository."""
+    here, page = posixpath.dirname(source), site_path(source)
+
+    def rewrite(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(here, link[2]))
+        if not (ROOT / target).is_file():
+            return link[0]
+        relative = posixpath.relpath(site_path(target), posixpath.dirname(page) or ".")
+        return f"{link[1]}{relative}{link[3] or ''}{link[4]}"
+
+    return _LINK.sub(rewrite, markdown)
+
+
+# ---------------------------------------------------------------- generated text
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill the markers, and point links at pages of the site."""
+    uri = page.file.src_uri
+    source = f"docs/{uri}" if (ROOT / "docs" / uri).is_file() else uri
+    return rewrite_links(fill_markers(markdown), source)
+
+
+def fill_markers(markdown: str) -> str:
+    """Replace each `<!-- generated: … -->` by its text."""
+    return _MARKER.sub(lambda marker: _GENERATORS[marker[1]](marker[2]), markdown)
+
+
+def options_table(name: str) -> str:
+    """The options of a config, or those that only `CloudLoader` itself has."""
+    from cloudload.config.delivery import DeliveryConfig
+    from cloudload.config.rows import RowsConfig
+    from cloudload.config.stream import Stream
+    from cloudload.loader import CloudLoader
+    from cloudload.option_docs import field_docs
+    from cloudload.storage.base import Retry
+
+    configs = {each.__name__: each for each in (RowsConfig, DeliveryConfig, Stream, Retry)}
+    parameters = inspect.signature(CloudLoader.__init__).parameters
+    if name == "CloudLoader":
+        explained = {
+            option.name for half in (RowsConfig, DeliveryConfig) for option in fields(half)
+        }
+        own = [each for each in parameters if each not in {"self", *explained}]
+        docs = _documented_arguments(CloudLoader)
+        rows = [_option_row(each, "", "required", docs[each], "") for each in own[:2]]
+        rows += [_option_row(each, "", "`None`", docs[each], "") for each in own[2:]]
+        return _table(rows)
+    config = configs[name]
+    is_shared = config in (RowsConfig, DeliveryConfig)
+    types_, docs = typing.get_type_hints(config), field_docs(config)
+    shown = [each for each in fields(config) if not is_shared or each.name in parameters]
+    prefix = "" if is_shared else f"{name.lower()}-"
+    return _table(
+        [
+            _option_row(
+                each.name,
+                _show_type(types_[each.name]),
+                _show_default(each),
+                docs[each.name],
+                prefix,
+            )
+            for each in shown
+        ]
+    )
+
+
+def _table(rows: list[str]) -> str:
+    table = ["| option | |", "|---|---|", *rows]
+    return "\n".join(['<div class="options" markdown>', "", *table, "", "</div>"])
+
+
+def _option_row(name: str, type_: str, default: str, text: str, prefix: str) -> str:
+    facts = ", ".join(
+        filter(None, [type_, default if default == "required" else f"default {default}"])
+    )
+    text = text[0].upper() + text[1:]
+    return f"| `{name}`{{ #{prefix}{name} }} | {text} <small>{facts}</small> |".replace("  ", " ")
+
+
+def _documented_arguments(cls: type) -> dict[str, str]:
+    docstring = griffe.Docstring(inspect.cleandoc(f"{cls.__doc__}"))
+    for section in docstring.parse("google", warnings=False):
+        if isinstance(section, griffe.DocstringSectionParameters):
+            return {each.name: " ".join(each.description.split()) for each in section.value}
+    raise LookupError(f"{cls.__name__} documents no arguments")
+
+
+def _show_default(option: Field[Any]) -> str:
+    if option.default is not MISSING:
+        value = option.default
+        return f'`"{value}"`' if isinstance(value, str) else f"`{value!r}`"
+    if option.default_factory is not MISSING:
+        return f"`{option.type}()`"
+    return "required"
+
+
+def _show_type(hint: Any) -> str:
+    """A type as a reader would say it: choices are listed, functions are called functions."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " or ".join(f'`"{value}"`' for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        shown = [_show_type(each) for each in arguments if each is not type(None)]
+        return " or ".join(dict.fromkeys(shown))
+    if origin is Callable or hint is Callable:
+        return "function"
+    if inspect.isclass(origin) and origin not in (list, tuple):
+        return "path" if origin.__name__ == "PathLike" else _SEQUENCES.get(origin.__name__, "")
+    return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+_SEQUENCES = {"Sequence": "list"}
+_NAMES = {str: "text", int: "integer", float: "number", bool: "`True` or `False`"}
+
+
+def cli_help(_: str = "") -> str:
+    """`--help` of the program and of each command, as on a terminal of 80 columns."""
+    from unittest import mock
+
+    from cloudload.cli import _parser
+
+    with mock.patch.dict(os.environ, {"COLUMNS": "80"}):
+        parser = _parser()
+        (commands,) = [
+            each for each in parser._actions if each.choices and each.dest == "==SUPPRESS=="
+        ]
+        parsers = {"cloudload": parser}
+        parsers |= {
+            f"cloudload {name}": each for name, each in dict(commands.choices or {}).items()
+        }
+        return "\n\n".join(
+            f"## {name}\n\n```text\n{each.format_help().rstrip()}\n```"
+            for name, each in parsers.items()
+        )
+
+
+def errors_reference(_: str = "") -> str:
+    """The tree of errors, each error, and the kinds of storage failures."""
+    from cloudload import errors
+    from cloudload.option_docs import _parse_module
+
+    tree = inspect.cleandoc(f"{errors.__doc__}").split("\n\n")[1]
+    parts = [f"```text\n{inspect.cleandoc(tree)}\n```"]
+    for error in vars(errors).values():
+        if inspect.isclass(error) and issubclass(error, errors.CloudloadError):
+            text = " ".join(inspect.cleandoc(f"{error.__doc__}").split())
+            parts.append(f"## `{error.__name__}` {{ #{error.__name__} }}\n\n{text}")
+            if error is errors.StoreError:
+                parts.append(
+                    "`error.kind` is a `FailureKind`, and `error.is_missing` says whether the "
+                    "object or its bucket does not exist."
+                )
+    parts.append(
+        "## `FailureKind` { #FailureKind }\n\nWhy a store failed. `kind.is_missing` and "
+        "`kind.is_transient` group them."
+    )
+    docs = _enum_docs(_parse_module(errors.__name__), "FailureKind")
+    rows = [f"| `{kind.name}` | {docs[kind.name]} |" for kind in errors.FailureKind]
+    parts.append("\n".join(["| kind | |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def _enum_docs(module: list[Any], name: str) -> dict[str, str]:
+    import ast
+
+    found = {}
+    for cls in module:
+        if isinstance(cls, ast.ClassDef) and cls.name == name:
+            for member, text in zip(cls.body, cls.body[1:], strict=False):
+                if isinstance(member, ast.Assign) and isinstance(text, ast.Expr):
+                    found[ast.unparse(member.targets[0])] = ast.literal_eval(text.value)
+    return found
+
+
+def module_docstring(name: str) -> str:
+    """The block of a module's docstring that lists or draws something."""
+    text = inspect.cleandoc(f"{importlib.import_module(name).__doc__}")
+    listing = next(part for part in text.split("\n\n") if part.startswith("    "))
+    return f"```text\n{inspect.cleandoc(listing)}\n```"
+
+
+_GENERATORS: dict[str, Callable[[str], str]] = {
+    "options": options_table,
+    "cli": cli_help,
+    "errors": errors_reference,
+    "docstring": module_docstring,
+}
+
+
+# ---------------------------------------------------------------- figures
+
+
+def on_page_content(text: str, **_: Any) -> str:
+    """Draw the figures into the page, so that they follow its theme."""
+
+    def inline(image: re.Match[str]) -> str:
+        svg = (ROOT / "docs/figures" / f"{image[3]}.svg").read_text("utf-8")
+        label = f' role="img" aria-label="{image[1]}"'
+        return f"<figure>{svg.replace('<svg', f'<svg{label}', 1)}</figure>"
+
+    return _FIGURE.sub(inline, text)
+
+
+class RuntimeDocstrings(griffe.Extension):
+    """Shows a class with the docstring that `help` shows, where the code completes it."""
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        if cls.path == "cloudload.loader.CloudLoader" and cls.docstring is not None:
+            from cloudload.loader import CloudLoader
+
+            cls.docstring.value = inspect.cleandoc(f"{CloudLoader.__doc__}")

@@ -1,0 +1,273 @@
+"""The code blocks of the README and of the documentation run, page by page.
+
+```python    runs; the blocks of a page share their names
+```py        needs a framework or a cluster: its imports and the options it names exist
+```sh        cloudload's lines run; of others, targets, extras, modules and flags exist
+```text      after a `python` block: part of what that block prints
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import shlex
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloudload
+from cloudload import CloudLoader
+from cloudload.cli import main
+from tests.support import ROOT
+from tests.support.corpora import random_documents
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LOADER = 'CloudLoader("s3://my-bucket/corpus", tokenizer="gpt2", seq_len=128, batch_size=8)'
+KEEP = ["--keep", "source"]
+SHELL = {"sh", "bash", "console"}
+
+
+OUTPUT = "output"
+
+
+@cache
+def blocks_of(page: str) -> tuple[tuple[str, str], ...]:
+    """(language, code) of the fenced blocks of a page; `OUTPUT` is what the last one prints."""
+    text, found, last_end = (ROOT / page).read_text("utf-8"), [], 0
+    for block in BLOCK.finditer(text):
+        language, code = block.groups()
+        is_next = not text[last_end : block.start()].strip()
+        if is_next and language == "text" and found and found[-1][0] == "python":
+            language = OUTPUT
+        found.append((language, code))
+        last_end = block.end()
+    return tuple(found)
+
+
+def pages_with(*languages: str) -> list[str]:
+    return [page for page in PAGES if {each for each, _ in blocks_of(page)} & set(languages)]
+
+
+@pytest.fixture(scope="module")
+def desk(request: pytest.FixtureRequest, tokenizer_folder: Path) -> Desk:
+    """What a reader has: a corpus in a bucket, a second one, and raw files of both."""
+    request.getfixturevalue("s3_server")
+    tmp_path_factory = request.getfixturevalue("tmp_path_factory")
+    return Desk(tmp_path_factory.mktemp("desk"), os.fspath(tokenizer_folder))
+
+
+class Desk:
+    """A reader's folder and bucket."""
+
+    def __init__(self, folder: Path, tokenizer: str) -> None:
+        self.folder, self.tokenizer = folder, tokenizer
+        self.bucket = f"s3://cloudload/{folder.name}-{os.getpid()}"
+        lines = [
+            json.dumps({"text": each, "source": "a test"}) for each in random_documents(0, 300)
+        ]
+        for name, records, options in (("corpus", lines, []), ("books", lines[:50], KEEP)):
+            (folder / name).mkdir()
+            (folder / name / "part.jsonl").write_text("\n".join(records))
+            convert = ["cloudload", "convert", f"{name}/", f"{self.bucket}/{name}", *options]
+            run_command(convert, folder)
+
+    def fill_in(self, code: str) -> str:
+        """A block with the reader's own bucket and tokenizer."""
+        return code.replace("s3://my-bucket", self.bucket).replace('"gpt2"', repr(self.tokenizer))
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's, of torch
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # DCP's, of one process
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's, of torch
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_the_python_and_cloudload_blocks_of_a_page_run(
+    page: str,
+    desk: Desk,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("corpus", "books"):
+        (tmp_path / name).symlink_to(desk.folder / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))
+    if page not in ("README.md", "docs/quickstart.md"):
+        # the beginner's pages run as they are; elsewhere worker processes would prove no more
+        monkeypatch.setitem(CloudLoader.__init__.__kwdefaults__, "num_workers", 0)
+    names = read_names(page, desk)
+    printed = ""
+    try:
+        for language, block in blocks_of(page):
+            if language == "python":
+                exec(compile(desk.fill_in(block), page, "exec"), names)
+                printed = capfd.readouterr().out
+            elif language == "sh":
+                for command in commands_of(desk.fill_in(block)):
+                    if command[0] == "cloudload":
+                        run_command(command, tmp_path)
+            elif language == OUTPUT:
+                assert block in printed
+    finally:
+        for value in names.values():
+            if isinstance(value, CloudLoader):
+                value.close()
+
+
+def read_names(page: str, desk: Desk) -> dict[str, Any]:
+    """The names that a page may use: a loader, a model, an optimizer, and a Lightning module."""
+    from torch.optim import SGD
+
+    from tests.frameworks.small import Model
+
+    model = Model()
+    names: dict[str, Any] = {
+        "CloudLoader": CloudLoader,
+        "loader": eval(desk.fill_in(LOADER), {"CloudLoader": CloudLoader}),
+        "model": model,
+        "optimizer": SGD(model.parameters(), lr=0.1),
+    }
+    if page.endswith("lightning.md"):
+        from tests.frameworks.test_lightning import Module
+
+        names["lightning_module"] = Module()
+    return names
+
+
+def commands_of(block: str) -> list[list[str]]:
+    """The commands of a shell block, without comments."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def run_command(command: list[str], folder: Path) -> None:
+    """Run a command of cloudload's in a folder."""
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        more = ["--processes", "1"] if command[1] == "convert" else []
+        assert main([*command[1:], "--quiet", *more]) == 0, command
+    finally:
+        os.chdir(here)
+
+
+# ---------------------------------------------------------------- blocks that cannot run here
+
+
+@pytest.mark.parametrize("page", pages_with("py"))
+def test_the_other_python_blocks_name_only_what_exists(page: str) -> None:
+    for language, block in blocks_of(page):
+        if language == "py":
+            check_names(ast.parse(block))
+
+
+def check_names(tree: ast.Module) -> None:
+    """Imports from cloudload exist, and so do the arguments given to its functions and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("cloudload"):
+            assert {each.name for each in node.names} <= names_in(f"{node.module}"), ast.unparse(
+                node
+            )
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            function = getattr(cloudload, node.func.id, None)
+            given = {each.arg for each in node.keywords if each.arg}
+            if function is not None:
+                assert given <= set(inspect.signature(function).parameters), ast.unparse(node)
+        if isinstance(node, ast.keyword) and node.arg == "options":
+            options = ast.literal_eval(node.value)
+            assert options.keys() <= inspect.signature(CloudLoader).parameters.keys()
+
+
+def names_in(module: str) -> set[str]:
+    """The names that a module defines, also where its framework is not installed."""
+    spec = find_spec(module)
+    assert spec is not None, f"there is no module {module}"
+    assert spec.origin is not None
+    body = ast.parse(Path(spec.origin).read_text("utf-8")).body
+    if module == "cloudload":
+        return set(cloudload.__all__)
+    return {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("page", pages_with(*SHELL))
+def test_the_shell_blocks_name_only_what_exists(page: str) -> None:
+    for language, block in blocks_of(page):
+        if language in SHELL:
+            for command in commands_of(block):
+                CHECKS[command[0]](command[1:])
+
+
+def check_make(words: list[str]) -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {word for word in words if "=" not in word}
+    assert asked <= targets, f"the Makefile has no {sorted(asked - targets)}"
+
+
+def check_pip(words: list[str]) -> None:
+    assert words[0] == "install", words
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    section = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = set(re.findall(r"^([a-z]+) = ", section, re.MULTILINE))
+    for extra in re.findall(r"\[([\w,]+)\]", " ".join(words)):
+        assert set(extra.split(",")) <= extras
+
+
+def check_example(words: list[str]) -> None:
+    """A script of `examples/`, with flags that it has."""
+    (script,) = [word for word in words if word.startswith("examples/")]
+    assert (ROOT / script).is_file()
+    flags = {word for word in words[words.index(script) :] if word.startswith("--")}
+    assert flags <= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "examples/tiny_gpt.py").read_text()))
+
+
+def check_python(words: list[str]) -> None:
+    """A module of the repository."""
+    assert words[0] == "-m", words
+    assert find_spec(words[1]) is not None
+
+
+def check_cloudload(words: list[str]) -> None:
+    """Run where the page has Python blocks, and here read as far as `--help`."""
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--help"])
+    assert stopped.value.code == 0
+
+
+CHECKS = {
+    "make": check_make,
+    "pip": check_pip,
+    "torchrun": check_example,
+    "composer": check_example,
+    "accelerate": check_example,
+    "python": check_python,
+    "cloudload": check_cloudload,
+}
+
+
+def test_every_block_has_a_language_that_a_test_knows() -> None:
+    known = {"python", "py", "text", OUTPUT, *SHELL}
+    unknown = {
+        (page, language)
+        for page in PAGES
+        for language, _ in blocks_of(page)
+        if language not in known and page != "docs/contributing/architecture.md"
+    }
+    assert unknown == set()
+
+
+def test_modules_named_in_the_documentation_exist() -> None:
+    text = "\n".join((ROOT / page).read_text("utf-8") for page in PAGES)
+    for module in sorted(set(re.findall(r"python -m ([\w.]+)", text))):
+        assert find_spec(module) is not None, module
+    for script in sorted(set(re.findall(r"`((?:scripts|tests|examples)/[\w./-]+)", text))):
+        assert (ROOT / script).exists(), script

@@ -1,0 +1,82 @@
+"""The converter writes the bytes that commit 38a3700 wrote, and resumes a conversion that was
+interrupted under it.
+
+`tests/data/conversion_38a3700.json` has for each kind of input the hash of the dataset, and the
+journal of a conversion that was interrupted after three shards.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.convert import convert_to_mds
+from cloudload.errors import StoreError
+from tests.support import ROOT
+from tests.support.conversions import (
+    FORMS,
+    SETTINGS,
+    digest,
+    documents,
+    make_input,
+    stop_after,
+)
+
+DATA = ROOT / "tests" / "data"
+GOLDEN: dict[str, dict[str, Any]] = json.loads((DATA / "conversion_38a3700.json").read_text())
+STORED = DATA / "conversion_38a3700"
+"""Inputs whose bytes depend on the versions of other libraries."""
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    """A kind of input."""
+    return str(request.param)
+
+
+@pytest.fixture
+def convert(form: str, tmp_path: Path) -> Callable[[Path], int]:
+    """Converts the input of that kind to a folder; returns how many shards were there already."""
+    source, options = make_input(tmp_path / "in", form, documents(120))
+    for path in (tmp_path / "in").iterdir():
+        if (STORED / path.name).exists():
+            shutil.copy(STORED / path.name, path)
+
+    def convert(out: Path) -> int:
+        settings = {**SETTINGS, **options, "compression": None}
+        return convert_to_mds(source(), out, **settings).resumed_shards
+
+    return convert
+
+
+def test_an_interrupted_conversion_leaves_the_same_journal(
+    form: str, convert: Callable[[Path], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(monkeypatch, 3)
+    with pytest.raises(StoreError, match="no room"):
+        convert(tmp_path / "out")
+    journal = {
+        path.name: json.loads(path.read_text()) for path in (tmp_path / "out/.convert").iterdir()
+    }
+    assert journal == GOLDEN[form]["journal"]
+
+
+def test_every_input_gives_the_same_bytes_also_when_an_interrupted_conversion_is_resumed(
+    form: str, convert: Callable[[Path], int], tmp_path: Path
+) -> None:
+    assert convert(tmp_path / "whole") == 0
+    assert digest(tmp_path / "whole") == GOLDEN[form]["dataset"]
+    out = tmp_path / "out"
+    (out / ".convert").mkdir(parents=True)
+    for name, entry in GOLDEN[form]["journal"].items():
+        (out / ".convert" / name).write_text(json.dumps(entry))
+        if "shard" in entry:
+            shard = entry["shard"]["raw_data"]["basename"]
+            shutil.copy(tmp_path / "whole" / shard, out / shard)
+    assert convert(out) == 3
+    assert digest(out) == GOLDEN[form]["dataset"]

@@ -1,0 +1,51 @@
+"""A server that all processes of a test run share: the first to ask starts it, and ends it once
+nobody uses it any more.
+
+    worker 0    asks, starts the server, notes it ······ ends, waits for worker 1, ends the server
+    worker 1                    asks, reads the note ··············· ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+from tests.support.servers import GCSServer, S3Server
+
+Server = TypeVar("Server", S3Server, GCSServer)
+
+
+@contextlib.contextmanager
+def shared(
+    folder: Path, kind: type[Server], start: Callable[[], AbstractContextManager[Server]]
+) -> Iterator[Server]:
+    """The server of this kind whose note is in `folder`; without one, it is started and noted."""
+    note = folder / f"{kind.__name__}.json"
+    with (
+        contextlib.ExitStack() as exits,
+        note.with_suffix(".starting").open("w") as starting,
+        note.with_suffix(".users").open("w") as users,
+    ):
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        is_ours = not note.exists()
+        if is_ours:
+            server = exits.enter_context(start())
+            note.write_text(json.dumps(asdict(server)))
+        else:
+            server = kind(**json.loads(note.read_text()))
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(starting, fcntl.LOCK_UN)
+        try:
+            yield server
+        finally:
+            if is_ours:
+                fcntl.flock(starting, fcntl.LOCK_EX)
+                note.unlink()
+                fcntl.flock(starting, fcntl.LOCK_UN)
+                fcntl.flock(users, fcntl.LOCK_EX)  # once the others have let go of it

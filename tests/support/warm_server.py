@@ -1,0 +1,92 @@
+"""The process that warm programs are forked from.
+
+server           imports, then waits for requests at an address; has one thread
+  └─ keeper      one for each program: says how it ended, and ends it with who asked for it
+       └─ program
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from tests.support.warm_stand_in import HEADER_BYTES
+
+_PRELOAD = (
+    "torch.distributed.run",
+    "cloudload.loader",
+    "boto3",
+    "tests.support.lone_trainer",
+    "tests.support.trainer",
+)
+
+
+def serve(address: str) -> str:
+    """Fork programs for ever; returns in each of them, with the name of its module."""
+    for module in _PRELOAD:
+        importlib.import_module(module)
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live in what is forked"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    print("ready", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return _keep(connection)
+        connection.close()
+
+
+def _keep(connection: socket.socket) -> str:
+    """Fork a program and wait for its end; returns in the program."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    header, streams, *_ = socket.recv_fds(connection, HEADER_BYTES, 3)
+    with connection.makefile("rb") as file:
+        program = json.loads(file.read(int.from_bytes(header, "big")))
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        return _become(program, streams)
+    for stream in streams:
+        os.close(stream)
+    connection.sendall(b"%d\n" % pid)
+    ended = os.pidfd_open(pid)
+    ready, _, _ = select.select([connection.fileno(), ended], [], [])
+    if ended not in ready:
+        signal.pidfd_send_signal(ended, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        connection.sendall(b"%d\n" % code)
+    finally:
+        os._exit(0)
+
+
+def _become(program: dict[str, object], streams: list[int]) -> str:
+    """Give this process a program's streams, environment, folder and arguments."""
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
+    if program["has_session"]:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    variables = program["variables"]
+    assert isinstance(variables, dict)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(str(program["folder"]))
+    module, arguments = str(program["module"]), program["arguments"]
+    assert isinstance(arguments, list)
+    sys.argv = [module, *arguments]
+    return module
+
+
+if __name__ == "__main__":
+    importlib.import_module(serve(sys.argv[1])).main()

@@ -1,0 +1,102 @@
+"""Programs that start warm: forks of a process that imported torch and cloudload once.
+
+    start("tests.support.lone_trainer", [options])               # much as subprocess.Popen does
+    [*stand_in(), "tests.support.trainer", options]              # a command that runs a module
+
+What starts is the module's `main`, which finds its arguments in `sys.argv`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+from tests.support import ROOT
+from tests.support.servers import running
+from tests.support.warm_stand_in import request
+
+_exits = contextlib.ExitStack()
+atexit.register(_exits.close)
+
+
+class Program:
+    """A program that runs in a session of its own, with pipes for its streams."""
+
+    def __init__(self, module: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+        (input_end, stdin), (stdout, output_end), (stderr, error_end) = (
+            os.pipe() for _ in range(3)
+        )
+        theirs = [input_end, output_end, error_end]
+        self._keeper = request(
+            _server_address(), theirs, module, arguments, dict(variables), has_session=True
+        )
+        for descriptor in theirs:
+            os.close(descriptor)
+        self._lines = self._keeper.makefile()
+        self.pid = int(self._lines.readline())
+        self.stdin: IO[str] = os.fdopen(stdin, "w")
+        self.stdout: IO[str] = os.fdopen(stdout)
+        self.stderr: IO[str] = os.fdopen(stderr)
+        self.returncode: int | None = None
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Close its stdin, read what it writes until it ends; [stdout, stderr]."""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        texts = {self.stdout: "", self.stderr: ""}
+
+        def read(stream: IO[str]) -> None:
+            if not stream.closed:
+                texts[stream] = stream.read()
+                stream.close()
+
+        readers = [Thread(target=read, args=(stream,), daemon=True) for stream in texts]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        if self.returncode is None:
+            self.returncode = int(self._lines.readline())
+            self._lines.close()
+            self._keeper.close()
+        return texts[self.stdout], texts[self.stderr]
+
+
+def start(
+    module: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+) -> Program:
+    """Run a module with further variables of the environment."""
+    return Program(module, arguments, {**os.environ, **(variables or {})})
+
+
+def stand_in() -> list[str]:
+    """The beginning of a command; the name of a module and its arguments follow."""
+    script = ROOT / "tests" / "support" / "warm_stand_in.py"
+    return [sys.executable, "-I", "-S", str(script), _server_address()]
+
+
+@functools.cache
+def _server_address() -> str:
+    folder = _exits.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-warm-"))
+    address = f"{folder}/socket"
+    # no threads of numerical libraries in what is forked
+    variables = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    command = [sys.executable, "-m", "tests.support.warm_server", address]
+    process = _exits.enter_context(
+        running(command, Path(folder), {**variables, "PYTHONPATH": str(ROOT)}, pipe=True)
+    )
+    assert process.stdout is not None
+    if process.stdout.readline() != "ready\n":
+        raise RuntimeError(Path(folder, "server.log").read_text())
+    return address
