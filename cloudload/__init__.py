@@ -5,11 +5,11 @@ resumable to the token.
                                                   │ ▲
                                      state_dict() ▼ │ load_state_dict()
 
-    loader.py         what users hold; `config` has its options, `batch` and `stats` what it gives
-      order           which document comes when           ┐
+    loader.py         the public class; its options are in `config`, its results in `batch`, `stats`
+      order           the order of documents              ┐
       tokenization    text to ids                         │ which tokens, in which order
       packing         documents to rows                   │
-      run             what a run is, and where it is      ┘
+      run             a run's recipe, position, state     ┘
       storage         objects by URL                      ┐
       mds             the shard format                    │
       cache           shards on this node                 │ how they arrive

@@ -1,4 +1,4 @@
-"""The version of cloudload, for whoever cannot import the package root."""
+"""The version of cloudload, for modules that cannot import the package root."""
 
 from __future__ import annotations
 

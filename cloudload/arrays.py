@@ -1,10 +1,10 @@
-"""Names for the arrays and integers that every layer hands to the next.
+"""Array types and integer helpers that every layer uses.
 
 Ints      int64     lanes, ordinals, positions, rows, sizes
 Tokens    int32     token ids
 Flags     bool      masks
 Words     uint64    hashes
-Ids       any integer type that holds the sample ids of a dataset
+Ids       sample ids, in any integer type that can hold them
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 Ids = np.ndarray[Any, np.dtype[Any]]
 
 Frame = tuple[int | None, int | None]
-"""The ids of bos and eos that go around a document; None for no such token."""
+"""The ids of bos and eos around a document; None for no token."""
 
 NEVER = 1 << 62
-"""A row or an ordinal past every run, and so the end of what has none."""
+"""A row or an ordinal past the end of every run, used as infinity."""
 
 
 def count_within(sizes: Ints) -> Ints:

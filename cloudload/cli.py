@@ -1,8 +1,8 @@
-"""The command line: one subcommand per verb of the library, without logic of its own.
+"""The command line: a thin subcommand for each function of the library.
 
-    cloudload convert   raw corpora to MDS          cloudload.convert
-    cloudload trace     what some steps read        cloudload.provenance
-    cloudload where     the steps of a document     cloudload.provenance
+    cloudload convert   convert raw corpora to MDS            cloudload.convert
+    cloudload trace     list the documents that steps read    cloudload.provenance
+    cloudload where     find the steps that read a document   cloudload.provenance
 
 Results go to stdout; progress, logs and errors to stderr. The exit status is 1 for an error, 2 for
 a wrong command line, 130 for Ctrl-C.
@@ -34,15 +34,15 @@ _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 f
 _SHOWN_CHARACTERS = 160
 
 _CONVERT_EXAMPLE = """\
-A run that stopped or was killed resumes when it is run again; it recognizes its input by names and
-sizes.
+A conversion that was stopped or killed resumes when you run it again. It recognizes its input by
+file names and sizes.
 
 example:
   cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
 """
 _TRACE_EXAMPLE = """\
-Step 1 is the first. Rows are read from the state on, so give the last state before the steps. A
-single row takes far less time.
+Steps count from 1. Reading starts at the state, so give the last state saved before the steps. A
+single row is much faster.
 
 example:
   cloudload trace checkpoint.pt --steps 81200:81205 --row 3
@@ -54,7 +54,11 @@ example:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line, on `sys.argv` by default; return the exit status.
+
+    Errors are printed to stderr. Raises `SystemExit` for a wrong command line, `--help` and
+    `--version`.
+    """
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         level=logging.WARNING if options.quiet else logging.INFO,
@@ -117,31 +121,32 @@ def _add_convert(commands: _Commands[argparse.ArgumentParser]) -> None:
         commands,
         "convert",
         _convert,
-        help="raw corpora to MDS shards",
-        description="Convert raw corpora to an MDS dataset: the same bytes for any number of "
-        "processes.",
+        help="convert raw corpora to MDS shards",
+        description="Convert raw corpora to an MDS dataset. The output has the same bytes for any "
+        "number of processes.",
         epilog=_CONVERT_EXAMPLE,
         after_interrupt="Run the same command again to resume",
     ).add_argument
     where = "a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME"
     add("inputs", nargs="+", metavar="INPUT", help=where)
-    add("out", metavar="OUT", help="where the dataset goes: a folder, s3://..., gs://...")
-    add("--split", metavar="NAME", help="write below OUT/NAME")
+    add("out", metavar="OUT", help="location of the dataset: a folder, s3://..., gs://...")
+    add("--split", metavar="NAME", help="write to OUT/NAME")
     formats = ["auto", "jsonl", "parquet", "text", "lines"]
     add("--format", default="auto", choices=formats, help="default: by the file's name, else text")
-    add("--text-key", default="text", metavar="FIELD", help="the document's field (default: text)")
-    identifier = "the field with the id, if there is one; else file:line (default: id)"
+    text = "field that holds the document (default: text)"
+    add("--text-key", default="text", metavar="FIELD", help=text)
+    identifier = "field that holds the id; without it, the id is file:line (default: id)"
     add("--id-key", default="id", metavar="FIELD", help=identifier)
-    kept = "a further field to keep; may be repeated"
+    kept = "another field to keep; may be repeated"
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
     codecs = "zstd, zstd:7, gz, bz2 or none (default: zstd)"
     add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
     hashes = "hashes of each shard, or none (default: xxh64)"
     add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
-    size = "the most raw bytes of a shard (default: 64m)"
+    size = "maximum raw size of a shard (default: 64m)"
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
     add("--processes", type=int, metavar="N", help="default: one per core")
-    skip = "leave out bad records and count them, instead of stopping"
+    skip = "leave out and count bad records instead of stopping"
     add("--skip-bad", action="store_true", help=skip)
     add("--overwrite", action="store_true", help="remove the dataset at OUT and start over")
     add("--quiet", action="store_true", help="no progress bar, no logs")
@@ -162,7 +167,10 @@ def _convert(options: argparse.Namespace) -> int:
     from cloudload.convert import convert_to_mds
 
     if options.report and not options.report.absolute().parent.is_dir():
-        raise ValueError(f"--report {options.report}: there is no folder {options.report.parent}")
+        raise ValueError(
+            f"--report is {options.report}, but there is no folder {options.report.parent}. Create "
+            "it first"
+        )
     names = "text_key id_key keep format split shard_bytes processes skip_bad overwrite"
     report = convert_to_mds(
         options.inputs,
@@ -182,7 +190,7 @@ def _summary(report: ConvertReport) -> str:
     speed = ""
     if report.seconds and not report.resumed_shards:
         speed = f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s"
-    state = "was complete already" if report.already_complete else "is complete"
+    state = "was already complete" if report.already_complete else "is complete"
     bad = [f"             {record}" for record in report.bad_records]
     if report.bad > len(bad):
         bad.append(f"             … and {report.bad - len(bad):,} more")
@@ -208,18 +216,18 @@ def _add_trace(commands: _Commands[argparse.ArgumentParser]) -> None:
         commands,
         "trace",
         _trace,
-        help="what the model reads in some steps",
-        description="Show the documents in the rows of some steps, from a state and the data "
-        "alone.",
+        help="list the documents that steps read",
+        description="Show the documents in the rows of some steps, using only a state and the "
+        "data.",
         epilog=_TRACE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
     _add_run_options(parser)
     add = parser.add_argument
-    steps = "from step A up to, but not including, B; or a single step"
+    steps = "steps from A up to, but not including, B; or a single step"
     add("--steps", type=_steps, required=True, metavar="A:B", help=steps)
     add("--row", type=int, metavar="R", help="only this row of each global batch, from 0")
-    add("--full", action="store_true", help="print whole texts, not their beginnings")
+    add("--full", action="store_true", help="print the full text, not only its beginning")
 
 
 def _add_where(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -227,16 +235,16 @@ def _add_where(commands: _Commands[argparse.ArgumentParser]) -> None:
         commands,
         "where",
         _where,
-        help="the steps that read a document",
-        description="Show the steps and rows that read a document, from a state and the data "
-        "alone.",
+        help="find the steps that read a document",
+        description="Show the steps and rows that read a document, using only a state and the "
+        "data.",
         epilog=_WHERE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
     _add_run_options(parser)
     document = parser.add_mutually_exclusive_group(required=True).add_argument
-    document("--id", metavar="DOC", help="its id; finding it reads the ids of all samples")
-    number = "its number in its stream, from 0, after the stream's number if there are several"
+    document("--id", metavar="DOC", help="its id; the search reads the ids of all samples")
+    number = "its number in its stream, from 0; with several streams, after the stream's number"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     parser.add_argument("--until", type=int, required=True, metavar="N", help="the last step")
 
@@ -244,7 +252,7 @@ def _add_where(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("state", metavar="STATE", type=Path, help="a JSON state, or a torch checkpoint with one")
-    data = "where a stream's index.json is now; once for each stream, in order"
+    data = "the current location of a stream's index.json; once for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, if the state does not name it or it has moved"
     add("--tokenizer", metavar="NAME", help=tokenizer)
@@ -252,7 +260,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     batch = "rows of a global batch (default: the state's last)"
     add("--global-batch", type=int, metavar="ROWS", help=batch)
     add("--local", metavar="FOLDER", help="the shard cache")
-    add("--workers", type=int, default=2, metavar="N", help="processes that read (default: 2)")
+    add("--workers", type=int, default=2, metavar="N", help="worker processes (default: 2)")
     add("--json", action="store_true", help="print JSON Lines")
     add("--quiet", action="store_true", help="no logs")
 
@@ -262,9 +270,9 @@ def _steps(text: str) -> range:
     try:
         steps = range(int(first), int(stop) if colon else int(first) + 1)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not A:B") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a step") from None
     if not steps:
-        raise argparse.ArgumentTypeError(f"{text!r} has no step: B is the first that is not shown")
+        raise argparse.ArgumentTypeError(f"{text!r} has no steps, because B is excluded")
     return steps
 
 
@@ -334,7 +342,8 @@ def _where(options: argparse.Namespace) -> int:
             else:
                 print(_describe_occurrence(occurrence))
     if not is_found:
-        print(f"cloudload: in no step from the state's up to {options.until:,}", file=sys.stderr)
+        until = f"{options.until:,}"
+        print(f"cloudload: no step from the state's to {until} reads it", file=sys.stderr)
     return 0
 
 

@@ -44,7 +44,7 @@ class FailureKind(Enum):
     UNREACHABLE = auto()
     """The store did not answer, or the connection broke."""
     OTHER = auto()
-    """Any other failure; the message has the client's own words."""
+    """Any other failure; the message contains the client's own."""
 
     @property
     def is_missing(self) -> bool:
@@ -58,7 +58,7 @@ class FailureKind(Enum):
 
 
 class CloudloadError(Exception):
-    """The root of the tree above."""
+    """The base class of every error that cloudload raises on purpose."""
 
 
 class StoreError(CloudloadError):
@@ -67,7 +67,7 @@ class StoreError(CloudloadError):
     def __init__(self, message: str, *, kind: FailureKind = FailureKind.OTHER) -> None:
         super().__init__(message)
         self.kind = kind
-        """Why it failed, for programs; the message says it to people."""
+        """Why it failed, for programs to inspect."""
 
     @property
     def is_missing(self) -> bool:

@@ -1,7 +1,7 @@
-"""Every option is explained once, below the dataclass field that holds it; `help` shows it too.
+"""Show each option's description, written once below its dataclass field, in `help` as well.
 
 seq_len: int            ─► explained ─►    Args:
-\"\"\"Tokens a row.\"\"\"                            seq_len: Tokens a row.
+\"\"\"Tokens per row.\"\"\"                          seq_len: Tokens per row.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def explained(cls: C) -> C:
 
 
 def explained_by(*configs: type) -> Callable[[C], C]:
-    """Put the fields of the configs that a class's constructor takes where its docstring says
-    `{options}`."""
+    """Replace `{options}` in a class's docstring with the fields that its constructor takes."""
 
     def explain(cls: C) -> C:
         taken = inspect.signature(cls).parameters
@@ -44,7 +43,7 @@ def explained_by(*configs: type) -> Callable[[C], C]:
 
 
 def explain_fields(options: Iterable[Field[Any]], docs: dict[str, str]) -> str:
-    """The options as the lines of an `Args` section, with their defaults."""
+    """Format options as the lines of an `Args` section, with their defaults."""
     lines = []
     for option in options:
         text = f"{option.name}: {docs[option.name]}{_explain_default(option, docs[option.name])}"
@@ -64,7 +63,7 @@ def _explain_default(option: Field[Any], text: str) -> str:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a class, on one line; empty where there is no source."""
+    """The docstring below each field of a class, as one line; empty if there is no source."""
     found = dict.fromkeys((option.name for option in fields(cls)), "")
     for statement in _parse_module(cls.__module__):
         if isinstance(statement, ast.ClassDef) and statement.name == cls.__name__:

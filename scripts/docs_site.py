@@ -141,11 +141,11 @@ def _table(rows: list[str]) -> str:
 
 
 def _option_row(name: str, type_: str, default: str, text: str, prefix: str) -> str:
-    facts = ", ".join(
-        filter(None, [type_, default if default == "required" else f"default {default}"])
-    )
+    is_explained = default == "`None`" and re.search(r"By default|None is|None keeps", text)
+    shown = default if default == "required" else f"default {default}"
+    facts = ", ".join(filter(None, [type_, "" if is_explained else shown]))
     text = text[0].upper() + text[1:]
-    return f"| `{name}`{{ #{prefix}{name} }} | {text} <small>{facts}</small> |".replace("  ", " ")
+    return f"| `{name}`{{ #{prefix}{name} }} | {text} <small>{facts}</small> |"
 
 
 def _documented_arguments(cls: type) -> dict[str, str]:
@@ -210,8 +210,9 @@ def errors_reference(_: str = "") -> str:
     from cloudload import errors
     from cloudload.option_docs import _parse_module
 
-    tree = inspect.cleandoc(f"{errors.__doc__}").split("\n\n")[1]
-    parts = [f"```text\n{inspect.cleandoc(tree)}\n```"]
+    tree = inspect.cleandoc(inspect.cleandoc(f"{errors.__doc__}").split("\n\n")[1])
+    names = "\n".join(line.split("  ")[0] for line in tree.splitlines())
+    parts = [f"```text\n{names}\n```"]
     for error in vars(errors).values():
         if inspect.isclass(error) and issubclass(error, errors.CloudloadError):
             text = " ".join(inspect.cleandoc(f"{error.__doc__}").split())
@@ -244,10 +245,21 @@ def _enum_docs(module: list[Any], name: str) -> dict[str, str]:
 
 
 def module_docstring(name: str) -> str:
-    """The block of a module's docstring that lists or draws something."""
+    """The list in a module's docstring as a table: words, two spaces or more, their meaning."""
     text = inspect.cleandoc(f"{importlib.import_module(name).__doc__}")
     listing = next(part for part in text.split("\n\n") if part.startswith("    "))
-    return f"```text\n{inspect.cleandoc(listing)}\n```"
+    rows: list[list[str]] = []
+    for line in inspect.cleandoc(listing).splitlines():
+        if line.startswith(" "):
+            rows[-1][-1] += f" {line.strip()}"
+        else:
+            rows.append(re.split(r"  +", line))
+    for row in rows:
+        row[0] = ", ".join(f"`{word}`" if word != "…" else word for word in row[0].split(", "))
+        row[1:-1] = [f"`{example}`" for example in row[1:-1]]
+    width = len(rows[0])
+    head = [f"| field |{' example |' * (width - 2)} meaning |", f"|{'---|' * width}"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 _GENERATORS: dict[str, Callable[[str], str]] = {
@@ -279,4 +291,6 @@ class RuntimeDocstrings(griffe.Extension):
         if cls.path == "cloudload.loader.CloudLoader" and cls.docstring is not None:
             from cloudload.loader import CloudLoader
 
-            cls.docstring.value = inspect.cleandoc(f"{CloudLoader.__doc__}")
+            text = inspect.cleandoc(f"{CloudLoader.__doc__}")
+            # the signature shows the defaults
+            cls.docstring.value = re.sub(r"\s+Default:\s+`[^`]*`\.", "", text)

@@ -1,6 +1,6 @@
 """The options of a loader, in two halves, each defined and explained once.
 
-    RowsConfig        which tokens, in which order: a state holds a resume to it
+    RowsConfig        which tokens, in which order: saved in the state, and checked on resume
       Stream            one dataset: location, share, boundary tokens
       transform         a function from a sample to text, and its identity
     DeliveryConfig    how rows arrive: free to change at every resume

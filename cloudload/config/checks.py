@@ -1,4 +1,4 @@
-"""Checks of option values: each raises a `ValueError` that names the option and what it accepts."""
+"""Checks of option values. Each raises a `ValueError` with the option's name and valid values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 
 def parse_bytes(value: int | str) -> int:
-    """Bytes from `1024`, `"500mb"`, `"1.5tb"`, `"64MiB"`; kb, mb, … are powers of 1024, as
-    Streaming has them."""
+    """Parse a size such as `1024`, `"500mb"`, `"1.5tb"`, or `"64MiB"` into bytes.
+
+    kb, mb, … are powers of 1024, as in Streaming. Raises `ValueError` for anything else.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgtp]?)i?b?\s*", str(value).lower())
     size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
     if size < 1:

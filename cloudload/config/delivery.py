@@ -1,4 +1,4 @@
-"""How rows arrive: the options that may change at every resume."""
+"""How rows arrive: the options that may change on every resume."""
 
 from __future__ import annotations
 
@@ -27,60 +27,64 @@ from cloudload.storage.base import Retry
 @explained
 @dataclass(frozen=True)
 class DeliveryConfig:
-    """How rows arrive."""
+    """How rows arrive: the options that may change on every resume.
+
+    Raises `ValueError` if an option is invalid.
+    """
 
     batch_size: int
-    """Rows per rank and step. The global batch is this times the number of data-parallel ranks."""
+    """Rows per rank and step. The global batch is `batch_size` times the data-parallel ranks."""
     tail: TailMode = "pad"
     """The last global batch of a finite run: `pad` it with masked rows, or `drop` it if it is not
     full."""
     fields: Sequence[str] = ()
-    """Tensors beside input_ids and labels: `position_ids`, `segment_ids`, `cu_seqlens` (with
-    `max_seqlen`)."""
+    """Tensors in addition to input_ids and labels: `position_ids`, `segment_ids`, `cu_seqlens`
+    (with `max_seqlen`)."""
     mask_edges: bool = False
-    """Whether to mask the label of each document's first token, which only the document before it
-    could predict."""
+    """Whether to mask the label of each document's first token, which could only be predicted from
+    the previous document."""
     local: str | os.PathLike[str] | None = None
     """Folder of the node's shard cache. By default `$CLOUDLOAD_CACHE`, or `~/.cache/cloudload`."""
     tokenizer_backend: TokenizerBackend = "auto"
-    """What encodes, to the same ids: `hf`, `fastokens`, or `auto`, which is fastokens if it is
-    found to give hf's ids, and else hf."""
+    """The library that encodes text. Token ids do not depend on it. `hf`, `fastokens`, or `auto`,
+    which uses fastokens if it passes every check against hf, and hf otherwise."""
     num_workers: int = 4
-    """Worker processes per rank, at most one for each of its lanes. 0 works in the training
-    process."""
+    """Worker processes per rank, at most one per lane of the rank. With 0, the training process
+    does the work."""
     prefetch_batches: int = 4
-    """Batches that workers run ahead of the training loop, at least."""
+    """The minimum number of batches that workers run ahead of the training loop."""
     predownload: int | None = None
-    """Documents of look-ahead per worker, whose shards are fetched. By default two shards for each
-    canonical node."""
+    """How many documents each worker looks ahead to fetch their shards. By default, two shards'
+    worth for each canonical node."""
     download_threads: int = 4
-    """Shards that one worker fetches at a time."""
+    """Shards that each worker fetches at a time."""
     cache_limit: int | str | None = None
-    """Upper bound of the node's shard cache: bytes, or text such as `200gb`. None is no limit."""
+    """Maximum size of the node's shard cache: bytes, or text such as `200gb`. None means no
+    limit."""
     verify: Verification = "once"
-    """When a shard's hash in the index is checked: `once`, when it is fetched, and again only if
-    its file was modified; `always`, also whenever a process first opens it; or `off`. Sizes and
-    headers are always checked."""
+    """When to check a shard against its hash in the index: `once` checks it when it is fetched, and
+    again only if its file was modified; `always` also checks it whenever a process first opens it;
+    `off` never checks it. Sizes and headers are always checked."""
     retry: Retry = field(default_factory=Retry)
     """How long to retry the object store."""
     stop_every: int | Literal["epoch"] | None = None
-    """When a pass over the loader ends: after this many batches of the run, at each `epoch` of the
-    data, or, with None, with the run."""
+    """When a pass over the loader ends. A number N: after every N batches, counted from the start
+    of the run. `epoch`: after each epoch of the data. None: at the end of the run."""
     exchange_every: int = 1
-    """Batches between exchanges of cursors among the ranks; a resume replays at most one fewer.
-    Always 1 with `epochs` or stop_every="epoch"."""
+    """Batches between exchanges of cursors among the ranks. A resume replays at most
+    exchange_every - 1 batches. Always 1 with `epochs` or stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
-    """Seconds that a rank waits for the others."""
+    """Seconds that a rank waits for the others in an exchange."""
     start_method: StartMethod | None = None
-    """How workers start: `fork`, `spawn`, `forkserver`. None is Python's default."""
+    """How workers start: `fork`, `spawn`, `forkserver`. None means Python's default."""
     pin_memory: bool = False
-    """Whether batches are in page-locked memory, if there is CUDA."""
+    """Whether to place batches in page-locked memory, if CUDA is available."""
     dp_rank: int | None = None
-    """Data-parallel rank, if it is not the rank of the process."""
+    """Data-parallel rank. None means the rank of the process."""
     dp_world_size: int | None = None
-    """Number of data-parallel ranks, if not every process is one."""
+    """Number of data-parallel ranks. None means the number of processes."""
     has_mesh: bool = False
-    """Whether `dp_rank` and `dp_world_size` are those of a `device_mesh`."""
+    """Whether `dp_rank` and `dp_world_size` are from a `device_mesh`."""
 
     def __post_init__(self) -> None:
         given = (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
@@ -115,7 +119,7 @@ class DeliveryConfig:
                 f"retry is {self.retry!r}; give a cloudload.Retry(timeout_s=…, deadline_s=…)"
             )
         if (self.dp_rank is None) != (self.dp_world_size is None):
-            raise ValueError("dp_rank and dp_world_size belong together: give both or neither")
+            raise ValueError("only one of dp_rank and dp_world_size is set: give both or neither")
         self.cache_limit_bytes()
 
     def cache_limit_bytes(self) -> int | None:

@@ -1,4 +1,4 @@
-"""A loader's options, as its two configs."""
+"""Split a loader's options between its two configs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     """Split a loader's options between its two configs, by the names of their fields.
 
     If the data can end a pass, the ranks must agree on its last batch before handing it out, so
-    `exchange_every` becomes 1.
+    `exchange_every` becomes 1. Raises `ValueError` if an option is invalid.
     """
     rows = RowsConfig(streams=_as_streams(options["data"]), **_pick(RowsConfig, options))
     given = {**_pick(DeliveryConfig, options), "retry": options["retry"] or Retry()}

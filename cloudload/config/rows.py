@@ -1,4 +1,4 @@
-"""Which tokens, in which order: the options that a state holds a resume to."""
+"""Which tokens, in which order: the options that are saved in the state and checked on resume."""
 
 from __future__ import annotations
 
@@ -24,38 +24,43 @@ from cloudload.option_docs import explained
 @explained
 @dataclass(frozen=True)
 class RowsConfig:
-    """Which tokens, in which order. None means: settled from the data (see `describe()`)."""
+    """Which tokens, in which order: the options that are saved in the state and checked on resume.
+
+    Options left at None are derived from the data where possible; `describe()` shows their values.
+
+    Raises `ValueError` if an option is invalid.
+    """
 
     streams: tuple[Stream, ...]
     """The datasets, read as one, in this order."""
     seq_len: int
-    """Tokens per row. May change at a resume."""
+    """Tokens per row. May change on resume."""
     packing: PackingName = "concat"
-    """How documents fill rows. `concat`: documents continue across the ends of rows. `best_fit`: no
-    document that fits a row is split. `one_per_row`: one document a row."""
+    """How documents fill rows. `concat`: documents continue in the next row. `best_fit`: no
+    document that fits in a row is split. `one_per_row`: one document per row."""
     open_rows: int = 16
     """Rows that `best_fit` keeps open in each lane."""
     overflow: Overflow = "cut"
-    """What `one_per_row` does with the rest of a longer document: `cut` it off, or give it
-    `rows`."""
+    """How `one_per_row` handles a document that is longer than a row: `cut` truncates it, `rows`
+    continues it in further rows."""
     shuffle: bool = True
     """Whether each epoch is shuffled."""
     shuffle_algo: ShuffleAlgorithm = "py1e"
-    """The shuffle: one of StreamingDataset's, or `seekable`, which is like py1br but found position
-    by position, for 10^8 documents and more."""
+    """The shuffle algorithm: one of StreamingDataset's, or `seekable`, which is like py1br but
+    computes each position directly, for 10^8 documents and more."""
     shuffle_block_size: int | None = None
-    """Documents that are shuffled with each other, in each canonical node. By default four shards
-    of them."""
+    """Documents that are shuffled with each other, in each canonical node. By default, four shards'
+    worth."""
     num_canonical_nodes: int | None = None
-    """Parts that the shuffled epoch is divided into. A number of nodes that divides it downloads
-    each shard on one node only. By default up to 64, with at least four shards each."""
+    """Parts that the shuffled epoch is divided into. If the number of nodes divides it, each shard
+    is downloaded on one node only. By default up to 64, with at least four shards each."""
     seed: int = 17
     """Seed of the shuffle, 0 to 2^32 - 1. StreamingDataset's algorithm mixes in the epoch."""
     num_lanes: int | None = None
     """Logical shards that are packed separately. Every world size must divide it. By default 12 to
-    3,840, by the number of documents."""
+    3,840, depending on the number of documents."""
     epochs: int | None = None
-    """Passes over the data. None is endless."""
+    """Passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     """Pairs of a row and the streams' weights from that row on. None keeps the streams'
     proportions."""
@@ -63,7 +68,7 @@ class RowsConfig:
     """The column that holds the document."""
     transform: Transform | None = None
     """A function from a sample (a dict) to its text, or to None to filter it out. It must be
-    deterministic, and picklable where workers are spawned."""
+    deterministic, and picklable if workers are spawned."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
     bos: str | None = AUTO
@@ -123,7 +128,7 @@ class RowsConfig:
         labels = [stream.label for stream in self.streams]
         if repeated := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(
-                f"two streams have the name {repeated[0]!r}; give each its own: "
+                f"two streams have the name {repeated[0]!r}; give each a unique one: "
                 "Stream(..., name=...)"
             )
         if not self.is_mixed:

@@ -15,7 +15,10 @@ from cloudload.storage.urls import check_location, join_url
 @explained
 @dataclass(frozen=True)
 class Stream:
-    """One MDS dataset: its location, and how much of it to read."""
+    """One MDS dataset: its location, and how much of it to read.
+
+    Raises `ValueError` if an option is invalid.
+    """
 
     remote: str
     """URL or folder that holds `index.json`, or the folder above its splits."""
@@ -25,18 +28,19 @@ class Stream:
     """Share of the rows, relative to the other streams. Each stream then has its own shuffle order
     and epochs."""
     repeat: float | None = None
-    """How many times an epoch of all streams together reads its samples, as in StreamingDataset:
+    """How many times an epoch over all streams reads this stream's samples, as in StreamingDataset:
     0.5 reads every other one."""
     choose: int | None = None
-    """How many of its samples an epoch of all streams together reads; an alternative to
+    """How many of this stream's samples an epoch over all streams reads; an alternative to
     `repeat`."""
     name: str | None = None
     """The name for schedules, statistics and traces. By default its URL."""
     bos: str | None = SAME
-    """Token before each of its documents: a token, None, `auto`, or `same` as for the other
-    streams."""
+    """Token before each of its documents: a token, None, `auto`, or `same`, which is the loader's
+    `bos`."""
     eos: str | None = SAME
-    """Token after each of its documents, likewise."""
+    """Token after each of its documents: a token, None, `auto`, or `same`, which is the loader's
+    `eos`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
@@ -51,8 +55,8 @@ class Stream:
             )
         if self.proportion is not None and (self.repeat is not None or self.choose is not None):
             raise ValueError(
-                f"{self.label} has a proportion and repeat or choose: a stream is either mixed in "
-                "or part of one pass"
+                f"{self.label} has a proportion and repeat or choose, which exclude each other. "
+                "Remove one or the other"
             )
         for name in ("bos", "eos"):
             check_token(f"{name} of {self.label}", getattr(self, name))
@@ -71,7 +75,7 @@ class Stream:
 
     @property
     def label(self) -> str:
-        """Its name, or else its URL without secrets."""
+        """Its name, else its URL without secrets."""
         return self.name or redact(self.url)
 
     @property

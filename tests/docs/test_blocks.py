@@ -43,7 +43,8 @@ OUTPUT = "output"
 @cache
 def blocks_of(page: str) -> tuple[tuple[str, str], ...]:
     """(language, code) of the fenced blocks of a page; `OUTPUT` is what the last one prints."""
-    text, found, last_end = (ROOT / page).read_text("utf-8"), [], 0
+    text, last_end = (ROOT / page).read_text("utf-8"), 0
+    found: list[tuple[str, str]] = []
     for block in BLOCK.finditer(text):
         language, code = block.groups()
         is_next = not text[last_end : block.start()].strip()
@@ -104,7 +105,8 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))
     if page not in ("README.md", "docs/quickstart.md"):
         # the beginner's pages run as they are; elsewhere worker processes would prove no more
-        monkeypatch.setitem(CloudLoader.__init__.__kwdefaults__, "num_workers", 0)
+        defaults = CloudLoader.__init__.__kwdefaults__ or {}
+        monkeypatch.setitem(defaults, "num_workers", 0)
     names = read_names(page, desk)
     printed = ""
     try:

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,29 @@ from typing import Any
 import pytest
 import zstandard
 
+from cloudload.convert import convert_to_mds
+from cloudload.convert.journal import ConvertReport
 from cloudload.errors import StoreError
-from cloudload.storage.objects import write_object
+from cloudload.mds.codecs import decompress
+from cloudload.mds.index import parse_index
+from cloudload.mds.shard import Shard
+from cloudload.storage.objects import list_objects, read_object, write_object
 
 FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", "dataset", "iterable")
 """The kinds of input."""
 
-SETTINGS: dict[str, Any] = {
-    "shard_bytes": 2000,
-    "block_bytes": 3000,
-    "progress": False,
-    "processes": 1,
-}
+QUIET: dict[str, Any] = {"progress": False, "processes": 1}
+SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 2000, "block_bytes": 3000}
 """Many shards and blocks of few documents."""
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": lambda data: gzip.compress(data, mtime=0),
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
+"""By the extension that names them."""
 
 
 def documents(number: int) -> list[str]:
@@ -61,22 +72,13 @@ def make_input(
         pyarrow.parquet.write_table(
             pyarrow.Table.from_pylist(rows), folder / "a.parquet", row_group_size=70
         )
+    elif form == "jsonl":
+        (folder / "a.jsonl").write_bytes(lines)
     else:
-        # more than one member, as tools that write in parallel leave them
-        (folder / f"a.json{EXTENSIONS[form]}").write_bytes(
-            COMPRESSORS[form](lines[:5000]) + COMPRESSORS[form](lines[5000:])
-        )
+        # two members, as tools that write in parallel leave them
+        compress = COMPRESSORS[f".{form}"]
+        (folder / f"a.json.{form}").write_bytes(compress(lines[:5000]) + compress(lines[5000:]))
     return lambda: folder, {}
-
-
-EXTENSIONS = {"jsonl": "l", "gz": ".gz", "bz2": ".bz2", "xz": ".xz", "zst": ".zst"}
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "jsonl": bytes,
-    "gz": lambda data: gzip.compress(data, mtime=0),
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "zst": zstandard.compress,
-}
 
 
 def digest(folder: Path) -> str:
@@ -100,3 +102,65 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
         write_object(url, data)
 
     monkeypatch.setattr("cloudload.convert.shards.write_object", failing)
+
+
+def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:
+    """JSON lines of very unequal lengths, in nested folders, one file gzipped."""
+    draw = random.Random(seed)
+    words = ["stone", "water", "Füchse", "狐", "🦊", "\x00", "<|endoftext|>", "\r\n"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        records = [
+            {"text": " ".join(draw.choices(words, k=draw.randint(1, 200))), "n": row}
+            for row in range(lines)
+        ]
+        data = "".join(
+            json.dumps(record, ensure_ascii=row % 2 == 0) + "\n"
+            for row, record in enumerate(records)
+        ).encode()
+        if number == 1:
+            (folder / "b.jsonl.gz").write_bytes(gzip.compress(data))
+        else:
+            (folder / f"sub{number}").mkdir(exist_ok=True)
+            (folder / f"sub{number}" / "part.jsonl").write_bytes(data)
+    return folder
+
+
+def dataset_bytes(url: str) -> dict[str, str]:
+    """The hash of every file of a dataset but the report, which tells the time."""
+    found = {
+        item.url.removeprefix(url): hashlib.sha256(read_object(item.url)).hexdigest()
+        for item in list_objects(url)
+    }
+    return {
+        name: digest for name, digest in found.items() if not name.endswith("convert-report.json")
+    }
+
+
+def read_dataset(url: str, scratch: Path) -> list[dict[str, Any]]:
+    """Every sample, by our own reader."""
+    samples = []
+    for info in parse_index(read_object(f"{url}/index.json"), url):
+        path = scratch / info.raw.name
+        stored = read_object(f"{url}/{info.stored.name}")
+        path.write_bytes(
+            decompress(info.compression, stored, info.raw.bytes) if info.compression else stored
+        )
+        shard = Shard(path, info)
+        samples += [shard.read(number) for number in range(info.samples)]
+    return samples
+
+
+def texts(url: str, scratch: Path) -> list[str]:
+    """The text of every sample."""
+    return [sample["text"] for sample in read_dataset(url, scratch)]
+
+
+def convert_lines(tmp_path: Path, lines: Sequence[str | bytes], **options: Any) -> ConvertReport:
+    """Convert `in/a.jsonl` of these lines to `out`."""
+    path = tmp_path / "in" / "a.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(
+        b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
+    )
+    return convert_to_mds(path.parent, tmp_path / "out", **(QUIET | options))

@@ -110,7 +110,7 @@ def test_a_process_outside_of_the_mesh_hears_so() -> None:
     try:
         with pytest.raises(
             ValueError,
-            match=r"this process is not in the device_mesh .*Make the mesh of all processes",
+            match=r"this process is not in the device_mesh .*Include all processes in the mesh",
         ):
             place_in_mesh(DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)))
     finally:

@@ -324,7 +324,10 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
         ({"skipped": "x:y"}, "skipped: 'x:y' is not a list of pairs of numbers"),
         ({"counts": "[[1]]"}, r"counts: shape \(1, 1\), but each stream has 6 numbers"),
         ({"counts": "[]"}, "counts: "),
-        ({"counts": "[[0,0,0,0,0,0],[0,0,0,0,0,0]]"}, "counts: the state has 2 streams, but the loader 1"),
+        (
+            {"counts": "[[0,0,0,0,0,0],[0,0,0,0,0,0]]"},
+            "counts: the state has 2 streams, but the loader 1",
+        ),
         ({"mixture": "{}"}, "mixture"),
         ({"num_canonical_nodes": "x"}, "num_canonical_nodes: 'x' is not a list of numbers"),
         ({"num_canonical_nodes": "4,4"}, "cursors: "),
@@ -491,7 +494,10 @@ def test_a_cursor_within_a_document_that_is_not_there_is_refused(tmp_path: Path)
     [
         ({"part": "1/2"}, None),
         ({"counts": "[["}, "counts: "),
-        ({"cursors": table(*[(0, 0)] * 12)}, "part: '1/2' has lanes that another local state also has"),
+        (
+            {"cursors": table(*[(0, 0)] * 12)},
+            "part: '1/2' has lanes that another local state also has",
+        ),
         (
             {"cursors": table(*[(-7, 0)] * 12)},
             "leave lanes without a cursor|has lanes that another local state also has",

@@ -287,7 +287,10 @@ def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
     ("mark", "named"),
     [
         ("<|endoftext|>", r"it gives different ids than tokenizers for '.*<\|endoftext\|>"),
-        ("\U00013000", r"it gives different ids than tokenizers for 1 code points, such as U\+13000"),
+        (
+            "\U00013000",
+            r"it gives different ids than tokenizers for 1 code points, such as U\+13000",
+        ),
     ],
 )
 def test_other_ids_for_a_probe_or_a_code_point_are_refused(
@@ -322,7 +325,9 @@ def test_what_the_sweep_found_is_found_again(
     gate._refusals.clear()
     monkeypatch.undo()
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path) == first
-    assert first.reason == "it gives different ids than tokenizers for 2 code points, such as U+0041"
+    assert (
+        first.reason == "it gives different ids than tokenizers for 2 code points, such as U+0041"
+    )
 
 
 # ---------------------------------------------------------------- while encoding
@@ -487,7 +492,7 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
             found += [batch["input_ids"].tolist() for batch in loader.take(3)]
             state = loader.state_dict()
     assert found == expected
-    assert caplog.text.count(": the same ids") == 3
+    assert caplog.text.count("which gives the same ids") == 3
 
 
 def test_a_backend_that_there_is_not_is_a_wrong_argument(folder: str, tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The commands as a shell starts them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudload import cli
+from cloudload.convert.convert import convert_to_mds
+from cloudload.convert.journal import ConvertReport
+from tests.support import ROOT
+from tests.support.conversions import (
+    QUIET,
+    dataset_bytes,
+    texts,
+    write_corpus,
+)
+
+
+def test_stdin_is_json_lines_and_goes_on_when_given_again(tmp_path: Path) -> None:
+    lines = "".join(
+        json.dumps({"text": f"document {number}"}) + "\n" for number in range(500)
+    ).encode()
+    command = [
+        sys.executable,
+        "-m",
+        "cloudload.cli",
+        "convert",
+        "-",
+        str(tmp_path / "out"),
+        "--quiet",
+        "--shard-bytes",
+        "2k",
+    ]
+    broken = subprocess.run(
+        command, cwd=ROOT, input=lines + b"nonsense\n", capture_output=True, check=False
+    )
+    assert broken.returncode == 1
+    assert b"stdin:501: broken JSON" in broken.stderr
+    done = subprocess.run(
+        [*command, "--skip-bad", "--json"],
+        cwd=ROOT,
+        input=lines + b"nonsense\n",
+        capture_output=True,
+        check=True,
+    )
+    report = json.loads(done.stdout)
+    assert (report["documents"], report["bad"]) == (500, 1)
+    assert len(texts(str(tmp_path / "out"), tmp_path)) == 500
+
+
+def test_the_command_line_and_the_script_are_the_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus", lines=20)
+    arguments = [
+        str(corpus),
+        str(tmp_path / "cli"),
+        "--keep",
+        "n:int32",
+        "--hashes",
+        "xxh64,sha1",
+        "--compression",
+        "none",
+    ]
+    arguments += ["--shard-bytes", "8k", "--split", "train", "--processes", "1", "--quiet"]
+    assert cli.main(["convert", *arguments, "--report", str(tmp_path / "report.json")]) == 0
+    assert "is complete\n  documents  60 (" in capsys.readouterr().out
+    options = {
+        "keep": ["n:int32"],
+        "hashes": ["sha1", "xxh64"],
+        "compression": None,
+        "shard_bytes": 8192,
+        "split": "train",
+    }
+    report = convert_to_mds(corpus, tmp_path / "library", **options, **QUIET)
+    assert dataset_bytes(str(tmp_path / "cli")) == dataset_bytes(str(tmp_path / "library"))
+    written = ConvertReport.from_dict(json.loads((tmp_path / "report.json").read_text()))
+    assert (written.documents, written.raw_bytes, written.shards) == (
+        report.documents,
+        report.raw_bytes,
+        report.shards,
+    )
+    script = [sys.executable, "scripts/convert_to_mds.py", *arguments, "--json"]
+    again = subprocess.run(script, cwd=ROOT, capture_output=True, check=True)
+    assert json.loads(again.stdout)["already_complete"]
+
+
+def test_help_is_instant_and_ends_with_an_example() -> None:
+    code = (
+        "import sys; from cloudload import cli\ntry: cli.main(['convert', '--help'])\nexcept "
+        "SystemExit: print(*sys.modules)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout
+    usage, modules = printed.rsplit("\n", 2)[:2]
+    assert usage.splitlines()[-1].startswith("  cloudload convert ")
+    assert not {"torch", "numpy", "boto3", "streaming", "datasets", "tqdm"} & set(modules.split())

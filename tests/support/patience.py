@@ -1,0 +1,23 @@
+"""How long tests let cloudload ask a store, and how long an answer may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cloudload import Retry
+
+QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
+PATIENT = Retry(timeout_s=1.0, deadline_s=20.0, pause_s=0.05)
+
+SOON_S = 10.0
+"""Far below the default deadline, far above what a busy machine adds to a short one."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fails a block that takes longer."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds

@@ -1,0 +1,230 @@
+"""A conversion writes each document once, in order, in the bytes of `MDSWriter`; and resumes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cloudload.convert.convert import convert_to_mds
+from cloudload.errors import ConvertError, StoreError
+from cloudload.mds.codecs import decompress
+from cloudload.mds.index import parse_index
+from tests.support.conversions import (
+    QUIET,
+    convert_lines,
+    dataset_bytes,
+    read_dataset,
+    texts,
+    write_corpus,
+)
+
+
+def test_the_block_size_does_not_show_in_the_output(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    for size in (1, 1000, 1 << 20):
+        convert_to_mds(
+            corpus, tmp_path / f"out{size}", block_bytes=size, shard_bytes=50_000, **QUIET
+        )
+    assert (
+        dataset_bytes(str(tmp_path / "out1"))
+        == dataset_bytes(str(tmp_path / "out1000"))
+        == dataset_bytes(str(tmp_path / f"out{1 << 20}"))
+    )
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_raw_shards_and_index_are_those_of_mdswriter(
+    tmp_path: Path, compression: str | None
+) -> None:
+    from streaming import MDSWriter
+
+    corpus = write_corpus(tmp_path / "corpus")
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    convert_to_mds(
+        corpus,
+        ours,
+        keep=["n"],
+        compression=compression,
+        hashes=("sha1", "xxh64"),
+        shard_bytes=30_000,
+        **QUIET,
+    )
+    columns = {"text": "str", "id": "str", "n": "int"}
+    with MDSWriter(
+        out=str(theirs),
+        columns=columns,
+        compression=compression,
+        hashes=["sha1", "xxh64"],
+        size_limit=30_000,
+    ) as writer:
+        for sample in read_dataset(str(ours), tmp_path):
+            writer.write(sample)
+    indexes = [json.loads((folder / "index.json").read_text()) for folder in (ours, theirs)]
+    for one, other in zip(*(index["shards"] for index in indexes), strict=True):
+        raw = [_raw_shard(folder, entry) for folder, entry in ((ours, one), (theirs, other))]
+        assert raw[0] == raw[1]
+        for entry in (one, other):
+            # the zstd of another library version compresses a little differently
+            (entry["zip_data"] or {}).update(bytes=0, hashes={})
+    assert indexes[0] == indexes[1]
+    if compression is None:
+        assert (ours / "index.json").read_bytes() == (theirs / "index.json").read_bytes()
+
+
+def _raw_shard(folder: Path, entry: dict[str, Any]) -> bytes:
+    if entry["zip_data"] is None:
+        return (folder / entry["raw_data"]["basename"]).read_bytes()
+    return decompress(
+        "zstd", (folder / entry["zip_data"]["basename"]).read_bytes(), entry["raw_data"]["bytes"]
+    )
+
+
+def test_streaming_reads_it_with_hashes_checked(tmp_path: Path) -> None:
+    from streaming import Stream
+    from streaming.base.world import World
+
+    corpus = write_corpus(tmp_path / "corpus")
+    report = convert_to_mds(
+        corpus, tmp_path / "remote", shard_bytes=100_000, hashes=("sha256", "xxh64"), **QUIET
+    )
+    stream = Stream(remote=str(tmp_path / "remote"), local=str(tmp_path / "local"))
+    defaults = {
+        "split": "",
+        "download_retry": 2,
+        "download_timeout": 60,
+        "validate_hash": "xxh64",
+        "keep_zip": False,
+    }
+    stream.apply_default({"remote": stream.remote, "local": stream.local} | defaults)
+    found = []
+    for reader in stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False):
+        stream.prepare_shard(reader)
+        found += [reader[number] for number in range(reader.samples)]
+    assert found == read_dataset(str(tmp_path / "remote"), tmp_path)
+    assert len(found) == report.documents == 1200
+
+
+def test_a_document_larger_than_a_shard_has_a_shard_to_itself(tmp_path: Path) -> None:
+    convert_lines(
+        tmp_path,
+        [json.dumps({"text": text}) for text in ("x" * 5000, "a", "b", "y" * 5000)],
+        shard_bytes=1500,
+    )
+    assert [
+        info.samples for info in parse_index((tmp_path / "out" / "index.json").read_bytes(), "out")
+    ] == [1, 2, 1]
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lines=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=30
+    ),
+    ends=st.sampled_from(["\n", "\r\n"]),
+    last_end=st.booleans(),
+    block_bytes=st.integers(1, 200),
+    shard_bytes=st.integers(1024, 1400),
+)
+def test_every_document_comes_out_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory,
+    *,
+    lines: list[str],
+    ends: str,
+    last_end: bool,
+    block_bytes: int,
+    shard_bytes: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    documents = [json.dumps({"text": "x" + line}, ensure_ascii=False) for line in lines]
+    (folder / "a.jsonl").write_bytes((ends.join(documents) + (ends if last_end else "")).encode())
+    convert_to_mds(
+        folder / "a.jsonl",
+        folder / "out",
+        block_bytes=block_bytes,
+        shard_bytes=shard_bytes,
+        **QUIET,
+    )
+    assert texts(str(folder / "out"), folder) == ["x" + line for line in lines]
+
+
+def test_inputs_keep_the_order_of_the_arguments(tmp_path: Path) -> None:
+    for name in ("z", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.txt").write_text(f"{name}1")
+        (tmp_path / name / "2.jsonl").write_text(f'{{"text": "{name}2"}}')
+    convert_to_mds([tmp_path / "z", tmp_path / "a"], tmp_path / "out", **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [sample["text"] for sample in samples] == ["z1", "z2", "a1", "a2"]
+    assert [sample["id"] for sample in samples] == [
+        "0/1.txt",
+        "0/2.jsonl:1",
+        "1/1.txt",
+        "1/2.jsonl:1",
+    ]
+
+
+def test_globs_stay_within_a_folder_unless_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.txt", "b.md", "sub/c.txt", "sub/deep/d.txt"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(name)
+    monkeypatch.chdir(tmp_path / "in")
+    for number, (glob, found) in enumerate(
+        {
+            "*.txt": ["a.txt"],
+            "**/*.txt": ["a.txt", "sub/c.txt", "sub/deep/d.txt"],
+            "sub/[!d].*": ["sub/c.txt"],
+        }.items()
+    ):
+        convert_to_mds(glob, tmp_path / f"relative{number}", **QUIET)
+        assert texts(str(tmp_path / f"relative{number}"), tmp_path) == found
+        convert_to_mds(str(tmp_path / "in" / glob), tmp_path / f"absolute{number}", **QUIET)
+        assert texts(str(tmp_path / f"absolute{number}"), tmp_path) == found
+
+
+def test_a_split_is_a_folder_below_the_output(tmp_path: Path) -> None:
+    convert_lines(tmp_path, ['{"text": "a"}'], split="train")
+    convert_lines(tmp_path, ['{"text": "b"}'], split="test")
+    assert texts(str(tmp_path / "out" / "train"), tmp_path) == ["a"]
+    assert texts(str(tmp_path / "out" / "test"), tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": ["text"]}, "cannot keep"),
+        ({"keep": ["n:pkl"]}, "cannot keep 'n' as 'pkl'"),
+        ({"compression": "lz4"}, "compression is 'lz4'"),
+        ({"hashes": ["md6"]}, "no hash named 'md6'"),
+        ({"shard_bytes": 1 << 32}, "shard_bytes is 4,294,967,296"),
+        ({"processes": -1}, "processes is -1"),
+        ({"split": "../x"}, "split is '../x'"),
+        ({"format": "xml"}, "no format named 'xml'"),
+    ],
+)
+def test_a_wrong_argument_is_a_value_error_that_names_it(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        convert_lines(tmp_path, ['{"text": "a"}'], **options)
+
+
+def test_what_cannot_be_converted_at_all_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no-such"):
+        convert_to_mds(tmp_path / "no-such", tmp_path / "out", **QUIET)
+    with pytest.raises(ConvertError, match=r"no documents in a\.jsonl: 1 empty, 0 bad"):
+        convert_lines(tmp_path, ['{"text": ""}'])
+    with pytest.raises(ConvertError, match="has a field 'nope'"):
+        convert_lines(tmp_path, ['{"text": "a"}'], keep=["nope"])
+    with pytest.raises(ValueError, match="lies within the input"):
+        convert_to_mds(tmp_path / "in", tmp_path / "in" / "mds", **QUIET)
+    with pytest.raises(ValueError, match="is given twice"):
+        convert_to_mds([tmp_path / "in", tmp_path / "in" / "a.jsonl"], tmp_path / "out2", **QUIET)

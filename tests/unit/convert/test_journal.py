@@ -1,0 +1,118 @@
+"""A conversion that is run again is left alone, resumed, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cloudload.convert.convert import convert_to_mds
+from cloudload.errors import ConvertError, StoreError
+from cloudload.storage.objects import write_object
+from tests.support.conversions import (
+    QUIET,
+    SETTINGS,
+    convert_lines,
+    dataset_bytes,
+    documents,
+    make_input,
+    stop_after,
+    texts,
+    write_corpus,
+)
+
+
+def test_the_index_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    for module in ("shards", "journal"):
+        monkeypatch.setattr(
+            f"cloudload.convert.{module}.write_object",
+            lambda url, data: (written.append(Path(url).name), write_object(url, data)),
+        )
+    convert_to_mds(write_corpus(tmp_path / "corpus"), tmp_path / "out", shard_bytes=50_000, **QUIET)
+    assert written[-1] == "index.json"
+    assert written.count("index.json") == 1
+
+
+@pytest.mark.parametrize("form", ["jsonl", "gz", "lines", "text", "parquet", "dataset", "iterable"])
+def test_every_format_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    expected = documents(300)
+    source, options = make_input(tmp_path / "in", form, expected)
+    options |= SETTINGS
+    convert_to_mds(source(), tmp_path / "whole", **options)
+    for shards in (0, 3, 9):
+        stop_after(monkeypatch, shards)
+        with pytest.raises(StoreError, match="no room"):
+            convert_to_mds(source(), tmp_path / "out", **options)
+        monkeypatch.undo()
+    report = convert_to_mds(source(), tmp_path / "out", **options)
+    assert report.resumed_shards == 12
+    assert report.documents == 300
+    assert dataset_bytes(str(tmp_path / "out")) == dataset_bytes(str(tmp_path / "whole"))
+    assert texts(str(tmp_path / "out"), tmp_path) == expected
+
+
+def test_a_finished_conversion_is_left_alone(tmp_path: Path) -> None:
+    first = convert_lines(tmp_path, ['{"text": "a"}', '{"text": ""}'])
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    again = convert_lines(tmp_path, ['{"text": "a"}', '{"text": ""}'], processes=2)
+    assert again.already_complete
+    assert (again.documents, again.empty, again.shards) == (1, 1, first.shards)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_another_conversion_is_refused_until_told_to_overwrite(tmp_path: Path) -> None:
+    convert_lines(tmp_path, ['{"text": "a"}'] * 400, shard_bytes=1500)
+    with pytest.raises(
+        ConvertError,
+        match=r"begun with other recipe: text_key was 'text' and is 'body'.*--overwrite",
+    ):
+        convert_lines(tmp_path, ['{"text": "a"}'] * 400, shard_bytes=1500, text_key="body")
+    with pytest.raises(ConvertError, match="begun with other inputs"):
+        convert_lines(tmp_path, ['{"text": "b"}'], shard_bytes=1500)
+    convert_lines(tmp_path, ['{"text": "b"}'], overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "convert-report.json",
+        "index.json",
+        "shard.00000.mds.zstd",
+    ]
+
+
+def stopped_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int) -> list[str]:
+    """The lines of a conversion that stopped after some shards."""
+    lines = [json.dumps({"text": f"document {number}"}) for number in range(400)]
+    stop_after(monkeypatch, shards)
+    with pytest.raises(StoreError, match="no room"):
+        convert_lines(tmp_path, lines, shard_bytes=2000)
+    monkeypatch.undo()
+    return lines
+
+
+def test_a_changed_input_is_noticed_when_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = stopped_conversion(tmp_path, monkeypatch, 2)
+    with pytest.raises(ConvertError, match="inputs: names and sizes was"):
+        convert_lines(tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
+
+
+def test_a_dataset_of_another_tool_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "index.json").write_text("{}")
+    with pytest.raises(ConvertError, match="holds a dataset already"):
+        convert_lines(tmp_path, ['{"text": "a"}'])
+    (tmp_path / "out" / "index.json").rename(tmp_path / "out" / "shard.00000.mds")
+    with pytest.raises(ConvertError, match="holds shards of something else"):
+        convert_lines(tmp_path, ['{"text": "a"}'])
+
+
+def test_a_shard_that_is_gone_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = stopped_conversion(tmp_path, monkeypatch, 5)
+    (tmp_path / "out" / "shard.00002.mds.zstd").write_bytes(b"half")
+    assert convert_lines(tmp_path, lines, shard_bytes=2000).resumed_shards == 2
+    assert texts(str(tmp_path / "out"), tmp_path) == [json.loads(line)["text"] for line in lines]

@@ -1,0 +1,184 @@
+"""Every format is read under every compression, and records that are bad are named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from cloudload.convert.convert import convert_to_mds
+from cloudload.errors import ConvertError
+from tests.support.conversions import (
+    COMPRESSORS,
+    QUIET,
+    convert_lines,
+    read_dataset,
+    texts,
+)
+
+
+@pytest.mark.parametrize("extension", COMPRESSORS)
+def test_json_lines_are_read_under_every_compression(tmp_path: Path, extension: str) -> None:
+    halves = ['{"text": "a"}\n\n{"text": "b"}\r\n', '{"text": "c", "id": 7}']
+    stored = b"".join(COMPRESSORS[extension](half.encode()) for half in halves)
+    (tmp_path / f"x.json{extension}").write_bytes(stored)
+    report = convert_to_mds(str(tmp_path / "x.json*"), tmp_path / "out", **QUIET)
+    assert read_dataset(str(tmp_path / "out"), tmp_path) == [
+        {"id": f"x.json{extension}:1", "text": "a"},
+        {"id": f"x.json{extension}:3", "text": "b"},
+        {"id": "7", "text": "c"},
+    ]
+    assert report.input_bytes == len(stored)
+
+
+def test_text_files_are_a_document_each_and_sorted(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "b").mkdir(parents=True)
+    (folder / "b" / "x.md").write_bytes(b"\xef\xbb\xbf# b\r\n")
+    (folder / "a.py").write_text("print()\n")
+    (folder / "c.txt.gz").write_bytes(gzip.compress(b"c"))
+    (folder / ".hidden").write_text("no")
+    convert_to_mds(folder, tmp_path / "out", **QUIET)
+    assert [
+        (sample["id"], sample["text"]) for sample in read_dataset(str(tmp_path / "out"), tmp_path)
+    ] == [
+        ("a.py", "print()\n"),
+        ("b/x.md", "# b\r\n"),
+        ("c.txt.gz", "c"),
+    ]
+
+
+def test_lines_of_text_are_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\r\nthree")
+    report = convert_to_mds(tmp_path / "a.txt", tmp_path / "out", format="lines", **QUIET)
+    assert texts(str(tmp_path / "out"), tmp_path) == ["one", "two", "three"]
+    assert report.empty == 1
+
+
+def test_parquet_rows_keep_their_columns(tmp_path: Path) -> None:
+    import datetime
+
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [
+        {
+            "text": f"t{n}",
+            "id": n,
+            "day": datetime.date(2024, 1, n + 1),
+            "score": n / 2,
+            "image": b"\xff",
+        }
+        for n in range(9)
+    ]
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=4
+    )
+    report = convert_to_mds(
+        tmp_path / "a.parquet", tmp_path / "out", keep=["day", "score"], processes=2, progress=False
+    )
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert samples[8] == {"text": "t8", "id": "8", "day": "2024-01-09", "score": 4.0}
+    assert len(samples) == 9
+    assert report.input_bytes == (tmp_path / "a.parquet").stat().st_size
+
+
+def test_datasets_objects_are_read(tmp_path: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"text": f"t{n}", "n": n} for n in range(30)])
+    convert_to_mds(
+        datasets.DatasetDict(test=rows, train=rows.select(range(3))),
+        tmp_path / "out",
+        split="train",
+        keep=["n"],
+        **QUIET,
+    )
+    assert read_dataset(str(tmp_path / "out" / "train"), tmp_path)[2] == {
+        "text": "t2",
+        "id": "train:3",
+        "n": 2,
+    }
+    convert_to_mds(rows.to_iterable_dataset(), tmp_path / "stream", processes=2, progress=False)
+    assert len(texts(str(tmp_path / "stream"), tmp_path)) == 30
+
+
+def test_a_dataset_is_loaded_by_name(tmp_path: Path) -> None:
+    (tmp_path / "name").mkdir()
+    (tmp_path / "name" / "train.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    convert_to_mds(f"hf://{tmp_path}/name?split=train", tmp_path / "out", **QUIET)
+    assert [sample["id"] for sample in read_dataset(str(tmp_path / "out"), tmp_path)] == [
+        "name:1",
+        "name:2",
+    ]
+    with pytest.raises(ConvertError, match=r"cannot load .*\(split 'test'\)"):
+        convert_to_mds(f"hf://{tmp_path}/name?split=test", tmp_path / "out2", **QUIET)
+
+
+BAD_LINES = {
+    '{"text": "a"': "broken JSON",
+    "[1]": "a JSON list, not an object",
+    '{"body": "a"}': "no text field 'text'; it has: body",
+    '{"text": 7}': "'text' is int, not a string",
+    '{"text": null}': "'text' is NoneType, not a string",
+    b'{"text": "\xff"}': "not UTF-8",
+    '{"text": "\\ud800", "n": 1}': "not UTF-8",
+    "[" * 100_000: "broken JSON",
+    '{"text": "a", "n": "one"}': "the field 'n' is str, not int",
+    '{"text": "a", "n": 99999999999999999999}': "a kept field does not fit",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=str)
+def test_a_bad_record_stops_the_run_and_is_named(tmp_path: Path, line: str | bytes) -> None:
+    good = '{"text": "good", "n": 1}'
+    with pytest.raises(ConvertError) as raised:
+        convert_lines(tmp_path, [good, good, line, good], keep=["n"])
+    assert f"in/a.jsonl:3: {BAD_LINES[line]}" in str(raised.value)
+    assert not (tmp_path / "out" / "index.json").exists()
+    report = convert_lines(tmp_path, [good, good, line, good], keep=["n"], skip_bad=True)
+    assert (report.documents, report.bad) == (3, 1)
+    assert f"in/a.jsonl:3: {BAD_LINES[line]}" in report.bad_records[0]
+
+
+def test_a_binary_file_among_texts_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "image.png").write_bytes(b"\x89PNG\r\n")
+    (tmp_path / "in" / "a.txt").write_text("a")
+    with pytest.raises(ConvertError, match=r"in/image.png:1: not UTF-8 \(byte 0x89 at 0\)"):
+        convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
+
+
+@pytest.mark.parametrize("extension", [".gz", ".zst", ".bz2", ".xz"])
+def test_a_truncated_file_is_named_and_its_whole_lines_are_kept(
+    tmp_path: Path, extension: str
+) -> None:
+    draw = random.Random(0)
+    # some blocks of every compression
+    lines = [json.dumps({"text": draw.randbytes(4_000).hex()}) + "\n" for _ in range(300)]
+    stored = COMPRESSORS[extension]("".join(lines).encode())
+    (tmp_path / f"a.jsonl{extension}").write_bytes(stored[: len(stored) - 20])
+    with pytest.raises(ConvertError, match=rf"a.jsonl{extension}:\d+: the \w+ data ends too early"):
+        convert_to_mds(tmp_path / f"a.jsonl{extension}", tmp_path / "out", **QUIET)
+    report = convert_to_mds(
+        tmp_path / f"a.jsonl{extension}", tmp_path / "out", skip_bad=True, **QUIET
+    )
+    assert report.bad == 1
+    kept = texts(str(tmp_path / "out"), tmp_path)
+    assert kept == [json.loads(line)["text"] for line in lines[: len(kept)]]
+
+
+def test_kept_fields_may_be_missing_only_as_json(tmp_path: Path) -> None:
+    lines = ['{"text": "a"}', '{"text": "b", "meta": {"k": [1]}}']
+    convert_lines(tmp_path, lines, keep=["meta"])
+    assert [sample["meta"] for sample in read_dataset(str(tmp_path / "out"), tmp_path)] == [
+        None,
+        {"k": [1]},
+    ]
+    with pytest.raises(
+        ConvertError, match="'meta' is missing, not str; meta:json would keep any value"
+    ):
+        convert_lines(tmp_path, lines, keep=["meta:str"], overwrite=True)

@@ -1,0 +1,84 @@
+"""What is compressed is restored, and no more of it than the index says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudload.errors import DatasetError
+from cloudload.mds.codecs import check_codec, compress, decompress
+from tests.support.corpora import write_mds
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> dict[str, Any]:
+    """A sound index of one compressed shard, to be spoiled."""
+    write_mds(tmp_path / "sound", ["one", "two"], compression="zstd")
+    found: dict[str, Any] = json.loads((tmp_path / "sound" / "index.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])
+def test_a_bomb_is_unpacked_no_further_than_the_index_says(compression: str) -> None:
+    bomb = compress(compression, bytes(1 << 22))
+    assert len(decompress(compression, bomb, 1_000)) == 1_001
+
+
+@pytest.mark.parametrize("compression", ["br", "br:5", "snappy"])
+def test_brotli_and_snappy_are_streamings_and_bounded(compression: str) -> None:
+    from streaming.base.compression import compress as pack
+
+    data = bytes(range(256)) * 400
+    assert decompress(compression, pack(compression, data), len(data)) == data
+    assert decompress(compression, pack(compression, b""), 0) == b""
+    size = 1 << 22
+    bomb = pack(compression, bytes(size))
+    if compression == "snappy":
+        with pytest.raises(
+            ValueError, match=f"it unpacks to {size:,} bytes, but the index says 1,000"
+        ):
+            decompress(compression, bomb, 1_000)
+    else:
+        assert len(decompress(compression, bomb, 1_000)) == 1_001
+
+
+@pytest.mark.parametrize(
+    ("compression", "package"), [("br", "brotli>=1.2"), ("snappy", "python-snappy")]
+)
+def test_a_codec_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, compression: str, package: str
+) -> None:
+    check_codec(compression)
+    monkeypatch.setitem(sys.modules, "brotli", None)
+    monkeypatch.setitem(sys.modules, "snappy", None)
+    with pytest.raises(DatasetError, match=f"To read them, pip install .*{package}"):
+        check_codec(compression)
+    check_codec("zstd:3")
+
+
+@given(st.binary(), st.sampled_from(["zstd", "zstd:1", "gz", "gz:1", "bz2"]))
+def test_what_is_compressed_is_restored(data: bytes, compression: str) -> None:
+    assert decompress(compression, compress(compression, data), len(data)) == data
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])
+def test_a_compressed_shard_cut_short_never_passes_for_whole(compression: str) -> None:
+    data = bytes(range(256)) * 100
+    stored = compress(compression, data)
+    try:
+        found = decompress(compression, stored[: len(stored) // 2], len(data))
+    except (DatasetError, EOFError, OSError, ValueError):
+        return
+    assert len(found) < len(data)
+
+
+@pytest.mark.parametrize("compression", ["lzma", "zstandard", ""])
+def test_an_unknown_compression_is_refused(compression: str) -> None:
+    with pytest.raises(ValueError, match="compression is"):
+        compress(compression, b"")

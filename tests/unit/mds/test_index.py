@@ -1,0 +1,174 @@
+"""An index is checked in every field before anything follows from it."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.errors import DatasetError
+from cloudload.mds.index import Column, parse_index
+from cloudload.mds.writer import ShardFormat, encode_sample
+from tests.support.corpora import encode_shard, write_mds
+
+TEXT = (Column.of("text", "str"),)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> dict[str, Any]:
+    """A sound index of one compressed shard, to be spoiled."""
+    write_mds(tmp_path / "sound", ["one", "two"], compression="zstd")
+    found: dict[str, Any] = json.loads((tmp_path / "sound" / "index.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("which", ["raw_data", "zip_data"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "a/../../x",
+        "/etc/passwd",
+        "..",
+        "a/..",
+        "",
+        ".",
+        "a\0b",
+        "..\\x",
+        "C:\\x",
+        "s3://other/x",
+        "index.json",
+        "./index.json",
+        "./x",
+        "a//x",
+        "a/",
+        "a\nx",
+        "\ud800",
+        "x.part",
+        "x.lock",
+        "x.LOCK/y",
+        "*",
+        "x[0]",
+        "x" * 231,
+        "é" * 116,
+        "/".join(["x" * 200] * 6),
+    ],
+)
+def test_a_file_name_may_not_leave_the_folder_or_shadow_the_index(
+    index: dict[str, Any], which: str, name: str
+) -> None:
+    index["shards"][0][which]["basename"] = name
+    with pytest.raises(DatasetError, match=r"s3://b/d/index\.json is not an MDS index: .*name"):
+        parse_index(json.dumps(index).encode(), "s3://b/d")
+
+
+@pytest.mark.parametrize(
+    ("raw", "other", "message"),
+    [
+        ("a.mds", "a.mds", "two files have the name"),
+        ("a.mds", "A.MDS", "differ only in case"),
+        ("shard.00000.mds.zstd", "b.mds", "two files have the name"),
+        ("a", "a/b", "'a' is the name of both a file and a folder"),
+        ("a/b/c", "a", "'a' is the name of both a file and a folder"),
+    ],
+)
+def test_no_two_files_of_a_dataset_fall_together(
+    index: dict[str, Any], raw: str, other: str, message: str
+) -> None:
+    first, second = index["shards"][0], deepcopy(index["shards"][0])
+    first["raw_data"]["basename"], second["raw_data"]["basename"] = raw, other
+    second["zip_data"] = second["compression"] = None
+    with pytest.raises(DatasetError, match=message):
+        parse_index(json.dumps({"version": 2, "shards": [first, second]}).encode(), "d")
+
+
+def test_a_million_values_are_read_but_not_more_than_an_index_of_a_million_shards_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloudload.mds.index._MOST_INDEX_VALUES", 1_000)
+    with pytest.raises(DatasetError, match="it has more than 1,000 values"):
+        parse_index(b'{"version": 2, "shards": [' + b"[]," * 1_000 + b"[]]}", "d")
+
+
+def test_a_file_may_lie_in_a_folder_below(index: dict[str, Any]) -> None:
+    index["shards"][0]["zip_data"]["basename"] = "part-0/shard.00000.mds.zstd"
+    (shard,) = parse_index(json.dumps(index).encode(), "d")
+    assert shard.stored.name == "part-0/shard.00000.mds.zstd"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), 1),
+        (("shards",), None),
+        (("shards",), {"a": 1}),
+        (("shards", 0), []),
+        (("shards", 0, "format"), "json"),
+        (("shards", 0, "samples"), -1),
+        (("shards", 0, "samples"), 1.5),
+        (("shards", 0, "samples"), True),
+        (("shards", 0, "samples"), "2"),
+        (("shards", 0, "column_names"), []),
+        (("shards", 0, "column_names"), None),
+        (("shards", 0, "column_names"), [["text"]]),
+        (("shards", 0, "column_encodings"), [7]),
+        (("shards", 0, "column_sizes"), [-4]),
+        (("shards", 0, "column_sizes"), ["4"]),
+        (("shards", 0, "raw_data"), None),
+        (("shards", 0, "raw_data", "bytes"), -1),
+        (("shards", 0, "raw_data", "bytes"), None),
+        (("shards", 0, "raw_data", "basename"), 3),
+        (("shards", 0, "raw_data", "hashes"), ["xxh64"]),
+        (("shards", 0, "zip_data", "bytes"), 1e9),
+        (("shards", 0, "zip_data", "bytes"), 1 << 32),
+        (("shards", 0, "raw_data", "bytes"), 1 << 32),
+        (("shards", 0, "raw_data", "bytes"), 15),
+        (("shards", 0, "samples"), 1 << 62),
+        (("shards", 0, "samples"), 10**400),
+        (("shards", 0, "column_names"), ["text", "text"]),
+        (("shards", 0, "column_sizes"), [True]),
+        (("shards", 0, "column_sizes"), [1 << 32]),
+        (("shards", 0, "column_encodings"), ["int"]),
+        (("shards", 0, "compression"), "lzma"),
+        (("shards", 0, "compression"), None),
+        (("shards", 0, "raw_data", "raw_data"), {}),
+    ],
+)
+def test_an_index_with_a_wrong_field_is_refused(
+    index: dict[str, Any], path: tuple[Any, ...], value: Any
+) -> None:
+    spoiled = deepcopy(index)
+    inner: Any = spoiled
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    with pytest.raises(DatasetError, match="is not an MDS index"):
+        parse_index(json.dumps(spoiled).encode(), "d")
+
+
+@pytest.mark.parametrize("field", ["version", "shards"])
+def test_an_index_without_a_field_says_which(index: dict[str, Any], field: str) -> None:
+    del index[field]
+    with pytest.raises(DatasetError, match=f"no field '{field}'"):
+        parse_index(json.dumps(index).encode(), "d")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"null", b"7", b"\xff\xfe", b"[" * 100_000, b'{"version": 2, "shards": 7}'],
+)
+def test_what_is_not_an_index_is_refused(data: bytes) -> None:
+    with pytest.raises(DatasetError, match="is not an MDS index"):
+        parse_index(data, "d")
+
+
+@pytest.fixture
+def raw() -> bytes:
+    """A sound shard of the samples `one` and `three`."""
+    return encode_shard(
+        ShardFormat(TEXT, None, ()),
+        [encode_sample(TEXT, {"text": text}) for text in ("one", "three")],
+    )
