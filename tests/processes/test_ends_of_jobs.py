@@ -172,10 +172,10 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(
     os.kill(worker, number)
     errors = end(job)
     if number == signal.SIGTERM:  # which it heeds
-        assert f"process {worker} was told to end by SIGTERM" in errors
+        assert f"process {worker} was terminated by SIGTERM" in errors
     else:
         assert re.search(
-            rf"WorkerError: a worker process failed: .*process {worker} was ended by {number.name}",
+            rf"WorkerError: a worker process failed: .*process {worker} was killed by {number.name}",
             errors,
         )
     assert "Resume from the last state" in errors
@@ -208,7 +208,7 @@ def test_a_transform_that_fails_shows_its_cause_and_the_document(
 
 def test_a_transform_that_crashes_is_a_worker_that_died(start: Start) -> None:
     errors = end(start(settings={"transform": "crash"}, pause_s=0.0))
-    assert re.search(r"WorkerError: a worker process failed: .*was ended by SIGSEGV", errors)
+    assert re.search(r"WorkerError: a worker process failed: .*was killed by SIGSEGV", errors)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

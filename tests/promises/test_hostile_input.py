@@ -459,7 +459,7 @@ def test_a_checkpoint_that_holds_itself_is_searched_once(tmp_path: Path) -> None
     for _ in range(40):
         loop = {"left": loop, "right": loop}
     torch.save(loop, tmp_path / "state")
-    with pytest.raises(CloudloadError, match="holds no cloudload state"):
+    with pytest.raises(CloudloadError, match="has no cloudload state"):
         load_state(tmp_path / "state")
 
 
