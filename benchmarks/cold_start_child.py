@@ -1,20 +1,21 @@
-"""One loader in a process of its own, for `benchmarks.cold_start`: to its first batch, or through
+"""One loader in a process, for `benchmarks.cold_start`: to its first batch, or through
 one epoch.
 
     python -m benchmarks.cold_start_child '{"what": "first_batch", "loader": "cloudload", ...}'
 
-Prints what it measured as a line of JSON.
+Prints its figures as a line of JSON.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from benchmarks.harness import exit_within
 
 STARTED = time.perf_counter()
 SEQ_LEN, BATCH_SIZE = 2048, 8
@@ -22,7 +23,8 @@ SEQ_LEN, BATCH_SIZE = 2048, 8
 
 def main() -> None:
     request = json.loads(sys.argv[1])
-    import streaming  # noqa: F401 - a loader's seconds are without the imports that both need
+    # the seconds of a loader are without the imports that both need
+    import streaming  # noqa: F401
     import torch
     import transformers  # noqa: F401
 
@@ -40,9 +42,7 @@ def main() -> None:
         json.dumps({"seconds": ended - started, "process": ended - STARTED, "batches": count}),
         flush=True,
     )
-    # whatever waits for its own end keeps nobody waiting
-    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-    signal.alarm(20)
+    exit_within(20)
 
 
 def make_cloudload(request: dict[str, Any], **more: Any) -> Any:

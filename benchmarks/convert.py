@@ -1,11 +1,12 @@
-"""How fast the converter is, and whether the number of processes shows in its output.
+"""How fast the converter is, and whether its output depends on the number of processes.
 
-    python -m benchmarks.convert [CORPUS...] [--repeats 5] [--megabytes 400]
+    python -m benchmarks.convert --corpus FOLDER
 
-Prints MB/s of uncompressed input with 1 and 2 processes (median, and the range), start of the
-worker processes included, and the SHA-256 of all shards and the index with 1, 2 and 5 processes.
-Without a corpus it takes `../shared/corpus/*.jsonl.gz` where that exists, or makes one. The corpus
-is repeated, gzipped and plain, to the megabytes asked for.
+speed   MB/s of uncompressed input, including the start of the worker processes. The corpus is
+        repeated, plain and gzipped, up to --megabytes.
+hash    SHA-256 of all shards and the index. Exits with 1 if it depends on the number of processes.
+
+Without --corpus, text is generated.
 """
 
 from __future__ import annotations
@@ -14,88 +15,91 @@ import argparse
 import gzip
 import hashlib
 import json
-import random
-import statistics
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from cloudload.convert.convert import convert_to_mds
+from benchmarks.documents import add_documents, read_or_generate
+from benchmarks.harness import Options, Row, print_tables
+from cloudload import convert_to_mds
 
-ROOT = Path(__file__).resolve().parents[1]
+MOST_TEXT_BYTES, FILE_BYTES = 40e6, 8e6
+HASHED_PROCESSES = (1, 2, 5)
 
 
 def main() -> None:
-    """Run the benchmark and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("corpus", nargs="*", type=Path, help="files of JSON lines, gzipped")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--megabytes", type=int, default=400, help="uncompressed input of each run")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-convert-") as folder:
-        data = _corpus(options.corpus)
-        for form in ("jsonl", "jsonl.gz"):
-            size = _write(Path(folder, form), data, form, options.megabytes * 1_000_000)
-            _time(Path(folder), form, size, options)
-        _hash(Path(folder))
+    options = Options(__doc__)
+    add_documents(options, megabytes=400.0)
+    options.add_amount("repeats", 5, 1, "conversions with each number of processes")
+    options.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="default: 1 2")
+    args = options.parse()
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        print_tables(measure(args, Path(folder)), as_json=args.json)
 
 
-def _corpus(files: list[Path]) -> list[bytes]:
-    files = files or sorted((ROOT.parent / "shared" / "corpus").glob("*.jsonl.gz"))
-    if files:
-        return [gzip.decompress(path.read_bytes()) for path in files]
-    draw = random.Random(1)
-    words = [f"w{number}" for number in range(20_000)]
-    return [
-        b"".join(
-            json.dumps({"text": " ".join(draw.choices(words, k=700))}).encode() + b"\n"
-            for _ in range(10_000)
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
+    """The tables of both parts."""
+    files = make_files(read_or_generate(args.corpus, min(MOST_TEXT_BYTES, 1e6 * args.megabytes)))
+    for form in ("jsonl", "jsonl.gz"):
+        size = write_inputs(folder / form, files, int(1e6 * args.megabytes))
+        yield (
+            f"{form}, {size / 1e6:.0f} MB uncompressed",
+            time_conversions(folder / form, size, args),
         )
-    ]
+    yield "hash", hash_outputs(folder)
 
 
-def _write(folder: Path, data: list[bytes], form: str, target: int) -> int:
-    """Files until `target` uncompressed bytes are there; returns how many there are."""
+def make_files(texts: list[str]) -> list[bytes]:
+    """The texts as JSON Lines, in files of some megabytes."""
+    files, lines, size = [], [], 0
+    for text in texts:
+        lines.append(json.dumps({"text": text}) + "\n")
+        size += len(lines[-1])
+        if size > FILE_BYTES:
+            files.append("".join(lines).encode())
+            lines, size = [], 0
+    return [*files, "".join(lines).encode()] if lines else files
+
+
+def write_inputs(folder: Path, files: list[bytes], target: int) -> int:
+    """Write the files again and again up to `target` uncompressed bytes; returns their bytes."""
     folder.mkdir()
+    form = folder.name
+    stored = [gzip.compress(file, 6) if form.endswith(".gz") else file for file in files]
     size = number = 0
-    packed = [gzip.compress(part, 6) if form.endswith(".gz") else part for part in data]
     while size < target:
-        (folder / f"{number:05}.{form}").write_bytes(packed[number % len(data)])
-        size += len(data[number % len(data)])
+        (folder / f"{number:05}.{form}").write_bytes(stored[number % len(files)])
+        size += len(files[number % len(files)])
         number += 1
     return size
 
 
-def _time(folder: Path, form: str, size: int, options: argparse.Namespace) -> None:
-    print(f"{form}: {size / 1e6:.0f} MB uncompressed")
-    speeds: dict[int, list[float]] = {processes: [] for processes in options.processes}
-    for _ in range(options.repeats):
+def time_conversions(inputs: Path, size: int, args: argparse.Namespace) -> list[Row]:
+    """MB/s by number of processes, which take turns."""
+    speeds: dict[int, list[float]] = {processes: [] for processes in args.processes}
+    for _ in range(args.repeats):
         for processes, measured in speeds.items():
+            out = inputs.with_name("out")
             report = convert_to_mds(
-                folder / form, folder / "out", processes=processes, progress=False, overwrite=True
+                inputs, out, processes=processes, progress=False, overwrite=True
             )
             measured.append(size / 1e6 / report.seconds)
-    for processes, measured in speeds.items():
-        median = statistics.median(measured)
-        print(
-            f"  {processes} processes  {median:6.1f} MB/s  ({min(measured):.1f} to "
-            f"{max(measured):.1f}, {len(measured)} runs)"
-        )
+    return [{"processes": number, "MB/s": measured} for number, measured in speeds.items()]
 
 
-def _hash(folder: Path) -> None:
-    print("SHA-256 of all shards and the index")
-    for processes in (1, 2, 5):
-        out = folder / f"out{processes}"
-        convert_to_mds(
-            folder / "jsonl.gz", out, processes=processes, progress=False, shard_bytes=4 << 20
-        )
+def hash_outputs(folder: Path) -> list[Row]:
+    """The hash of the output by number of processes."""
+    rows: list[Row] = []
+    for processes in HASHED_PROCESSES:
+        out, inputs = folder / f"out{processes}", folder / "jsonl.gz"
+        convert_to_mds(inputs, out, processes=processes, progress=False, shard_bytes=4 << 20)
         digest = hashlib.sha256()
         for path in sorted([*out.glob("shard.*"), out / "index.json"]):
             digest.update(path.name.encode() + path.read_bytes())
-        print(f"  {processes} processes  {digest.hexdigest()}")
+        rows.append({"processes": processes, "SHA-256": digest.hexdigest()})
+    if len({row["SHA-256"] for row in rows}) > 1:
+        raise SystemExit(f"the output depends on the number of processes: {rows}")
+    return rows
 
 
 if __name__ == "__main__":

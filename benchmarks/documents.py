@@ -1,8 +1,9 @@
-"""The documents of a run, laid out once for every side.
+"""Documents to measure with; for a race, laid out once for every side.
 
 texts/*.jsonl     JSON Lines, dealt out over eight files
 mds/              the same as uncompressed MDS shards
-tokens-NAME/      the ids of tokenizer NAME, each document's with its end: tokens.npy, and offsets.npy between documents
+tokens-NAME/      the ids of tokenizer NAME, each document with its eos: tokens.npy, and offsets.npy
+                  between documents
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.harness import ROOT, Options, note
 
 NUM_FILES, SHARD_BYTES = 8, 4 << 20
 
@@ -98,6 +99,57 @@ def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
 
     collect_corpus(folder / "environment.jsonl", int(most_bytes))
     yield from read_file(folder / "environment.jsonl")
+
+
+def read_or_generate(corpus: Path | None, most_bytes: float) -> list[str]:
+    """The documents of a folder, or generated ones, in a fixed shuffle."""
+    texts = list(read_corpus(corpus, most_bytes) if corpus else generate_texts(most_bytes))
+    random.Random(0).shuffle(texts)
+    note(f"{len(texts):,} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB")
+    return texts
+
+
+def generate_texts(num_bytes: float) -> Iterator[str]:
+    """Documents of made-up words, which are as frequent as those of a language."""
+    draw = random.Random(0)
+    letters = "etaoinshrdlucmfwypvbgk"
+    words = ["".join(draw.choices(letters, k=draw.randint(1, 10))) for _ in range(20_000)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    while num_bytes > 0:
+        text = " ".join(draw.choices(words, weights, k=draw.randint(20, 1500)))
+        num_bytes -= len(text)
+        yield text
+
+
+def write_dataset(texts: Iterable[str], folder: Path) -> str:
+    """An MDS dataset of the texts."""
+    from cloudload import convert_to_mds
+
+    samples = iter([{"text": text} for text in texts])
+    convert_to_mds(samples, folder, shard_bytes=1 << 20, progress=False)
+    return str(folder)
+
+
+def add_documents(options: Options, megabytes: float = 24.0) -> None:
+    """Add the options for what to read."""
+    options.add_argument(
+        "--corpus", type=Path, metavar="FOLDER", help="of *.jsonl or *.jsonl.gz; else generated"
+    )
+    options.add_argument(
+        "--tokenizer",
+        nargs="+",
+        type=Path,
+        default=[ROOT / "examples" / "tokenizer"],
+        metavar="FOLDER",
+        help="each with a tokenizer.json (default: the one of the examples)",
+    )
+    options.add_amount("megabytes", megabytes, 0.5, "of text, at most")
+
+
+def beside(name: str) -> Path | None:
+    """A folder of the shared data beside the repository, where there is one."""
+    folder = ROOT.parent / "shared" / name
+    return folder if folder.is_dir() else None
 
 
 def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[Path]:

@@ -1,44 +1,20 @@
-"""What a run of the benchmarks leaves: tables on stdout and in RESULTS.md, results.json, and a bar
-chart."""
+"""The report of a run: tables on stdout and in RESULTS.md, results.json, and a bar chart."""
 
 from __future__ import annotations
 
 import ast
 import json
-import os
-import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.catalogue import BARE, CEILING, OURS, PEER, Race
+from benchmarks.harness import ROOT, Spread, spread_of
 from benchmarks.race import Result
 from benchmarks.side import Turn
 
-HERE = Path(__file__).resolve().parent
 COLOURS = {BARE: "#9a9a9a", OURS: "#1f6feb", PEER: "#e0823d", CEILING: "#c9d7c0"}
 Measure = Callable[[Turn], float]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median with the 10th and 90th percentile."""
-
-    median: float
-    low: float
-    high: float
-
-    def __format__(self, form: str) -> str:
-        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    """Of some values."""
-    low, median, high = np.percentile(values, (10, 50, 90))
-    return Spread(float(median), float(low), float(high))
 
 
 def by_wall(turn: Turn) -> float:
@@ -57,7 +33,7 @@ def main_ms(turn: Turn) -> float:
 
 
 def summarize(race: Race, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The spreads of each side that took turns, and its ratios to the baseline, round by round."""
+    """The spreads of each side that took turns, and of its ratios to the baseline, by round."""
     baseline = next(
         (result for result in results if result.entry.name == race.baseline and not result.failure),
         None,
@@ -120,30 +96,16 @@ def _form(ratio: Spread | None) -> str:
 
 
 def _millions(spread: Spread) -> Spread:
-    return Spread(*(value / 1e6 for value in asdict(spread).values()))
-
-
-def hardware() -> str:
-    """The processor, and how many cores of it there are."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return (
-        f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GB of memory, Linux "
-        f"{platform.release().split('-')[0]}"
-    )
+    return Spread(*(value / 1e6 for value in spread))
 
 
 def set_ups(races: Sequence[Race]) -> str:
-    """What each side is: the docstrings of the sides."""
+    """The setup of each side: the docstrings of the sides."""
     scripts = dict.fromkeys(entry.script for race in races for entry in race.entries)
     parts = []
     for script in scripts:
-        said = ast.get_docstring(ast.parse((HERE / f"{script}.py").read_text())) or ""
-        parts.append(f"**`{script}.py`**: {said}")
+        doc = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{script}.py").read_text())) or ""
+        parts.append(f"**`{script}.py`**: {doc}")
     return "\n\n".join(parts)
 
 
@@ -161,12 +123,15 @@ def write_markdown(
 
 
 HOW = """\
-Each side is a process group of its own. All sides of a table are pinned to the same cores and take short turns on them, the
-others stopped meanwhile; a value is the median over the turns, with the 10th and 90th percentile. Ratios are taken within a
-round, of turns seconds apart, so that what else the machine does slows both. Tokens are those of the text: what frames documents
-(bos, eos) is left out, for the bare tokenizers make none. CPU seconds are of the process and all its workers; the training
-process alone is in the last column. Every side reads the same documents again and again, from disk or memory, never over a
-network: the tokenizers' caches of words are warm, on every side. Loaders make rows of 2,048 tokens and batches of 8."""
+Each side is a process group. All sides of a table are pinned to the same cores and take short
+turns on them, while the others are stopped. A value is the median over the turns, with the 10th
+and 90th percentile (of fewer than ten turns, the extremes). Ratios are taken within a round,
+between turns that are seconds apart, so anything else that the machine does slows both. Tokens are
+those of the text: tokens that frame documents (bos, eos) are left out, because the bare tokenizers
+make none. CPU seconds are of the process and all its workers; the last column has the training
+process alone. Every side reads the same documents again and again, from disk or memory, never over
+a network, so the word caches of the tokenizers are warm on every side. Loaders make rows of 2,048
+tokens and batches of 8."""
 
 
 def write_json(path: Path, facts: dict[str, str], races: dict[str, list[Result]]) -> None:

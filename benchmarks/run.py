@@ -16,12 +16,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import shlex
-import shutil
-import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,47 +27,43 @@ from typing import Any
 from benchmarks.catalogue import RACES, Entry, Race
 from benchmarks.documents import (
     Documents,
+    beside,
     find_tokenizers,
     framing_of,
     lay_out,
-    name_of,
     write_tokens,
 )
-from benchmarks.race import Result, note, pinned, run_race
-from benchmarks.report import draw, hardware, summarize, table, write_json, write_markdown
+from benchmarks.harness import (
+    ROOT,
+    Options,
+    commit,
+    hardware,
+    last_cores,
+    note,
+    pinned,
+    shown_command,
+)
+from benchmarks.race import Result, run_race
+from benchmarks.report import draw, summarize, table, write_json, write_markdown
 
-ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / ".bench"
 SEQ_LEN, BATCH_SIZE = 2048, 8
 
 
-@dataclass(frozen=True)
-class Length:
-    """How much is measured."""
-
-    megabytes: float
-    rounds: int
-    seconds: float
-    tokens: int
-    """That the readers of tokenized data have at least, so that an epoch is no instant."""
-    races: tuple[str, ...]
-
-
-FULL = Length(40.0, 25, 1.0, 100_000_000, tuple(race.name for race in RACES))
-QUICK = Length(4.0, 5, 0.5, 20_000_000, ("peers",))
-
-
 def main() -> None:
     args = parse()
-    length = QUICK if args.quick else FULL
-    rounds = args.rounds or length.rounds
-    names = args.races or list(length.races)
-    races = [race for race in RACES if race.name in names]
-    work = BASE / "run"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    names = args.races or (["peers"] if args.quick else [race.name for race in RACES])
+    races = [choose_sides(race, args.sides) for race in RACES if race.name in names]
+    BASE.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="run-", dir=BASE, ignore_cleanup_errors=True) as folder:
+        run(args, races, Path(folder))
+    note(f"\nwritten to {args.output}")
+
+
+def run(args: argparse.Namespace, races: Sequence[Race], work: Path) -> None:
+    """Run the races and write the report."""
     corpus = args.corpus or beside("corpus")
-    documents = lay_out(corpus, work / "data", 1e6 * (args.megabytes or length.megabytes))
+    documents = lay_out(corpus, work / "data", 1e6 * args.megabytes)
     note(f"{documents.count:,} documents, {documents.num_bytes / 1e6:.1f} MB: {documents.source}")
     tokenizers = find_tokenizers(
         args.tokenizers or beside("tokenizers"), args.names[:1] if args.quick else args.names, work
@@ -78,18 +72,15 @@ def main() -> None:
     sections: list[tuple[str, str]] = []
     panels: dict[str, Sequence[dict[str, Any]]] = {}
     for tokenizer in tokenizers:
-        requests = Requests(documents, tokenizer, work, length.tokens)
+        requests = Requests(documents, tokenizer, work, args.ceiling_tokens)
         for race in races:
             title = f"{race.title}: {tokenizer.name}"
             note(title)
-            entries = [
-                entry
-                for entry in race.entries
-                if not args.sides or any(part in entry.name for part in args.sides)
-            ]
-            race = Race(race.name, race.title, race.cores, race.baseline, tuple(entries))  # noqa: PLW2901 - the same, less of it
             results = run_on_cores(
-                race, [requests.of(race, entry) for entry in entries], rounds, length.seconds
+                race,
+                [requests.of(race, entry) for entry in race.entries],
+                args.rounds,
+                args.seconds,
             )
             rows = summarize(race, results)
             outcomes[f"{race.name}, {tokenizer.name}"] = results
@@ -97,7 +88,7 @@ def main() -> None:
             print(f"\n{title}\n\n{sections[-1][1]}", flush=True)
             if race.name == "peers":
                 panels[tokenizer.name] = rows
-    facts = facts_of(documents, rounds, length, outcomes)
+    facts = facts_of(args, documents, outcomes)
     args.output.mkdir(parents=True, exist_ok=True)
     write_json(args.output / "results.json", facts, outcomes)
     write_markdown(args.output / "RESULTS.md", facts, races, sections)
@@ -107,59 +98,54 @@ def main() -> None:
             "One worker, one core: tokens of text a second, median and 10th to 90th percentile",
             panels,
         )
-    shutil.rmtree(work, ignore_errors=True)
-    note(f"\nwritten to {args.output}")
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
+    options = Options(__doc__, has_json=False)
+    options.add_argument(
         "--corpus", type=Path, metavar="FOLDER", help="of *.jsonl.gz with a field `text`"
     )
-    parser.add_argument(
+    options.add_argument(
         "--tokenizers", type=Path, metavar="FOLDER", help="with a folder for each tokenizer"
     )
-    parser.add_argument(
+    options.add_argument(
         "--names",
         nargs="+",
         default=["gpt2", "llama3"],
         help="of the tokenizers (default: gpt2 llama3)",
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="little data, few turns, one tokenizer, peers only: minutes",
-    )
-    parser.add_argument(
+    options.add_argument(
         "--races", nargs="+", choices=[race.name for race in RACES], help="only these"
     )
-    parser.add_argument(
+    options.add_argument(
         "--sides",
         nargs="+",
         metavar="TEXT",
         help="only sides whose names have one of these in them",
     )
-    parser.add_argument(
-        "--megabytes", type=float, help=f"of text, at most (default: {FULL.megabytes:.0f})"
+    options.add_amount("megabytes", 40.0, 4.0, "of text, at most")
+    options.add_amount("rounds", 25, 5, "turns of each side")
+    options.add_amount("seconds", 1.0, 0.5, "of a turn")
+    options.add_amount(
+        "ceiling-tokens", 100_000_000, 20_000_000, "the least that readers of tokenized data have"
     )
-    parser.add_argument("--rounds", type=int, help=f"turns of each side (default: {FULL.rounds})")
-    parser.add_argument(
+    options.add_argument(
         "--output",
         type=Path,
         default=ROOT / "benchmarks",
         metavar="FOLDER",
         help="default: benchmarks",
     )
-    return parser.parse_args()
+    return options.parse()
 
 
-def beside(name: str) -> Path | None:
-    """A folder of the shared data beside the repository, where there is one."""
-    folder = ROOT.parent / "shared" / name
-    return folder if folder.is_dir() else None
+def choose_sides(race: Race, parts: Sequence[str] | None) -> Race:
+    """The race with the sides whose names have one of `parts` in them; None is all."""
+    entries = [
+        entry for entry in race.entries if not parts or any(part in entry.name for part in parts)
+    ]
+    return replace(race, entries=tuple(entries))
 
 
 class Requests:
@@ -171,7 +157,7 @@ class Requests:
         self.ids = write_tokens(documents, tokenizer, self.eos)
 
     def of(self, race: Race, entry: Entry) -> dict[str, Any]:
-        """What one side is asked for."""
+        """The request of one side."""
         number = [other.name for other in race.entries].index(entry.name)
         options = entry.options | ({"tokens": self.tokens} if "tokens" in entry.options else {})
         return {
@@ -192,15 +178,15 @@ def run_on_cores(
     race: Race, requests: list[dict[str, Any]], rounds: int, seconds: float
 ) -> list[Result]:
     """Run a race on the last cores, and the harness on the first."""
-    cores = sorted(os.sched_getaffinity(0))
-    with pinned({cores[0]}):
-        return run_race(race, requests, set(cores[-race.cores :]), (rounds, seconds))
+    cores = last_cores(race.cores)
+    with pinned({min(os.sched_getaffinity(0))}):
+        return run_race(race, requests, cores, (rounds, seconds))
 
 
 def facts_of(
-    documents: Documents, rounds: int, length: Length, outcomes: dict[str, list[Result]]
+    args: argparse.Namespace, documents: Documents, outcomes: dict[str, list[Result]]
 ) -> dict[str, str]:
-    """What the numbers are of."""
+    """What the figures are of."""
     results = [result for results in outcomes.values() for result in results]
     versions = sorted(
         {f"{name} {version}" for result in results for name, version in result.versions.items()}
@@ -213,27 +199,9 @@ def facts_of(
         "Python": sys.version.split()[0],
         "documents": f"{documents.count:,}, {documents.num_bytes / 1e6:.1f} MB of text "
         f"({documents.source})",
-        "turns": f"{rounds} of {length.seconds} s a side",
+        "turns": f"{args.rounds} of {args.seconds} s a side",
         "versions": ", ".join(versions),
     }
-
-
-def shown_command(module: str) -> str:
-    """The command line, with folders by their last names only."""
-    words = [name_of(Path(word)) if word.startswith(("/", "..")) else word for word in sys.argv[1:]]
-    return f"`{shlex.join(['python', '-m', module, *words])}`"
-
-
-def commit() -> str:
-    """The commit that is measured, and whether the tree differs from it."""
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    dirty = subprocess.run(
-        [*git, "status", "--porcelain", "cloudload"], capture_output=True, text=True, check=False
-    ).stdout
-    return f"{head or 'unknown'}{' and changes' if dirty else ''}"
 
 
 if __name__ == "__main__":

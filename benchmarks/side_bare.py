@@ -16,7 +16,7 @@ import json
 import time
 from collections.abc import Callable
 
-from benchmarks.side import Request, Turn, serve
+from benchmarks.side import Request, Turn, serve_turns
 
 DOCUMENTS_AT_ONCE = 64
 
@@ -92,4 +92,4 @@ def load_hf(file: str) -> Callable[[list[str]], int]:
 ENCODERS = {"fastokens": load_fastokens, "hf": load_hf}
 
 if __name__ == "__main__":
-    serve(start, ["tokenizers", "fastokens"])
+    serve_turns(start, ["tokenizers", "fastokens"])

@@ -11,7 +11,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.side import Request, UnavailableError, serve_batches
+from benchmarks.harness import UnavailableError
+from benchmarks.side import Request, serve_batches
 
 WARM_UP_ROWS_A_LANE = 2
 

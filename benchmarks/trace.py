@@ -1,11 +1,10 @@
-"""How long it takes to find what the model read far beyond a checkpoint, and whether it is what the
-run read.
+"""How long it takes to find what the model read far beyond a checkpoint, and whether that is what
+the run read.
 
-    python -m benchmarks.trace --corpus corpus/*.jsonl.gz --tokenizer gpt2-folder --steps 10000
+    python -m benchmarks.trace --corpus FOLDER --tokenizer FOLDER --steps 10000
 
-Trains nothing: a run is read through, keeping its state after the first step and the rows of the
-last ten. These are then traced from that state and the data alone. Without --corpus, text is
-generated; without --tokenizer, the example's is used.
+Trains nothing: a run is read through, and its state after the first step and the rows of the last
+ten are kept. These are then traced from that state and the data alone. Exits with 1 if they differ.
 """
 
 from __future__ import annotations
@@ -15,54 +14,37 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.loader import make_dataset, note
-from cloudload import CloudLoader
+from benchmarks.documents import add_documents, read_or_generate, write_dataset
+from benchmarks.harness import Options, Row, note, print_tables
+from cloudload import Batch, CloudLoader
+from cloudload.packing.tables import SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
 from cloudload.provenance import find_document, open_run, trace_steps
-
-ROOT = Path(__file__).resolve().parents[1]
 
 TRACED = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--corpus",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help=".jsonl or .jsonl.gz with a field `text`",
-    )
-    parser.add_argument("--tokenizer", default=str(ROOT / "examples" / "tokenizer"))
-    parser.add_argument(
-        "--megabytes", type=float, default=24.0, help="of text, at most (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=10_000,
-        help="between the state and what is traced (default: %(default)s)",
-    )
-    parser.add_argument("--global-batch", type=int, default=8, help="rows (default: %(default)s)")
-    parser.add_argument("--seq-len", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--packing", default="concat", help="default: %(default)s")
-    parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
-    args = parser.parse_args()
+    options = Options(__doc__)
+    add_documents(options)
+    options.add_amount("steps", 10_000, 200, "between the state and what is traced")
+    options.add_argument("--global-batch", type=int, default=8, help="rows (default: %(default)s)")
+    options.add_argument("--seq-len", type=int, default=256, help="default: %(default)s")
+    options.add_argument("--packing", default="concat", help="default: %(default)s")
+    options.add_argument("--workers", type=int, default=2, help="default: %(default)s")
+    args = options.parse()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
-        rows = measure(args, make_dataset(args, Path(folder)), Path(folder, "cache"))
-    print("| measure | |\n|---|---:|")
-    for name, value in rows:
-        print(f"| {name} | {value} |")
+        texts = read_or_generate(args.corpus, 1e6 * args.megabytes)
+        dataset = write_dataset(texts, Path(folder, "mds"))
+        rows = measure(args, dataset, Path(folder, "cache"))
+    print_tables([("trace", rows)], as_json=args.json)
 
 
-def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[tuple[str, str]]:
+def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[Row]:
+    """Read a run, then trace steps, a row and a document of its end."""
     last = 1 + args.steps + TRACED
     loader = CloudLoader(
         dataset,
-        tokenizer=args.tokenizer,
+        tokenizer=str(args.tokenizer[0]),
         seq_len=args.seq_len,
         batch_size=args.global_batch,
         packing=args.packing,
@@ -70,50 +52,57 @@ def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[tuple[s
         local=cache,
     )
     note(f"a run of {last:,} steps")
-    started = time.perf_counter()
-    kept = []
-    for step, batch in enumerate(loader.take(last), 1):
-        if step == 1:
-            state = loader.state_dict()
-        if step > last - TRACED:
-            kept.append(batch)
-    seconds_of_run = time.perf_counter() - started
-    expected = [loader.trace(batch) for batch in kept]
-    loader.close()
+    kept: list[Batch] = []
+    with loader, Clock() as reading:
+        for step, batch in enumerate(loader.take(last), 1):
+            if step == 1:
+                state = loader.state_dict()
+            if step > last - TRACED:
+                kept.append(batch)
+        expected = [loader.trace(batch) for batch in kept]
     run = open_run(state)
     steps = range(last - TRACED + 1, last + 1)
-
     note("the rows of its last steps, traced")
-    started = time.perf_counter()
-    traced = [
-        spans for _, spans in trace_steps(run, steps, num_workers=args.workers, local=str(cache))
-    ]
-    seconds = time.perf_counter() - started
-    assert traced == expected, "the rows traced are not those that the run read"
+    with Clock() as tracing:
+        found = trace_steps(run, steps, num_workers=args.workers, local=str(cache))
+        traced = [spans for _, spans in found]
+    if traced != expected:
+        raise SystemExit("the traced rows are not those that the run read")
     note("one row of its last step, traced")
-    started = time.perf_counter()
-    [(_, of_row)] = trace_steps(run, steps[-1:], args.global_batch - 1, local=str(cache))
-    seconds_of_row = time.perf_counter() - started
-    assert of_row == [
-        span for span in expected[-1] if span.row == kept[-1].first_row + args.global_batch - 1
-    ]
+    row = args.global_batch - 1
+    with Clock() as tracing_row:
+        [(_, of_row)] = trace_steps(run, steps[-1:], row, local=str(cache))
+    if of_row != [span for span in expected[-1] if span.row == kept[-1].first_row + row]:
+        raise SystemExit("the traced row is not the one that the run read")
     note("a document of its last step, found")
-    stream, epoch, sample = (int(number) for number in kept[-1].spans[0, 1:4])
-    started = time.perf_counter()
-    found = list(find_document(run, stream, sample, last, local=str(cache)))
-    seconds_of_document = time.perf_counter() - started
-    assert any(occurrence.epoch == epoch for occurrence in found)
-    tokens = last * args.global_batch * args.seq_len
+    stream, epoch, sample = kept[-1].spans[0, [SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE]].tolist()
+    with Clock() as finding:
+        rows = list(find_document(run, stream, sample, last, local=str(cache)))
+    if not any(occurrence.epoch == epoch for occurrence in rows):
+        raise SystemExit("a document that the run read was not found")
     return [
-        (f"tokens of the run, {args.packing}", f"{tokens:,}"),
-        (f"s to read it, {args.workers} workers", f"{seconds_of_run:.1f}"),
-        (
-            f"s to trace {TRACED} steps, {args.steps:,} steps after the state; equal to those read",
-            f"{seconds:.1f}",
-        ),
-        ("s to trace one row of the last step", f"{seconds_of_row:.1f}"),
-        (f"s to find the {len(found)} rows of a document", f"{seconds_of_document:.1f}"),
+        {
+            "packing": args.packing,
+            "tokens of the run": last * args.global_batch * args.seq_len,
+            "s to read it": reading.seconds,
+            "steps after the state": args.steps,
+            f"s to trace {TRACED} steps": tracing.seconds,
+            "s to trace one row": tracing_row.seconds,
+            "rows of a document": len(rows),
+            "s to find them": finding.seconds,
+        }
     ]
+
+
+class Clock:
+    """The wall time of a block."""
+
+    def __enter__(self) -> Clock:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._started
 
 
 if __name__ == "__main__":

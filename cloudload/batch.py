@@ -1,4 +1,4 @@
-"""What the training loop receives."""
+"""The batch that the training loop receives."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 UNKNOWN = -1
 
 SpanParts = list[tuple[Ints, int, slice | Ints]]
-"""Spans of some rows of a block, the first of these rows, and the rows' places in the batch."""
+"""(spans of some rows of a block, the first of these rows, their places in the batch)."""
 
 
 class Batch(dict[str, torch.Tensor]):
-    """The tensors of a batch, as a model takes them: `model(**batch)`.
+    """The tensors of a batch, named as a model expects them: `model(**batch)`.
 
     `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same ids, with -100
     on padding (and, with `mask_edges`, on a document's first token); models shift them themselves.
     `fields` adds `position_ids` and `segment_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32
     [segments + 1]; and `max_seqlen`, int32 [].
 
-    `rows` and `spans` say which rows of the run these are and what they are made of. A copy that a
-    framework makes of the tensors alone does not know them.
+    `rows` are the numbers of its rows in the run, and `spans` the documents in them. If a framework
+    copies only the tensors, the copy does not have them.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Batch(dict[str, torch.Tensor]):
         super().__init__(tensors)
         self._spans = spans
         self.first_row, self.row_step = first_row, row_step
-        """The row of the run that the rank's first row is, and the distance to its next one."""
+        """The number in the run of the batch's first row, and the distance to its next row."""
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
-        """The batch with its tensors on another device."""
+        """The batch with its tensors on `device`, as by `torch.Tensor.to`."""
         moved = {
             name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()
         }
@@ -50,7 +50,7 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def rows(self) -> Ints:
-        """The row of the run that each row of the batch is: int64 [batch_size], ascending.
+        """The numbers of the batch's rows in the run: int64 [batch_size], ascending.
 
         Raises `ValueError` for a copy of the tensors.
         """
@@ -60,32 +60,38 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def spans(self) -> Ints:
-        """The documents that the rows are made of: int64 [spans, 6], row by row.
+        """The documents in the rows: int64 [spans, 6], row by row.
 
-        The columns are row of the batch, stream, epoch, sample of the stream, and start and stop,
-        in tokens of the document. Raises `ValueError` for a copy of the tensors.
+        The columns are row of the batch, stream, epoch, sample of the stream, start, and stop.
+        Start and stop count tokens of the document. Raises `ValueError` for a copy of the tensors.
         """
         if self._spans is None:
             raise _copied("spans")
         if isinstance(self._spans, list):
-            # joined when first asked for
+            # join the parts only on first use
             self._spans = _join_spans(self._spans)
         return self._spans
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of documents in its rows, without padding."""
+        """Number of tokens in its rows, without padding.
+
+        Raises `ValueError` for a copy of the tensors.
+        """
         return _sum_lengths(self.spans)
 
     def count_tokens_before(self, row: int) -> int:
-        """Tokens of documents in its rows before `row` of the run."""
+        """Number of tokens, without padding, in its rows before row `row` of the run.
+
+        Raises `ValueError` for a copy of the tensors.
+        """
         return _sum_lengths(self.spans[self.rows[self.spans[:, SPAN_ROW]] < row])
 
 
 def _copied(what: str) -> ValueError:
     return ValueError(
-        f"this is a copy of a batch's tensors, which knows no {what}. "
-        "Ask the batch that the loader "
+        f"this is a copy of a batch's tensors, which has no {what}. "
+        "Use the batch that the loader "
         "handed out"
     )
 

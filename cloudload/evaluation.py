@@ -9,11 +9,11 @@ from cloudload.loader import CloudLoader
 
 
 class FromStart:
-    """A loader whose every pass starts at its current position, so that each evaluation reads the
-    same batches.
+    """A view of a loader in which every pass reads the same batches, for evaluation.
 
-    Give it a loader that nothing else uses, with `epochs=1`, or with `stop_every` for part of the
-    data. Raises `ValueError` for an endless loader.
+    Every pass starts at the loader's position when the view was created. The loader must have no
+    other use, and needs `epochs=1`, or `stop_every` for part of the data. Raises `ValueError` for
+    an endless loader.
     """
 
     def __init__(self, loader: CloudLoader) -> None:

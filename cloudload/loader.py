@@ -1,5 +1,4 @@
-"""The loader, which users hold: it opens data and tokenizer, settles open options, iterates, saves
-and resumes.
+"""The loader: opens data and tokenizer, resolves open options, iterates, saves and resumes.
 
 options ─► recipe ─► plan ─► iteration ─► log of positions ─► state_dict()
              ▲                                                    │
@@ -63,19 +62,18 @@ from cloudload.workers.trace import TracedSpan, Tracer
 
 logger = logging.getLogger(__name__)
 
-_NO_DATASET = "A CloudLoader is no dataset: iterate over it, and do not wrap it in a DataLoader"
+_NO_DATASET = "A CloudLoader is not a dataset: iterate over it, and do not wrap it in a DataLoader"
 
 
 @explained_by(RowsConfig, DeliveryConfig)
 class CloudLoader:
-    """Batches of packed token rows, straight from MDS shards of raw text; exact to the token across
-    restarts and world sizes.
+    """Batches of packed token rows, straight from MDS shards of raw text.
 
-    Iterating continues from the loader's position: after the last batch handed out, or where
-    `load_state_dict` put it, to the end of the run, or to where `stop_every` ends a pass. A loader
-    has one live iterator: the first batch of a new one ends the old one, which then raises.
-    Dropping an iterator ends its workers. After the last batch of `epochs`, iterating gives
-    nothing.
+    The rows are exact to the token across restarts and world sizes. Iterating starts at the
+    loader's position: after the last batch handed out, or where `load_state_dict` put it. It
+    continues to the end of the run, or until `stop_every` ends the pass. A loader has one live
+    iterator: the first batch of a new one ends the old one, which then raises. Dropping an iterator
+    ends its workers. After the last batch of `epochs`, iterating yields nothing.
 
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of them, which is read as one
@@ -85,13 +83,13 @@ class CloudLoader:
             `dp_world_size`.
         {options}
 
-    The options are the fields of `cloudload.config.RowsConfig` (which tokens, in which order: a
-    state holds a run to them) and of `DeliveryConfig` (how they arrive: free to change at every
-    resume).
+    The options are the fields of `cloudload.config.RowsConfig` and `DeliveryConfig`. `RowsConfig`
+    determines which tokens are read and in which order, so a state must match it. `DeliveryConfig`
+    determines how they arrive, and may change at every resume.
 
     Raises:
-        ValueError: for arguments that contradict each other; says which values would work.
-        CloudloadError: for data, a tokenizer, a store or a state that cannot be used; see
+        ValueError: for arguments that contradict each other; names values that would work.
+        CloudloadError: for data, a tokenizer, or a store that cannot be used; see
             `cloudload.errors`.
     """
 
@@ -158,7 +156,8 @@ class CloudLoader:
         self._backend = choose_backend(self._recipe.tokenizer.json, asked_backend, self._cache_root)
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
-        # an abandoned iteration ends its workers: the loader keeps one only between passes
+        # a weak reference, so that an abandoned iteration ends its workers; the loader keeps one
+        # alive only between passes
         self._iteration: Callable[[], Iteration | None] = _no_iteration
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
@@ -174,11 +173,10 @@ class CloudLoader:
         return itertools.islice(Pass(self, has_stop=False), number)
 
     def skip(self, number: int) -> None:
-        """Skip the next `number` global batches, or fewer if the data ends first. Call it on every
-        rank.
+        """Skip the next `number` global batches, or fewer if the data ends first.
 
-        Their rows are read, because only reading tells where they end. They count as `skipped_rows`
-        and are recorded in the state.
+        Call it on every rank. Skipped rows are still read, because their ends depend on their
+        tokens. They count as `skipped_rows` and are recorded in the state.
         """
         iteration = self._iteration()
         if iteration is None or iteration.is_over:
@@ -186,7 +184,7 @@ class CloudLoader:
         iteration.skip(number)
 
     def _start_iteration(self) -> Iteration:
-        """The iteration that the previous pass left, or a new one."""
+        """The iteration of the previous pass if it can continue, otherwise a new one."""
         kept, self._kept = self._kept, None
         return kept or self._iterate()
 
@@ -195,13 +193,13 @@ class CloudLoader:
         self._kept = None if iteration.is_over else iteration
 
     def _count_passes(self, position: Position | None = None) -> int:
-        """Passes that `stop_every` ended up to a position; by default, the current one."""
+        """Passes completed at a position; by default, at the current one."""
         position = position or self._log.position
         return count_passes(position, self._recipe, self._delivery, self._find_world())
 
     @property
     def is_at_stop(self) -> bool:
-        """Whether the last batch handed out was the last of a pass that `stop_every` ends."""
+        """Whether the last batch handed out was the last batch of a pass set by `stop_every`."""
         before, after = self._log.last_step
         return self._count_passes(after) > self._count_passes(before)
 
@@ -213,8 +211,8 @@ class CloudLoader:
     def __len__(self) -> int:
         """Batches per pass: `stop_every` if it is a number, otherwise the batches of the run.
 
-        The length of a run is known only if every document is one row. Raises `TypeError` if not,
-        because it depends on the tokens.
+        Raises `TypeError` if the length is unknown. The length of a run is known only if every
+        document is one row; otherwise it depends on the tokens.
         """
         if isinstance(self._delivery.stop_every, int):
             return self._delivery.stop_every
@@ -235,11 +233,11 @@ class CloudLoader:
         raise TypeError(_NO_DATASET)
 
     def plan(self) -> Plan:
-        """The work of this rank's workers from the current position on."""
+        """The work of this rank's workers, starting at the current position."""
         plan, world = self._plan(), self._find_world()
         if plan.num_workers < self._delivery.num_workers:
             logger.info(
-                "%d workers, not %d: one for each lane of the rank",
+                "using %d workers, not %d: at most one for each lane of the rank",
                 plan.num_workers,
                 self._delivery.num_workers,
             )
@@ -302,9 +300,9 @@ class CloudLoader:
     def state_dict(self, lag: int = 0) -> State:
         """The state after the last batch handed out, or `lag` batches (0 to 3) earlier.
 
-        It is the same on every rank and takes no communication. `lag` is for loops that fetch
+        It is the same on every rank and requires no communication. `lag` is for loops that fetch
         batches ahead. Raises `RanksDisagreeError` if the ranks cannot communicate; then use
-        `local_state_dict`.
+        `local_state_dict`. Raises `ValueError` for a `lag` that is out of range.
         """
         position = self._log.past(lag)
         if not self._knows_all_lanes and self._log.has_read:
@@ -318,12 +316,13 @@ class CloudLoader:
     def local_state_dict(self, lag: int = 0) -> State:
         """This rank's part of the state, for ranks that cannot communicate.
 
-        `merge_state_dicts` joins the parts of all ranks.
+        `merge_state_dicts` joins the parts of all ranks. Raises `ValueError` for a `lag` that is
+        out of range.
         """
         world = self._find_world()
         position = mask_lanes(self._log.past(lag), world.lanes(self.num_lanes))
         if world.index:
-            # counts that all ranks know belong to the part of rank 0
+            # statistics that all ranks know are in the part of rank 0 only
             known = position.counts if self._knows_all_lanes else self._log.started_at.counts
             position = position.with_lanes(counts=position.counts - known)
         part = f"{world.index}/{world.size}"
@@ -332,15 +331,16 @@ class CloudLoader:
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None
     ) -> None:
-        """Continue from where a state was saved, with any world size that divides its lanes.
+        """Continue from the position of a saved state, with any world size that divides its lanes.
 
         Workers, batch size, and `seq_len` may change too. Proportions, schedule, and streams added
-        at the end take effect with the next row. Any other change is refused unless you accept it:
+        at the end take effect with the next row. Any other change is refused. You can accept some:
         `on_change={"min_tokens": "accept"}`. If the documents themselves change (data, tokenizer,
         bos_eos, text_key, transform, overflow), each lane drops the rest of the document that it
         was reading.
 
-        Raises `StreamChangedError`, which lists every field that differs or the damage found.
+        Raises `StreamChangedError`, which lists every field that differs or the damage found, and
+        `ValueError` for an invalid `on_change` or a world size that does not divide the lanes.
         """
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
@@ -351,7 +351,7 @@ class CloudLoader:
         self._recipe = replace(recipe, mixture=mixture)
         if state["tokenizer_backend"] != self._backend.versions:
             logger.info(
-                "saved with %s, continues with %s: the same ids",
+                "the state was saved with %s; the run continues with %s, which gives the same ids",
                 state["tokenizer_backend"],
                 self._backend.versions,
             )
@@ -409,24 +409,25 @@ class CloudLoader:
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
-        """Counts of the run up to the last batch handed out.
+        """Statistics of the run up to the last batch handed out.
 
-        With `exchange_every` above 1, up to the last exchange. `delivery` covers this rank since
-        this loader was created, and starts from 0 in a resumed run.
+        With `exchange_every` above 1, they cover the run up to the last exchange. `delivery` covers
+        this rank since this loader was created, and starts from 0 in a resumed run.
         """
         return self._log.stats(self._recipe, self._backend)
 
     def describe(self) -> Description:
-        """The values that the loader settled and the source of each; prints as a table.
+        """The values that the loader resolved and the source of each; prints as a table.
 
         Builds the orders of the lanes' current epochs, as iterating does.
         """
         return describe(repr(self), self._plan(), self._find_world(), is_resumed=self._is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
-        """The documents of a batch, or of one of its rows (0 is the first), read again.
+        """Read the documents of a batch again, or those of one of its rows (0 is the first).
 
-        Raises `ValueError` for a row that the batch does not have.
+        Raises `ValueError` for a row that the batch does not have, and for a copy of a batch's
+        tensors.
         """
         rows = batch.rows
         if row is not None and not 0 <= row < len(rows):
@@ -437,8 +438,10 @@ class CloudLoader:
         return self._tracer.trace(spans, rows)
 
     def close(self) -> None:
-        """End the workers and close the connections. The state stays readable; iterating
-        restarts."""
+        """End the workers and close the connections.
+
+        The state remains readable, and iterating starts the workers again.
+        """
         self._stop_iteration("the loader was closed")
         if self._tracer is not None:
             self._tracer.close()
@@ -462,4 +465,4 @@ class CloudLoader:
 
 
 def _no_iteration() -> None:
-    """Called like a weak reference to an iteration that is gone."""
+    """Acts like a dead weak reference to an iteration."""

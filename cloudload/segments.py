@@ -1,4 +1,4 @@
-"""The arrays by which a model keeps the documents of a row apart.
+"""Arrays that keep the documents of a row apart in a model.
 
     spans            rows [0 0 0 1]  lengths [3 1 2 5]      shape (2, 8)
     tokens           a a a b c c . .     d d d d d . . .
@@ -7,9 +7,10 @@
     cu_seqlens       0 3 4 6 8 13 16     over both rows; the longest segment is 5
     masked labels    - a a - - c . .     - d d d d . . .
 
-Every span is a segment of its own, and so is the padding at a row's end. `rows` ascends, and a
-row's spans stand in order from its start, without gaps, as in `Batch.spans`; `lengths` are 1 or
-more.
+Every span is a separate segment, and so is the padding at the end of a row. Functions take the
+spans as in `Batch.spans`: `rows` and `lengths` are int64 [spans], the row and the number of tokens
+of each. `rows` must ascend, each row's spans must be in order from its start, without gaps, and
+lengths must be at least 1. `shape` is (num_rows, seq_len).
 """
 
 from __future__ import annotations
@@ -30,14 +31,21 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """int64 [num_rows, seq_len]: 1, 2, 3, … within each row, 0 on padding."""
+    """The number of each token's segment: int64 [num_rows, seq_len].
+
+    Segments are numbered 1, 2, 3, … within each row; padding is 0. Raises `ValueError` if the spans
+    do not fit `shape`.
+    """
     numbers = np.zeros(len(rows) + shape[0], np.int64)
     numbers[_places(rows)] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
     return np.repeat(numbers, _padded(rows, lengths, shape)).reshape(shape)
 
 
 def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """int64 [num_rows, seq_len]: from 0 within each segment, and within the padding."""
+    """The position of each token in its segment, from 0: int64 [num_rows, seq_len].
+
+    Positions in the padding also start at 0. Raises `ValueError` if the spans do not fit `shape`.
+    """
     padded = _padded(rows, lengths, shape)
     starts = np.repeat((np.cumsum(padded) - padded) % shape[1], padded).reshape(shape)
     return np.subtract(np.arange(shape[1]), starts, out=starts)
@@ -46,9 +54,12 @@ def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 def cu_seqlens(
     rows: Ints, lengths: Ints, shape: tuple[int, int]
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], int]:
-    """Where the segments of the flattened batch begin and end, int32 [segments + 1], and the
-    longest one's length: `cu_seqlens_q` and `max_seqlen_q` of `flash_attn_varlen_func`. The last
-    entry is `num_rows * seq_len`."""
+    """The bounds of the segments in the flattened batch, and the length of the longest one.
+
+    These are `cu_seqlens_q` and `max_seqlen_q` of `flash_attn_varlen_func`. The bounds are int32
+    [segments + 1]; the last one is `num_rows * seq_len`. Raises `ValueError` if the spans do not
+    fit `shape`.
+    """
     padded = _padded(rows, lengths, shape)
     padded = padded[padded > 0]
     ends = np.zeros(len(padded) + 1, np.int32)
@@ -59,27 +70,28 @@ def cu_seqlens(
 def mask_document_edges(labels: Ints, rows: Ints, lengths: Ints) -> None:
     """Set `labels` [num_rows, seq_len] to -100 at each segment's first token, in place.
 
-    Models shift labels by one, so that label is what the last token of the document before would
-    have to predict.
+    Models shift labels by one. Without the mask, the last token of one document would have to
+    predict the first token of the next.
     """
     before = np.cumsum(lengths) - lengths
     labels[rows, before - before[np.searchsorted(rows, rows)]] = IGNORED_LABEL
 
 
 def document_attention_mask(segment_ids: torch.Tensor) -> torch.Tensor:
-    """bool [num_rows, 1, seq_len, seq_len] for SDPA, on the device of `segment_ids`: True where a
-    query (third axis) may attend.
+    """An attention mask for SDPA: bool [num_rows, 1, seq_len, seq_len].
 
-    A token attends to itself and to what stands before it in its segment; padding does so too,
-    which spares softmax a NaN. Only for SDPA: attention of the kind "eager" adds its mask to the
-    scores, and there this one would mask nothing.
+    `segment_ids` is [num_rows, seq_len]; the mask is on its device. True allows a query (third
+    axis) to attend to a key (fourth axis). A token attends to itself and to earlier tokens of its
+    segment. Padding does the same, which avoids NaN in softmax. Use the mask only with SDPA:
+    "eager" attention adds its mask to the scores, so this one would mask nothing.
     """
     return (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]).tril_()
 
 
 def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """Lengths in the order of the flattened batch; every row ends with its padding, which may have
-    length 0.
+    """The lengths of all segments in the flattened batch: int64 [spans + num_rows].
+
+    Every row ends with its padding, which may have length 0.
 
     rows [0 0 0 1]  lengths [3 1 2 5]  shape (2, 8)      ->      3 1 2 2  5 3
     """
@@ -92,7 +104,7 @@ def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
         row = int(filled.argmax())
         raise ValueError(
             f"the spans of row {row} hold {filled[row]} tokens, more than a row's {seq_len}. Pass "
-            "the batch's own shape"
+            "the shape of this batch"
         )
     padded = np.empty(len(rows) + num_rows, np.int64)
     padded[_places(rows)] = lengths
@@ -101,7 +113,7 @@ def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 
 
 def _places(rows: Ints) -> Ints:
-    """Where each span stands among all segments: each row before its own has added its padding."""
+    """The index of each span among all segments, which include the padding of earlier rows."""
     return np.arange(len(rows)) + rows
 
 
@@ -115,4 +127,4 @@ FIELDS: dict[str, Callable[[Ints, Ints, tuple[int, int]], dict[str, Array]]] = {
     "segment_ids": lambda *spans: {"segment_ids": segment_ids(*spans)},
     "cu_seqlens": _flash_attention,
 }
-"""What `CloudLoader(fields=…)` can ask for: the arrays that each entry adds to a batch."""
+"""The entries of `CloudLoader(fields=…)`, and the function that computes the arrays of each."""

@@ -1,7 +1,7 @@
-"""What a run has read so far: exact, the same on every rank, and whatever the world.
+"""Statistics of a run so far: exact, and the same on every rank and for every world size.
 
-A token is counted with its row, a document with the row after which nothing of it is left to read.
-`Stats.delivery` is the exception: it is about one rank and one loader.
+A token is counted with its row, and a document with the row that completes it. `Stats.delivery` is
+the exception: it covers one rank and one loader.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from typing import Any, NamedTuple
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING = range(len(COUNTS))
 READ = (DOCUMENTS, FILTERED, EMPTY)
-"""The counts that add up to the documents that were read."""
+"""The counts whose sum is the number of documents read."""
 _NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
 
 @dataclass(frozen=True)
 class StreamStats:
-    """What the run has read of one stream."""
+    """Statistics of one stream."""
 
     tokens: int
-    """Tokens in rows."""
+    """Number of tokens in rows."""
     documents: int
-    """Documents read to their end, over all epochs."""
+    """Number of documents read completely, over all epochs."""
     filtered: int
-    """Documents filtered out by the transform or `min_tokens`."""
+    """Number of documents filtered out by the transform or `min_tokens`."""
     empty: int
-    """Documents without a token."""
+    """Number of documents without tokens."""
     truncated: int
-    """Tokens cut off by `one_per_row`."""
+    """Number of tokens cut off by `one_per_row`."""
     epoch: float
-    """How far the stream's order has been read: 1.5 is halfway through its second epoch."""
+    """Progress in epochs: 1.5 is halfway through the second epoch of the stream's order."""
     share: float
-    """Its share of the run's tokens; 0 before the first token."""
+    """Its share of the run's tokens, from 0 to 1; 0 before the first token."""
 
 
 class Traffic(NamedTuple):
-    """What a shard cache did in some interval."""
+    """Statistics of a shard cache over some interval."""
 
     hits: int = 0
-    """Shards that were in the cache when they were first looked for."""
+    """Number of shards that were in the cache when they were first needed."""
     misses: int = 0
-    """Shards that had to be fetched, or waited for while another process fetched them."""
+    """Number of shards that had to be fetched, or were being fetched by another process."""
     bytes_downloaded: int = 0
-    """Bytes of shards from the store, as stored; a download that broke off does not count."""
+    """Bytes of shards fetched from the store, as stored, without downloads that failed."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(self[0] + other[0], self[1] + other[1], self[2] + other[2])
@@ -53,26 +53,26 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class DeliveryStats:
-    """How batches arrived at this rank, since its loader was made.
+    """Statistics of the delivery of batches to this rank, since its loader was created.
 
-    Not in the state: a resumed run counts from 0. Not exact either: workers report with their
-    blocks, and their work after the last block that was used is not reported.
+    They are not in the state, so a resumed run counts from 0. They are not exact, because workers
+    report with their blocks, and their work after the last block that was used is not reported.
     """
 
     stall_s: float
-    """Seconds that the training loop waited in `next()` or `skip`: for workers, from their start,
-    and for other ranks."""
+    """Seconds that the training loop waited in `next()` or `skip` for workers, including their
+    start, and for other ranks."""
     cache_hits: int
-    """Shards that were in the node's cache when a worker first looked for them, without those that
-    are mapped in place."""
+    """Number of shards that were in the node's cache when a worker first needed them. Shards that
+    are mapped in place are not counted."""
     cache_misses: int
-    """Shards that a worker had to fetch, or to wait for while another process fetched them."""
+    """Number of shards that a worker had to fetch, or that another process was fetching."""
     bytes_downloaded: int
-    """Bytes of shards that workers fetched from the store, compressed as they are stored."""
+    """Bytes of shards that workers fetched from the store, as stored (maybe compressed)."""
 
 
 class DeliveryMeter:
-    """Adds up how the batches of one loader arrive, over all its workers."""
+    """Adds up the delivery statistics of one loader, over all its workers."""
 
     def __init__(self) -> None:
         self.stall_s, self.traffic = 0.0, Traffic()
@@ -84,31 +84,38 @@ class DeliveryMeter:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a run has read, up to the last batch handed out."""
+    """Statistics of a run, up to the last batch handed out.
+
+    Counts without a description are sums over the streams; see `StreamStats`.
+    """
 
     rows: int
+    """Number of rows handed out, by all ranks together."""
     tokens: int
     documents: int
     filtered: int
     empty: int
     truncated: int
     padding: int
-    """Positions of rows that hold no token."""
+    """Number of positions in rows that hold no token."""
     skipped_rows: int
-    """Rows skipped by `skip`."""
+    """Number of rows skipped by `skip`."""
     dropped: int
-    """Tokens left over at the end of a finite run with tail="drop"."""
+    """Number of tokens left over at the end of a finite run with tail="drop"."""
     streams: Mapping[str, StreamStats]
     delivery: DeliveryStats = field(compare=False)
-    """About this rank and this loader, not about the run: equal runs may differ here."""
+    """Statistics of this rank and this loader, not of the run. Not compared by `==`."""
     tokenizer_backend: str
-    """The backend that encodes in this process and its workers: `hf` or `fastokens`."""
+    """The tokenizer backend of this process and its workers: `hf` or `fastokens`."""
     tokenizer_backend_reason: str | None
-    """Why tokenizer_backend="auto" did not choose fastokens; None if it did, or was not asked."""
+    """Why tokenizer_backend="auto" did not choose fastokens; None if it did, or was not used."""
 
     def as_dict(self, prefix: str = "") -> dict[str, Any]:
-        """Plain numbers for a logger, named `streams/<name>/<count>` and `delivery/<count>` where
-        nested; the backend is left out."""
+        """The statistics as plain numbers for a logger, with names that start with `prefix`.
+
+        Nested ones are named `streams/<name>/<count>` and `delivery/<count>`. The backend is left
+        out.
+        """
         numbers = {name: value for name, value in asdict(self).items() if name not in _NOT_NUMBERS}
         for stream, stats in self.streams.items():
             numbers.update(

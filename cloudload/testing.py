@@ -1,10 +1,10 @@
-"""The two laws of a loader, for cloudload's tests and for yours.
+"""Checks of the two laws of a loader, for cloudload's tests and for yours.
 
-    saved after every batch and restored afresh, the remainder is the same            check_resume
-    every world size, and every change between them, reads the same ordered stream    check_worlds
+    check_resume    restored from a state saved after any batch, a new loader reads the same rest
+    check_worlds    every world size, and every change between them, reads the same ordered stream
 
-Both take a function that makes the loader of one rank, and run it in this process: ranks in
-lockstep, workers inline.
+Both take a function that creates the loader of one rank. They run all ranks in this process, in
+lockstep, with inline workers.
 
     def make_loader(**kwargs):
         return CloudLoader("/data/corpus", tokenizer="gpt2", seq_len=128, num_lanes=12, **kwargs)
@@ -39,7 +39,7 @@ from cloudload.workers.processes import inline_blocks
 
 
 class MakeLoader(Protocol):
-    """Makes the loader of one rank; passes the keyword arguments on to `CloudLoader`."""
+    """Creates the loader of one rank, and passes the keyword arguments to `CloudLoader`."""
 
     def __call__(
         self,
@@ -54,19 +54,23 @@ class MakeLoader(Protocol):
 
 @dataclass(frozen=True)
 class Leg:
-    """One stretch of a run: a world, and how many global batches it takes (None: to the end)."""
+    """A part of a run that has one world size."""
 
     ranks: int = 1
     workers: int = 0
+    """Workers per rank."""
     batch_size: int = 1
+    """Rows per rank and batch."""
     batches: int | None = 3
+    """Number of global batches; None for all up to the end."""
     ranks_per_node: int | None = None
+    """By default, all ranks are on one node."""
     exchange_every: int = 1
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row as a rank received it. Rows are equal where ids, labels and spans are."""
+    """A row as a rank received it. Rows are equal if ids, labels and spans are equal."""
 
     input_ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -74,17 +78,18 @@ class Row:
 
     @property
     def is_padding(self) -> bool:
-        """Whether no token of the row is real."""
+        """Whether the row is only padding."""
         return all(label == IGNORED_LABEL for label in self.labels)
 
 
 def run_leg(
     make_loader: MakeLoader, leg: Leg, state: State | None = None
 ) -> tuple[list[Row], list[State]]:
-    """Run one leg from `state`; the rows of its global batches in order, and the state before and
-    after each batch.
+    """Run one leg from `state`, or from the start.
 
-    Asserts that all ranks hold the same state at every step and end on the same step.
+    Returns the rows of its global batches in order, and the states: before the first batch, and
+    after each batch. Raises `AssertionError` unless all ranks have the same state at every step and
+    end on the same step.
     """
     with _Ranks(make_loader, leg) as ranks:
         if state is not None:
@@ -103,7 +108,10 @@ def run_leg(
 
 
 def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None = None) -> list[Row]:
-    """Run legs one after the other, each in new loaders from the state of the one before."""
+    """Run legs one after the other, each with new loaders, and return their rows.
+
+    Each leg starts from the state of the one before; the first, from `state` or the start.
+    """
     rows: list[Row] = []
     for leg in legs:
         more, states = run_leg(make_loader, leg, state)
@@ -113,8 +121,11 @@ def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None =
 
 
 def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int) -> None:
-    """Assert the first law on one rank: after every batch, what a restored loader reads is what
-    this one went on to read."""
+    """Check the first law on one rank: a resume after any batch reads the same remaining rows.
+
+    Saves a state after each of the first `num_batches` batches of `global_batch` rows, and restores
+    each in a new loader. Raises `AssertionError`, which names the first row that differs.
+    """
     whole, states = run_leg(make_loader, Leg(batch_size=global_batch, batches=num_batches))
     for taken, state in enumerate(states):
         rest, _ = run_leg(
@@ -124,8 +135,10 @@ def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int
 
 
 def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
-    """Assert the second law: the legs, one after the other, read what one rank reads without
-    stopping. Returns the rows."""
+    """Check the second law: the legs read the same rows as one rank that never stops.
+
+    Returns the rows. Raises `AssertionError`, which names the first row that differs.
+    """
     rows = run_legs(make_loader, legs)
     expected: list[Row] = []
     if legs[-1].batches is None:
@@ -140,14 +153,17 @@ def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
 
 
 def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -> None:
-    """Assert equality, naming the first row that differs."""
+    """Raises `AssertionError`, which names the first row that differs, unless the rows are equal.
+
+    `what` describes the rows in the message.
+    """
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         assert one == other, f"{what}: row {number} is {one}, expected {other}"
     assert len(found) == len(expected), f"{what}: {len(found)} rows, expected {len(expected)}"
 
 
 def real_tokens(rows: Iterable[Row]) -> list[int]:
-    """The tokens of rows without padding, joined."""
+    """The tokens of rows, concatenated, without padding."""
     return [
         token
         for row in rows
@@ -184,11 +200,14 @@ class _Ranks:
             loader.close()
 
     def start(self) -> None:
-        """Begin one pass on every rank, which `stop_every` does not end."""
+        """Start a pass on every rank that `stop_every` does not end."""
         self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
 
     def next_batches(self) -> list[Batch]:
-        """The next batch of every rank, or none at the end. Raises what the first rank raised."""
+        """The next batch of every rank, or an empty list at the end.
+
+        Raises the error of the first rank that failed.
+        """
         futures = [self._threads.submit(self._next, rank) for rank in range(len(self.loaders))]
         errors = [error for future in futures if (error := future.exception())]
         if errors:
@@ -237,11 +256,11 @@ class _ThreadEnvironment(Environment):
 
 
 class _StoppedError(RanksDisagreeError):
-    """A rank waits for the message of one that has stopped."""
+    """A rank waits for a message from a rank that has stopped."""
 
 
 class _Hub:
-    """Where the ranks leave their messages for each other."""
+    """The messages that ranks leave for each other."""
 
     def __init__(self, num_ranks: int) -> None:
         self._messages: list[list[Ints]] = [[] for _ in range(num_ranks)]
@@ -256,7 +275,7 @@ class _Hub:
             return len(self._messages[rank]) - 1
 
     def stop(self, rank: int) -> None:
-        """Say that a rank leaves no more messages."""
+        """Record that a rank leaves no more messages."""
         with self._changed:
             self._stopped.add(rank)
             self._changed.notify_all()
@@ -292,7 +311,7 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
             spans[place].append(tuple(span))
         columns = (batch.rows, batch["input_ids"], batch["labels"])
         for number, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
-            assert number not in rows, f"row {number} came twice"
+            assert number not in rows, f"row {number} arrived twice"
             rows[number] = Row(tuple(ids), tuple(labels), tuple(own))
     assert sorted(rows) == list(range(min(rows), max(rows) + 1)), f"rows missing: {sorted(rows)}"
     return [rows[number] for number in sorted(rows)]
@@ -300,6 +319,6 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
 
 def _common_state(loaders: list[CloudLoader]) -> State:
     states = [loader.state_dict() for loader in loaders]
-    assert all(state == states[0] for state in states), "the ranks hold different states"
+    assert all(state == states[0] for state in states), "the ranks have different states"
     restored: State = json.loads(json.dumps(states[0]))
     return restored

@@ -30,7 +30,8 @@ class Block(nn.Module):
             .transpose(1, 2)
             .flatten(2)
         )
-        return x + self.feed_forward(self.norm_2(x))
+        out: Tensor = x + self.feed_forward(self.norm_2(x))
+        return out
 
 
 class GPT(nn.Module):

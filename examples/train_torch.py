@@ -2,7 +2,9 @@
 like, resume on other ranks.
 
 torchrun --nproc-per-node 2 examples/train_torch.py s3://bucket/corpus --steps 300
-torchrun --nproc-per-node 4 examples/train_torch.py s3://bucket/corpus --steps 600 --resume      (FSDP=1 for FSDP2)
+torchrun --nproc-per-node 4 examples/train_torch.py s3://bucket/corpus --steps 600 --resume
+
+FSDP=1 in the environment is for FSDP2.
 """
 
 from __future__ import annotations
@@ -60,13 +62,14 @@ def main() -> None:
         stop_every=args.epoch_batches,
         pin_memory=device.type == "cuda",
     )
-    model: nn.Module = GPT(loader.vocab_size, args).to(device)
+    gpt = GPT(loader.vocab_size, args).to(device)
+    model: nn.Module = gpt
     if os.environ.get("FSDP"):
-        for block in model.blocks:
+        for block in gpt.blocks:
             fully_shard(block)
-        fully_shard(model)
+        fully_shard(gpt)
     else:
-        model = nn.parallel.DistributedDataParallel(model)
+        model = nn.parallel.DistributedDataParallel(gpt)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
     states = {"train": TrainState(model, optimizer), "loader": LoaderState(loader)}
     step = 0

@@ -1,14 +1,16 @@
-"""Blocks to batches in the training process, and ranks in step.
+"""Blocks to batches in the training process, and communication between ranks.
 
     workers ─► blocks ─► iteration ─► collate ─► Batch ─► training loop
                             │  ▲
                    progress ▼  │ cursors of all lanes          tail_exchange: end of a finite run
                          exchange ◄──── other ranks            run_log: what the loader saves
 
-    passes         where `stop_every` ends an iteration over the loader
-    world          this process's place among the ranks; agreement: what they must agree on
-    environment    where ranks and workers run; cloudload.testing brings its own
-    working_set    the bytes of shards in use on a node; description: what the loader settled
+    passes         iterations over the loader, which `stop_every` ends
+    world          this process's place among the ranks
+    agreement      the values that all ranks must agree on
+    environment    the place where ranks and workers run; cloudload.testing replaces it
+    working_set    the bytes of shards in use on a node
+    description    the values that the loader resolved
 
-From outside, only `cloudload.loader` and `cloudload.testing` use these.
+Among other packages, only `cloudload.loader` and `cloudload.testing` use these.
 """

@@ -1,4 +1,4 @@
-"""What ranks must agree on before they exchange anything."""
+"""The values that all ranks must agree on before they exchange messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RANKS_PER_NODE = "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numb
 def list_facts(
     recipe: Recipe, delivery: DeliveryConfig, world: World, position: Position
 ) -> dict[str, Any]:
-    """The facts to compare, by the name that an error gives them."""
+    """The facts to compare, by the names used in error messages."""
     residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
     return {
         **recipe.fields,
@@ -37,14 +37,13 @@ def list_facts(
 
 
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
-    """Raises `RanksDisagreeError` where ranks that cannot communicate would have to end
-    together."""
+    """Raises `RanksDisagreeError` if ranks that cannot communicate would have to end together."""
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:
         return
     end = f"epochs={epochs}" if epochs else "stop_every='epoch'"
     raise RanksDisagreeError(
-        f"{end} on {world.size} ranks: to end on the same step they have to communicate. "
+        f"{end} on {world.size} ranks: they must communicate to end on the same step. "
         "Initialize torch.distributed before iterating, or leave "
-        f"{end.partition('=')[0]} out and use take(n)"
+        f"out {end.partition('=')[0]} and use take(n)"
     )

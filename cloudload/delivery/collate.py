@@ -26,14 +26,14 @@ def join_blocks(
     rows: range,
     delivery: DeliveryConfig,
 ) -> Batch:
-    """Batch `number` of the workers' blocks: the `rows` of the run.
+    """Batch `number` of the workers' blocks, which has the `rows` of the run.
 
     `places` has the indices of each worker's rows in `rows`.
     """
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
     input_ids, labels = (_new_tensor(shape, pin_memory) for _ in range(2))
-    # filled through numpy: torch would wake a thread for every core
+    # fill tensors through NumPy, because torch would wake a thread for every core
     ids, targets = input_ids.numpy(), labels.numpy()
     parts: SpanParts = []
     for block, own in zip(blocks, places, strict=True):
@@ -52,7 +52,7 @@ def join_blocks(
 def _new_tensor(shape: tuple[int, int], pin_memory: bool) -> torch.Tensor:
     if pin_memory:
         return torch.empty(shape, dtype=torch.int64, pin_memory=True)
-    # numpy is several times as fast at making an array
+    # allocate with NumPy, which is several times as fast
     return torch.from_numpy(np.empty(shape, np.int64))
 
 

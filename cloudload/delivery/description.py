@@ -1,5 +1,4 @@
-"""What a loader settled: each value, and whether it was given, or taken from the data, a state, or
-a default."""
+"""The values that a loader resolved, and the source of each: argument, data, state, or default."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "defau
 
 @dataclass(frozen=True)
 class Setting:
-    """One settled value."""
+    """One resolved value."""
 
     name: str
     value: Any
@@ -38,13 +37,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Description:
-    """What `CloudLoader.describe` returns: text in a terminal, a table in a notebook."""
+    """The result of `CloudLoader.describe`: text in a terminal, a table in a notebook."""
 
     title: str
     settings: tuple[Setting, ...]
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a setting. Raises `KeyError` for a name that there is not."""
+        """The value of a setting. Raises `KeyError` for an unknown name."""
         return {setting.name: setting.value for setting in self.settings}[name]
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,8 +71,7 @@ class Description:
 
 
 def describe(title: str, plan: Plan, world: World, *, is_resumed: bool) -> Description:
-    """Describe a plan. Builds the orders of the epochs that the lanes are in, as iterating
-    would."""
+    """Describe a plan. Builds the orders of the lanes' current epochs, as iterating would."""
     settings = [
         *_layout(plan, is_resumed),
         *_rows(plan),
@@ -122,10 +120,10 @@ def _tokenizer(plan: Plan) -> Iterator[Setting]:
 
 
 def _ranks(plan: Plan, world: World) -> Iterator[Setting]:
-    yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows a rank")
+    yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows per rank")
     yield Setting("global_batch", plan.global_batch, DATA, f"rows on {world.size:,} ranks")
     origin = _option(plan.delivery, "num_workers").origin
-    yield Setting("num_workers", plan.num_workers, origin, "a rank")
+    yield Setting("num_workers", plan.num_workers, origin, "per rank")
 
 
 def _cache(plan: Plan, world: World) -> Iterator[Setting]:

@@ -1,9 +1,9 @@
-"""Where a loader runs: its world, how its ranks exchange messages, and where its workers run.
+"""The environment of a loader: its world, the exchange between ranks, and its workers.
 
     Environment              torch.distributed and worker processes
     cloudload.testing's      ranks in threads of one process, workers inline
 
-A loader takes the environment that is current when it is made.
+A loader uses the environment that is current when the loader is created.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ class Environment:
     """The processes of a job."""
 
     def find_world(self, delivery: DeliveryConfig) -> World:
-        """The ranks as they are now: torch.distributed may be initialized after the loader is
-        made."""
+        """The current ranks; torch.distributed may be initialized after the loader is created."""
         return find_world(delivery.dp_rank, delivery.dp_world_size)
 
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
-        """The exchange with the other ranks; takes all processes."""
+        """The exchange with the other ranks; a collective call of all processes."""
         import torch.distributed as dist
 
-        # the processes of a single rank compare their facts where a mesh names them; a rank that
-        # was given by number may be alone
+        # with a mesh, even the processes of a single rank compare their facts; a rank that was
+        # given by number may be alone
         has_others = delivery.has_mesh or self.find_world(delivery).size > 1
         is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if has_others and is_ready:
@@ -49,7 +48,7 @@ _current: ContextVar[Environment | None] = ContextVar("cloudload_environment", d
 
 
 def current_environment() -> Environment:
-    """The environment for a loader that is made now."""
+    """The environment for a loader that is created now."""
     return _current.get() or Environment()
 
 

@@ -1,16 +1,17 @@
-"""The exchange: how every rank comes to know every lane's cursor, off the critical path.
+"""The exchange: every rank learns the cursors of all lanes, off the critical path.
 
     rank 0    batch t arrives ──► start ─────────────► finish ──► batch t is handed out
     rank 1      batch t arrives ──► start ───────────► finish ──► batch t is handed out
 
-A rank's message for a window of batches is its lanes' cursors after each of its rows, its row
-count, what it counted, and the first row that a lane could not fill. All ranks gather all messages,
-asynchronously, over a CPU process group of the loader's own. What follows from the messages is the
-same on every rank: the cursor table, the statistics, and whether the lanes have ended.
+A rank's message for a window of batches contains its lanes' cursors after each of its rows, its row
+count, its statistics, and the first row that a lane could not fill. All ranks gather all messages
+asynchronously, over a CPU process group that only the loader uses. From the same messages, every
+rank computes the same cursor table and statistics, and the same answer whether the lanes have
+ended.
 
-A data-parallel rank may be several processes, which share the work on its rows (tensor, pipeline,
-context parallelism). Then several groups exchange side by side, each with one process of every
-rank, so that each counts a rank's message once:
+A data-parallel rank may be several processes that share the work on its rows (tensor, pipeline,
+context parallelism). Then several groups exchange in parallel. Each has one process of every rank,
+so each counts a rank's message once:
 
     process             0  1  2  3
     data-parallel rank  0  0  1  1          process 0 exchanges with 2, and 1 with 3
@@ -32,26 +33,25 @@ _FIRST_CAPACITY = 1 << 10
 
 
 class Exchange:
-    """Carries messages between ranks. This one serves a rank that is alone."""
+    """Carries messages between ranks. This base class serves a single rank."""
 
     is_alone: ClassVar[bool] = True
     runs_ahead: ClassVar[bool] = False
-    """Whether a batch is fetched one batch early, so that its exchange is done when it is asked
-    for."""
+    """Whether each batch is fetched one batch early, so that its exchange is done when needed."""
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
-        """Send `message` (int64 [n], of any length); the call returned waits for all ranks'
-        messages.
+        """Start to send `message` (int64 [n], of any length) to all ranks.
 
-        All ranks start and finish their messages in the same order. Raises `RanksDisagreeError`
-        where another rank has stopped.
+        Returns a function that waits for the messages of all ranks and returns them. All ranks must
+        start and finish their messages in the same order. Raises `RanksDisagreeError` if another
+        rank has stopped.
         """
         return lambda: [message]
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
         """Compare facts with the other ranks; called before the first message.
 
-        Raises `RanksDisagreeError` where facts differ, or where the ranks are not the whole world.
+        Raises `RanksDisagreeError` if facts differ or ranks of the world are missing.
         """
 
     def close(self) -> None:
@@ -59,12 +59,12 @@ class Exchange:
 
 
 class DistributedExchange(Exchange):
-    """Over torch.distributed, in gloo groups of its own. Making one, and each of its calls, takes
-    all processes.
+    """Exchanges messages over torch.distributed, in separate gloo groups.
 
-    All processes compare their facts; messages stay within the group of this one. They travel in
-    buffers of equal size. Where one does not fit, all ranks see so from the sizes, gather the rest
-    at once, and take larger buffers from then on.
+    The constructor and all methods are collective calls of all processes. All processes compare
+    their facts, but each sends messages only within its group. Messages travel in buffers of equal
+    size. If one does not fit, all ranks see this from the sizes, immediately gather the rest, and
+    use larger buffers from then on.
     """
 
     is_alone = False
@@ -112,7 +112,7 @@ class DistributedExchange(Exchange):
                 work.wait()
             except RuntimeError as error:
                 raise RanksDisagreeError(
-                    "the exchange between ranks broke off: another rank has "
+                    "the exchange between ranks failed: another rank has "
                     "stopped or is out of step. "
                     "Look at the first rank that failed, and resume from the last state"
                 ) from error
@@ -131,14 +131,14 @@ class DistributedExchange(Exchange):
         if differing:
             lines = [f"  {name}: {[other.get(name) for other in everybody]}" for name in differing]
             raise RanksDisagreeError(
-                "the ranks would not read one stream of rows; by process, these differ:\n"
+                "the ranks would read different streams of rows; these values differ, by process:\n"
                 + "\n".join(lines)
                 + "\nGive every rank the same config, and load the same state on each"
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
-            # use_local_synchronization would reuse, in older torch, the name of a closed group, and
-            # with it dead addresses
+            # no use_local_synchronization: older versions of torch would then reuse the name of a
+            # closed group, and with it addresses that no longer work
             self._group, _ = self._dist.new_subgroups_by_enumeration(
                 groups, timeout=self._timeout, backend="gloo"
             )
@@ -151,15 +151,18 @@ class DistributedExchange(Exchange):
 
 
 def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
-    """Which processes exchange with each other, of processes with these data-parallel ranks: the
-    k-th one of every rank."""
+    """The groups of processes that exchange messages: the k-th process of every rank.
+
+    `ranks` has the data-parallel rank of each process. Raises `RanksDisagreeError` if ranks have
+    different numbers of processes.
+    """
     numbers = np.bincount(ranks, minlength=world_size)
     if (numbers != numbers[0]).any():
         raise RanksDisagreeError(
-            f"the {len(ranks)} processes cannot be shared out evenly: the data-parallel ranks 0 to "
+            f"the {len(ranks)} processes cannot be grouped evenly: the data-parallel ranks 0 to "
             f"{world_size - 1} have "
-            f"{numbers.tolist()} processes. Give each rank as many, by device_mesh, or by dp_rank "
-            "and dp_world_size"
+            f"{numbers.tolist()} processes. Give each rank the same number, with device_mesh, or "
+            "with dp_rank and dp_world_size"
         )
     groups: list[list[int]] = np.argsort(ranks, kind="stable").reshape(world_size, -1).T.tolist()
     return groups

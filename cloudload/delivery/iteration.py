@@ -1,11 +1,12 @@
-"""One iteration of a loader: from the workers' blocks to batches, and from position to position.
+"""One iteration of a loader: turns the workers' blocks into batches and advances the position.
 
     workers ─► fetch: join blocks, start the exchange ─► hand out: finish it, move the position
                                                               └─► batch
 
-A finite run changes course once, at the first row that a lane cannot fill. The batches fetched from
-there on are void: the ranks measure what the lanes have left, exchange the sizes (`tail_exchange`),
-and continue with the rows of the tail, which end on the same step everywhere.
+A finite run changes phase at the first row that a lane cannot fill. Batches that were already
+fetched from there on are discarded. The ranks measure the documents left in their lanes, exchange
+the sizes (`tail_exchange`), and continue with the rows of the tail, which end on the same step on
+every rank.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from cloudload.workers.block import Block
 from cloudload.workers.plan import InTail, Measuring, Plan
 
 OpenBlocks = Callable[[Plan], Iterator[list[Block]]]
-"""Starts the workers of a plan; gives a block of each worker, again and again."""
+"""Starts the workers of a plan, and repeatedly yields one block of each."""
 
 
 class _Fetched(NamedTuple):
@@ -52,12 +53,12 @@ class _Fetched(NamedTuple):
     batch: Batch
     stop: int
     window: Window | None
-    """The rows that its exchange is about; None for a batch between two exchanges."""
+    """The rows that its exchange covers; None for a batch between two exchanges."""
     finish: Callable[[], list[Report]]
 
 
 class Iteration(Iterator[Batch]):
-    """The batches of one rank from a plan's position on."""
+    """The batches of one rank, starting at a plan's position."""
 
     def __init__(
         self, plan: Plan, exchange: Exchange, log: RunLog, open_blocks: OpenBlocks
@@ -69,9 +70,9 @@ class Iteration(Iterator[Batch]):
         self._end_workers: Callable[[], object] = _no_workers
         self._current: list[Block] = []
         self._number = 0
-        """Which batch of the current blocks is next."""
+        """The index of the next batch in the current blocks."""
         self._fetched: deque[_Fetched | None] = deque()
-        """Batches that wait to be handed out; None is the end."""
+        """Batches that wait to be handed out; None marks the end."""
         self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
@@ -92,12 +93,12 @@ class Iteration(Iterator[Batch]):
         except StopIteration:
             raise
         except Exception as error:
-            # asked again, it must not look like the end of the data
+            # later calls must raise, too, and not look like the end of the data
             self._failure = error
             self.close()
             raise
         except BaseException as error:
-            # nor may it continue from somewhere between two batches
+            # an interrupt may leave it between two batches, so it cannot continue
             self._failure = WorkerError(
                 f"this iteration was interrupted ({error!r}). Iterate over the loader again: it "
                 "continues after the last batch handed out"
@@ -119,10 +120,10 @@ class Iteration(Iterator[Batch]):
             self._is_skipping = False
 
     def close(self, reason: str = "") -> None:
-        """End the workers; the next iteration reads again what they had read ahead.
+        """End the workers; the next iteration reads their prefetched rows again.
 
-        With a `reason`, asking for another batch is an error: it must not look like the end of
-        data.
+        With a `reason`, asking for another batch raises an error, so that it does not look like the
+        end of the data.
         """
         if reason and not self.is_over:
             self._failure = self._failure or WorkerError(
@@ -138,7 +139,7 @@ class Iteration(Iterator[Batch]):
         while not self.is_over:
             if isinstance(self._plan.phase, Measuring):
                 self._enter_tail()
-            # not at first, when the training loop waits
+            # not at first, because the training loop waits
             is_ahead = self._has_handed_out and self._exchange.runs_ahead
             while len(self._fetched) <= is_ahead:
                 self._fetched.append(self._fetch())
@@ -169,8 +170,7 @@ class Iteration(Iterator[Batch]):
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
     def _report(self, start: int, stop: int) -> list[slice | Ints]:
-        """Take the blocks of the rows [start, stop) and report on them; returns the rows'
-        places."""
+        """Take the blocks of rows [start, stop) and report on them; returns the rows' places."""
         plan = self._plan
         self._advance()
         places = plan.worker_places(plan.rank_rows(start, stop))
@@ -199,7 +199,7 @@ class Iteration(Iterator[Batch]):
         return window, window.exchange(self._exchange, report)
 
     def _finish(self, fetched: _Fetched) -> bool:
-        """Finish a batch's exchange and move the position past it; False where the lanes ended."""
+        """Finish a batch's exchange and move the position past it; False if the lanes ended."""
         before, window = self._position, fetched.window
         lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
         if window is not None:
@@ -212,7 +212,7 @@ class Iteration(Iterator[Batch]):
             lanes = lanes.with_update(Update(window, reports, fetched.stop), move_lanes)
             table_rows = fetched.stop
             if self._plan.tail is not None:
-                # the lanes stay where they ended
+                # in the tail, the cursors do not move
                 lanes = self._ended.with_lanes(counts=lanes.arrays.counts).lanes
                 table_rows, seq_len = self._plan.phase.start, self._plan.recipe.config.seq_len
                 tail = next_stages(tail or (), seq_len, table_rows, fetched.stop)
@@ -236,7 +236,7 @@ class Iteration(Iterator[Batch]):
     # ------------------------------------------------------------ the end
 
     def _measure(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
-        """Return to before `batch`, in which the lanes ended at row `first_dry`."""
+        """Go back to before `batch`, in which the lanes ended at row `first_dry`."""
         self._tokens_before_end = batch.count_tokens_before(first_dry)
         for fetched in self._fetched:
             if fetched is not None:
@@ -249,7 +249,7 @@ class Iteration(Iterator[Batch]):
         self._plan = replace(self._plan, position=position, phase=Measuring(first_dry))
 
     def _enter_tail(self) -> None:
-        """Pack what all lanes have left, and continue from before the batch in which they ended."""
+        """Pack the tail, and continue from before the batch in which the lanes ended."""
         plan = self._plan
         self._open_plan(plan)
         self._advance()
@@ -263,7 +263,7 @@ class Iteration(Iterator[Batch]):
         self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
 
     def _end(self) -> None:
-        """Record the tokens that are left over, and the documents that no row counts."""
+        """Record the tokens that are left over, and the documents that were counted with no row."""
         plan, position = self._plan, self._position
         tail = plan.tail
         assert tail is not None

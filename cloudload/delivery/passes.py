@@ -1,4 +1,4 @@
-"""Passes: `iter(loader)` gives one, from the loader's position to where `stop_every` ends it.
+"""Passes: `iter(loader)` returns one, from the loader's position to the end set by `stop_every`.
 
     stop_every=3    first pass: batches 1 2 3 · next: 4 5 6
                     resumed after batch 4: 5 6 · next: 7 8 9
@@ -23,8 +23,7 @@ from cloudload.stats import READ
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
-    """The passes that are complete at a position, by rows: the batches they come in do not
-    matter."""
+    """The number of passes completed at a position, by rows; their batch size does not matter."""
     every = delivery.stop_every
     if every is None:
         return 0
@@ -37,10 +36,10 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
 
 
 class Source(Protocol):
-    """What a pass reads from: a loader."""
+    """The source of a pass: a loader."""
 
     def _start_iteration(self) -> Iteration:
-        """The iteration of the last pass, if it can continue, or a new one."""
+        """The iteration of the last pass if it can continue, otherwise a new one."""
         ...
 
     def _keep_iteration(self, iteration: Iteration) -> None:
@@ -48,14 +47,15 @@ class Source(Protocol):
         ...
 
     def _count_passes(self) -> int:
-        """The passes that are complete."""
+        """The number of passes completed."""
         ...
 
 
 class Pass(Iterator[Batch]):
-    """One pass. Nothing starts before its first batch is asked for.
+    """One pass. Nothing starts before its first batch is requested.
 
-    `has_stop` is False for a pass that `stop_every` does not end; a `reason` refuses the pass.
+    `has_stop` is False for a pass that `stop_every` does not end. With a `reason`, the pass refuses
+    to start.
     """
 
     def __init__(self, source: Source, *, has_stop: bool = True, reason: str | None = None) -> None:
@@ -72,12 +72,12 @@ class Pass(Iterator[Batch]):
             self._iteration = self._source._start_iteration()
             self._stop = self._source._count_passes() + 1
         elif self._is_at_stop():
-            # a skip went past it
+            # `skip` moved past the stop
             self._end(self._iteration)
             raise StopIteration
         batch = next(self._iteration)
         if self._is_at_stop():
-            # at once: callers that know len() never ask for one batch more
+            # end eagerly: callers that know len() never request one extra batch
             self._end(self._iteration)
         return batch
 
@@ -91,8 +91,8 @@ class Pass(Iterator[Batch]):
 
 # ---------------------------------------------------------------- frameworks that need an adapter
 
-# Composer would not save the state, and skips batches by counting its own epochs; Lightning saves
-# it one batch too late, and does not load it at the end of an epoch
+# Composer would not save the state, and would skip batches by counting epochs; Lightning would save
+# the state one batch too late, and would not load it at the end of an epoch
 _LIGHTNING = (
     "Lightning datamodule=CloudloadDataModule(loader), of "
     "cloudload.integrations.lightning; and for "
@@ -108,7 +108,9 @@ _ADAPTERS = {
 
 
 def reason_to_refuse_caller() -> str | None:
-    """Why the caller of the function that calls this may not iterate; None for all but a few
-    modules."""
+    """The reason why the caller of the calling function may not iterate, or None.
+
+    Only a few modules are refused.
+    """
     adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
-    return adapter and f"read like this, a resumed run would lose or repeat batches. Give {adapter}"
+    return adapter and f"without an adapter, a resume would lose or repeat batches. Give {adapter}"

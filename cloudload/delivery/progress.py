@@ -1,9 +1,9 @@
-"""How the reports of all ranks about a window of rows become one cursor table, the same everywhere.
+"""Merge the reports of all ranks on a window of rows into one cursor table, equal on every rank.
 
     blocks of a batch ─► Report ─► merged over a Window ─► exchanged ─► Update ─► lane arrays
 
-A rank's report is its lanes' cursors (and residues) after each of its rows, what the rows add to
-the statistics, and the first row that a lane could not fill.
+A rank's report contains its lanes' cursors (and residues) after each of its rows, the statistics of
+these rows, and the first row that a lane could not fill.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADER = 3
 
 
 class Report(NamedTuple):
-    """What the rank of virtual index `rank_index` says of its rows before row `stop` of the run."""
+    """The report of the rank with virtual index `rank_index` on its rows before row `stop`."""
 
     stop: int
     rank_index: int
@@ -35,9 +35,9 @@ class Report(NamedTuple):
     counts: Ints
     """int64 [streams, counts]."""
     cursors: Ints
-    """int64 [rows, 2]: after each row."""
+    """int64 [rows, 2]: the lane's cursor after each row."""
     residues: list[bytes]
-    """After each row; empty where the packing has none."""
+    """The lane's residue after each row; empty if the packing has no residue."""
 
 
 def report_batch(
@@ -48,7 +48,7 @@ def report_batch(
     stop: int,
     rank_index: int,
 ) -> Report:
-    """The report about batch `number` of the workers' blocks, which ends before row `stop`.
+    """The report on batch `number` of the workers' blocks, which ends before row `stop`.
 
     `places` has the indices of each worker's rows in the rank's rows.
     """
@@ -75,7 +75,7 @@ def report_batch(
 
 
 def merge_reports(reports: Sequence[Report]) -> Report:
-    """The report of one rank about all the batches of a window."""
+    """Merge the reports of one rank on the batches of a window."""
     if len(reports) == 1:
         return reports[0]
     return reports[-1]._replace(
@@ -87,7 +87,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
 
 
 class Window(NamedTuple):
-    """The rows `start ≤ row < stop` that one exchange is about."""
+    """The rows `start ≤ row < stop` that one exchange covers."""
 
     start: int
     stop: int
@@ -95,15 +95,17 @@ class Window(NamedTuple):
     recipe: Recipe
 
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], list[Report]]:
-        """Start to gather the reports of all ranks; the call returned waits for them."""
+        """Start to gather the reports of all ranks; returns a function that waits for them."""
         if exchange.is_alone:
             return lambda: [report]
         finish = exchange.start(self._encode(report))
         return lambda: [self._decode(message, report.counts.shape) for message in finish()]
 
     def _encode(self, report: Report) -> Ints:
-        """stop, index, first dry row | counts | cursors | sizes of residues, residues: int64
-        [n]."""
+        """Encode a report as int64 [n].
+
+        stop, index, first dry row | counts | cursors | sizes of residues, residues
+        """
         header = np.array(report[:_HEADER], np.int64)
         arrays = [header, report.counts.ravel(), report.cursors.ravel()]
         if report.residues:
@@ -123,9 +125,9 @@ class Window(NamedTuple):
         return Report(stop, index, first_dry, counts, cursors, parts)
 
     def first_dry(self, reports: Sequence[Report]) -> int:
-        """The first row of the window that a lane could not fill; `NEVER` if there is none.
+        """The first row of the window that a lane could not fill, or `NEVER`.
 
-        Raises `RanksDisagreeError` where the ranks are at different rows.
+        Raises `RanksDisagreeError` if the ranks are at different rows.
         """
         stops = [report.stop for report in reports]
         if any(stop != self.stop for stop in stops):
@@ -137,7 +139,7 @@ class Window(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The reports of all ranks about a window, of which the rows before `stop` count."""
+    """The reports of all ranks on a window; only the rows before `stop` count."""
 
     window: Window
     reports: Sequence[Report]
@@ -151,14 +153,14 @@ def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
     residues: list[bytes] = []
     for window, reports, stop in updates:
         for report in reports:
-            # rows from the first dry one are void
+            # rows from the first dry one on are invalid
             own = rank_rows(window.start, stop, report.rank_index, window.world_size)
             rows.append(np.arange(own.start, own.stop, own.step))
             cursors.append(report.cursors[: len(own)])
             residues += report.residues[: len(own)]
     recipe, all_rows = updates[0].window.recipe, np.concatenate(rows)
     lanes, components = all_rows % recipe.num_lanes, recipe.components_of(all_rows)
-    # where a lane has several rows, the last one counts
+    # if a lane has several rows, the last one is kept
     arrays.cursors[components, lanes] = np.concatenate(cursors)
     arrays.counts[:] += np.sum(
         [report.counts for update in updates for report in update.reports], axis=0

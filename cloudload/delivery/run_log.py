@@ -1,8 +1,8 @@
-"""The run log: the last positions that were handed out, what was left at the end, how batches came.
+"""The run log of a loader: recent positions, tokens left at the end, and delivery statistics.
 
     iteration ── record, record_end ──► RunLog ◄── state_dict, stats, seek ── loader
 
-The loader owns it and the iteration writes to it; neither holds the other.
+The loader owns the log and the iteration writes to it. Neither references the other.
 """
 
 from __future__ import annotations
@@ -21,29 +21,33 @@ _KEPT_POSITIONS = 4
 
 
 class RunLog:
-    """Where a run is, for one loader."""
+    """The progress of a run, as seen by one loader."""
 
     def __init__(self, position: Position) -> None:
         self.meter = DeliveryMeter()
         self.start_at(position)
 
     def start_at(self, position: Position) -> None:
-        """Continue from a position that was loaded."""
+        """Continue from a position that was loaded from a state."""
         self.started_at, self.has_read = position, False
         self.move_to(position)
 
     def move_to(self, position: Position) -> None:
-        """Continue from a later position, which was not reached by reading."""
+        """Continue from a later position that was not reached by reading."""
         self._positions: deque[Position] = deque([position], maxlen=_KEPT_POSITIONS)
         self.record_end(0, np.zeros_like(position.counts))
 
     def record(self, position: Position) -> None:
-        """A batch was handed out, or skipped."""
+        """Record the position after a batch that was handed out or skipped."""
         self.has_read = True
         self._positions.append(position)
 
     def record_end(self, dropped: int, uncounted: Ints) -> None:
-        """The data ended: `dropped` tokens are left over, and `uncounted` is what no row counts."""
+        """Record the end of the data.
+
+        `dropped` is the number of tokens left over, and `uncounted`, int64 [streams, counts], the
+        statistics of documents that were counted with no row.
+        """
         self._dropped, self._uncounted = dropped, uncounted
 
     @property
@@ -57,16 +61,16 @@ class RunLog:
         return self._positions[-min(2, len(self._positions))], self._positions[-1]
 
     def past(self, lag: int) -> Position:
-        """The position `lag` batches ago. Raises `ValueError` for one that is not kept."""
+        """The position `lag` batches ago. Raises `ValueError` if it is no longer kept."""
         if not 0 <= lag < _KEPT_POSITIONS:
             raise ValueError(f"lag is {lag!r}; it must be from 0 to {_KEPT_POSITIONS - 1}")
         if lag >= len(self._positions):
             handed_out = len(self._positions) - 1
-            raise ValueError(f"lag is {lag}, but only {handed_out} batches were handed out")
+            raise ValueError(f"lag is {lag}, but only {handed_out} batches were handed out so far")
         return self._positions[-1 - lag]
 
     def stats(self, recipe: Recipe, backend: Choice) -> Stats:
-        """What the run has read so far."""
+        """The statistics of the run so far."""
         position = self.position
         totals = position.counts + self._uncounted
         num_tokens = max(1, int(totals[:, TOKENS].sum()))

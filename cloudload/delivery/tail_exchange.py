@@ -1,11 +1,11 @@
-"""How all ranks come to the same tail, once a lane of a finite run cannot fill its row.
+"""Compute the same tail on all ranks, once a lane of a finite run cannot fill its row.
 
     each rank: sizes of the documents that its lanes have left ─► one message ─► exchanged
     every rank: sizes by lane ─► packed as one sequence ─► the same Tail
 
-The plan is one in the phase `Measuring`; its position is where the lanes ended.
+The plan is in the phase `Measuring`, at the position where the lanes ended.
 
-    message    virtual index | tokens of this rank's last rows of lanes | sizes, lane after lane
+    message    virtual index | tokens of this rank's last rows of lanes | sizes, ordered by lane
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> I
 
 
 def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
-    """The tail, from the messages of all ranks; `stages` are its rows that were read before.
+    """Pack the tail from the messages of all ranks; `stages` are its rows that were already read.
 
-    Raises `StreamChangedError` where the state does not fit the documents, and `DatasetError` where
-    the whole run has no token.
+    Raises `StreamChangedError` if the state does not fit the documents, and `DatasetError` if the
+    whole run has no tokens.
     """
     ended = plan.position
     try:
@@ -54,23 +54,23 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
         )
     except ValueError as error:
         raise StreamChangedError(
-            f"{error}. The state is damaged, or of another corpus, tokenizer or transform"
+            f"{error}. The state is damaged, or belongs to another corpus, tokenizer or transform"
         ) from error
     if not tail.end:
         raise DatasetError(
-            f"no document of {', '.join(plan.recipe.labels)} gave a token: all are empty, or "
-            "filtered out by the transform or min_tokens"
+            f"no document of {', '.join(plan.recipe.labels)} gave any tokens: all are empty or "
+            "filtered out. Use other data, an eos, or another transform or min_tokens"
         )
     return tail
 
 
 def sum_tokens(messages: Sequence[Ints]) -> int:
-    """The tokens of the last rows of lanes, of all ranks."""
+    """The number of tokens in the last rows of lanes, over all ranks."""
     return sum(int(message[1]) for message in messages)
 
 
 def count_units(plan: Plan, units: Ints) -> Ints:
-    """What documents without a token add to the statistics where no row is left to count them with.
+    """The statistics of documents without tokens, if no row is left to count them with.
 
     `units` is int64 [units, 5]; returns int64 [streams, counts].
     """
@@ -96,6 +96,6 @@ def _sizes_by_lane(plan: Plan, messages: Sequence[Ints]) -> list[Ints]:
 
 
 def _num_left(plan: Plan, lane: int) -> int:
-    """The ordinals that a lane has left where the lanes ended."""
+    """The number of ordinals left in a lane when the lanes ended."""
     end = plan.recipe.components[0].lanes.end(lane) or 0
     return end - int(plan.position.cursors[0, lane, CURSOR_ORDINAL])

@@ -1,5 +1,7 @@
-"""How many bytes of shards a node has in use at a time, so that a cache that is too small is
-refused before it thrashes."""
+"""The working set of a node: the bytes of shards that it uses at a time.
+
+A cache that is smaller is refused, because it would thrash.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,7 @@ def check_cache_limit(
     world: World,
     downloads_at_once: int,
 ) -> None:
-    """Raises `CacheError`, with the limit that would do, where `limit_bytes` is below the working
-    set."""
+    """Raises `CacheError`, with the limit needed, if `limit_bytes` is below the working set."""
     if limit_bytes is None:
         return
     needed = measure_working_set(
@@ -38,8 +39,8 @@ def check_cache_limit(
     if limit_bytes < needed:
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
-            f"uses at a time. Raise it to {needed:,} or more, or make shuffle_block_size or "
-            "num_canonical_nodes smaller"
+            f"uses at a time. Raise it to {needed:,} or more, or reduce shuffle_block_size or "
+            "num_canonical_nodes"
         )
 
 
@@ -51,11 +52,11 @@ def measure_working_set(
     world: World,
     downloads_at_once: int,
 ) -> int:
-    """The most bytes of shards that this node has in use at a time, and in download on top.
+    """The maximum bytes of shards that this node uses at a time, plus those being downloaded.
 
-    The lanes of a node go through their canonical nodes in step: a shard is in use from the first
-    to the last step at which one of its documents is in the component's order of an epoch. Where
-    samples are repeated, their shards return again and again, and are not counted in between.
+    The lanes of a node advance through their canonical nodes in step. A shard is in use from the
+    first to the last step at which the component's order of an epoch reads one of its documents. If
+    samples are repeated, their shards are needed again and again, so they are not counted.
     """
     sizes = _cached_bytes(corpus)
     needed = int(downloads_at_once * sizes.max(initial=0))
@@ -66,7 +67,7 @@ def measure_working_set(
 
 
 def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
-    """The orders of the epochs that this rank's lanes are in, built here and not in every worker.
+    """Build the orders of the lanes' current epochs, so that workers do not each build them.
 
     Returns the latest order of each component.
     """
@@ -82,12 +83,12 @@ def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
 
 
 def count_downloads(plan: Plan, world: World) -> int:
-    """The shards that the workers of this node download at a time, at most."""
+    """The maximum number of shards that the workers of this node download at a time."""
     return plan.num_workers * world.ranks_per_node * plan.delivery.download_threads
 
 
 def _cached_bytes(corpus: Corpus) -> Ints:
-    """The bytes that each shard takes in the cache: none where it is mapped in place."""
+    """The bytes that each shard uses in the cache, int64 [shards]; 0 if it is mapped in place."""
     return np.array(
         [
             0 if is_in_place(dataset, shard) else shard.raw.bytes
@@ -101,7 +102,7 @@ def _cached_bytes(corpus: Corpus) -> Ints:
 def _peak_bytes(
     corpus: Corpus, component: Component, order: Ints | SeekableOrder, sizes: Ints, world: World
 ) -> int:
-    """The most bytes of shards that are in use at any step of an epoch."""
+    """The maximum bytes of shards in use at any step of an epoch."""
     num_nodes = component.order.num_canonical_nodes
     num_hosts = max(1, world.size // world.ranks_per_node)
     is_own = np.ones(num_nodes, bool)
@@ -127,8 +128,10 @@ def _peak_bytes(
 def _steps_of_shards(
     corpus: Corpus, component: Component, order: Ints, is_own: Ints
 ) -> tuple[Ints, Ints]:
-    """The first and the last step at which each shard of the corpus is read: int64 [shards]; -1
-    where it is not."""
+    """The first and last step at which each shard of the corpus is read: int64 [shards] each.
+
+    -1 for a shard that is not read.
+    """
     first, last = (np.full(len(corpus.shard_sizes), -1, np.int64) for _ in range(2))
     for start in range(0, len(order), _POSITIONS_AT_ONCE):
         steps, nodes = np.divmod(
@@ -139,7 +142,7 @@ def _steps_of_shards(
             order[start : start + _POSITIONS_AT_ONCE][own].astype(np.int64) + component.first_sample
         )
         steps, shards = steps[own], corpus.shards_of(samples)
-        # of several values for one place the last one stays
+        # NumPy keeps the last of several values for one index
         last[shards] = steps
         is_new = first[shards] < 0
         first[shards[is_new][::-1]] = steps[is_new][::-1]

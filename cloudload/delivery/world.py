@@ -27,8 +27,10 @@ class World:
 
     @property
     def index(self) -> int:
-        """The virtual index: neighbours stand on different nodes, so that each node keeps to its
-        own canonical nodes."""
+        """The virtual index of this rank.
+
+        Neighboring indices are on different nodes, so each node reads only its canonical nodes.
+        """
         if self.size % self.ranks_per_node:
             return self.rank
         node, local_rank = divmod(self.rank, self.ranks_per_node)
@@ -40,8 +42,11 @@ class World:
 
 
 def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> World:
-    """The world as told; else torch.distributed's; else `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`;
-    else one rank."""
+    """The world: the given one, torch.distributed's, the environment's, or a single rank.
+
+    The first of these that exists is used. The environment variables are `RANK`, `WORLD_SIZE` and
+    `LOCAL_WORLD_SIZE`. Raises `ValueError` for a variable or a rank that is not valid.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -51,9 +56,9 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
     if dp_rank is None or dp_world_size is None:
         return World(rank, size, ranks_per_node)
-    # A guess: a data-parallel rank may span nodes, or a node have them all. It decides which node
-    # reads which shards, never what a row holds, and must be the same for all, so it is made of
-    # what every process knows.
+    # This is a guess, because a data-parallel rank may span nodes, or one node may have all ranks.
+    # It affects only which node reads which shards, never the content of a row. It must be the same
+    # on all processes, so it uses only values that every process knows.
     num_nodes = size // ranks_per_node
     return World(
         dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes
@@ -61,13 +66,16 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
 
 
 def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
-    """(data-parallel rank, ranks) of a `DeviceMesh`, all of whose dimensions are data-parallel: the
-    last one varies fastest."""
+    """(data-parallel rank, number of ranks) of this process in a `DeviceMesh`.
+
+    All dimensions of the mesh must be data-parallel; the last one varies fastest. Raises
+    `ValueError` if this process is not in the mesh.
+    """
     coordinate = device_mesh.get_coordinate()
     if coordinate is None:
         raise ValueError(
-            f"this process is not in the device_mesh {device_mesh}. Make the mesh of all "
-            "processes, and a loader in each"
+            f"this process is not in the device_mesh {device_mesh}. Include all processes in the "
+            "mesh, and create a loader in each"
         )
     return int(np.ravel_multi_index(coordinate, device_mesh.shape)), device_mesh.size()
 
@@ -80,7 +88,7 @@ def _environment_number(name: str, default: int) -> int:
 
 
 def check_world(num_lanes: int, world_size: int) -> None:
-    """Raises `ValueError` where the ranks cannot share the lanes evenly."""
+    """Raises `ValueError` if the ranks cannot share the lanes evenly."""
     if num_lanes % world_size:
         raise ValueError(
             f"cannot share {num_lanes} lanes over {world_size} ranks: {num_lanes % world_size} "

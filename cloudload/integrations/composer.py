@@ -6,8 +6,8 @@
         callbacks=[CloudloadMonitor(loader)],
     )
 
-Composer neither skips nor replays batches only if it can save and restore the dataset of a torch
-DataLoader, so that is what it gets.
+Composer resumes without skipping or replaying batches only if it can save and restore the dataset
+of a torch DataLoader, so `data_spec` wraps the loader in one.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from cloudload.loader import CloudLoader
 
 
 class CloudloadNode(BaseNode[Batch]):
-    """A source of batches. A reset without a state continues from the loader's position, as a new
-    epoch does.
+    """A source of batches.
 
-    If a `Prefetcher` has read ahead, that position is past the batches trained on: to continue a
-    pass that was left early, use `load_state_dict`.
+    A reset without a state continues from the loader's position, as a new epoch does. If a
+    `Prefetcher` has read ahead, that position is past the batches trained on. To continue a pass
+    that was left early, use `load_state_dict`.
     """
 
     def __init__(self, loader: CloudLoader) -> None:

@@ -41,10 +41,11 @@ class CloudloadDataLoader(BaseDataLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """`data` and `options` are `CloudLoader`'s arguments; the tokenizer is torchtitan's unless
-        `options` has one.
+        """Settings of the dataloader.
 
-        By default no document attends to or predicts another, as with torchtitan's own loaders.
+        `data` and `options` are arguments of `CloudLoader`. The tokenizer is torchtitan's unless
+        `options` has one. By default no document attends to or predicts another, as with
+        torchtitan's loaders.
         To allow it, pass the options fields=() and mask_edges=False.
         """
 

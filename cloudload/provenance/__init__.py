@@ -1,12 +1,12 @@
-"""Rows and documents of a run, from one of its states and the data alone.
+"""Find the rows and documents of a run, given only one of its states and the data.
 
     load_state      checkpoint ─► state
     open_run        state ─► Run ─► a loader at the state's position
     trace_steps     steps ─► their rows ─► spans: ids, shards, text
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
-A step counts global batches from the run's start: the first is step 1. The world size of the run
-does not matter. Questions about one lane read only that lane, with the loader of its rank in a
+Steps count global batches from the run's start: the first is step 1. The world size of the run does
+not matter. A query about one lane reads only that lane: it uses the loader of the lane's rank in a
 world with one rank per lane.
 """
 

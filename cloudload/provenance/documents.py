@@ -26,25 +26,32 @@ class Occurrence:
     """Tokens [start, stop) of a document in a row of a step."""
 
     step: int
+    """The step, from 1."""
     row: int
-    """Counts within the global batch."""
+    """The row within the global batch, from 0."""
     stream: str
+    """The name of the stream."""
     epoch: int
+    """The epoch, from 0."""
     sample: int
+    """The number of the sample within its stream, from 0."""
     start: int
     stop: int
 
 
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
-    """(stream, sample) of every sample with an id. Raises `DatasetError` if there is none."""
+    """(stream, sample) of every sample whose column `id` is `identifier`. Reads all shards.
+
+    `delivery` are options of `DeliveryConfig`. Raises `DatasetError` if no sample has this id.
+    """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
         tracer = Tracer(loader.plan())
         found = tracer.find_id(identifier)
         tracer.close()
     if not found:
         raise DatasetError(
-            f"no sample has {identifier!r} in its column 'id'. If you know its number, pass that "
-            "(--sample)"
+            f"no sample has {identifier!r} in its column 'id'. If you know its number, pass the "
+            "number (--sample)"
         )
     return found
 
@@ -52,8 +59,12 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
 def find_document(
     run: Run, stream: int, sample: int, last_step: int, **delivery: Any
 ) -> Iterator[Occurrence]:
-    """Where a sample of a stream is read, from the state's step up to and including
-    `last_step`."""
+    """Yield the places where a sample is read after the state, up to and including `last_step`.
+
+    `stream` and `sample` are numbers, from 0. `delivery` are options of `DeliveryConfig`. Raises
+    `ValueError` for a `last_step` that is not after the state and, in an endless run, for a stream
+    or a sample that does not exist.
+    """
     last_row = run.rows_of_step(last_step)[-1]
     if run.saved.fields["epochs"] is not None:
         with run.loader(
@@ -79,7 +90,7 @@ def find_document(
 def _occurrences(
     run: Run, loader: CloudLoader, document: tuple[int, int], epoch: int | None, last_row: int
 ) -> Iterator[Occurrence]:
-    """Where a loader reads a document, in one epoch or in all, up to a row of the run."""
+    """Yield the places where a loader reads a document up to `last_row`, in one epoch or all."""
     for batch in loader:
         rows = batch.rows[batch.spans[:, SPAN_ROW]]
         for (_, stream, of_epoch, sample, start, stop), row in zip(
@@ -116,7 +127,7 @@ def _component_of(plan: Plan, stream: int) -> int:
 
 
 def _first_epoch(plan: Plan, stream: int) -> int:
-    """The earliest current epoch of any lane, in the order that a stream is part of."""
+    """The earliest current epoch of any lane in the component of a stream."""
     place = _component_of(plan, stream)
     lanes = plan.recipe.components[place].lanes
     return min(

@@ -12,8 +12,12 @@ from cloudload.workers.trace import TracedSpan
 def trace_steps(
     run: Run, steps: range, row: int | None = None, **delivery: Any
 ) -> Iterator[tuple[int, list[TracedSpan]]]:
-    """(step, its spans) for each of `steps`, or the spans of one row (0 is the first) of each;
-    `delivery` is the loader's."""
+    """Yield (step, spans) for each of `steps`.
+
+    With `row` (0 is the first), the spans are those of one row of the step's global batch.
+    `delivery` are options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not
+    have, or a step that is not after the state.
+    """
     if row is not None and not 0 <= row < run.global_batch:
         raise ValueError(f"row is {row}, but a step has rows 0 to {run.global_batch - 1}")
     if row is None or run.saved.fields["epochs"] is not None:

@@ -1,4 +1,4 @@
-"""The run that a saved state belongs to: read from a checkpoint, with the loader's arguments."""
+"""The run of a saved state: read the state from a checkpoint, and create a loader for it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from cloudload.run.state import Saved, read_state
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as a state describes it, and the arguments that make its loader."""
+    """A run as described by a state, and the arguments of its loader."""
 
     state: Mapping[str, Any]
     arguments: Mapping[str, Any]
+    """Keyword arguments of `CloudLoader`."""
     global_batch: int
+    """Number of rows per step."""
 
     @property
     def labels(self) -> list[str]:
@@ -32,7 +34,7 @@ class Run:
 
     @property
     def saved(self) -> Saved:
-        """The state, read."""
+        """The parsed state. Raises `StreamChangedError` for a damaged state."""
         return read_state(self.state)
 
     def loader(self, **delivery: Any) -> CloudLoader:
@@ -42,27 +44,30 @@ class Run:
         return loader
 
     def rows_of_step(self, step: int) -> range:
-        """The rows of the run in a step after the state's. Raises `ValueError` for an earlier
-        one."""
+        """The rows of the run in a step.
+
+        Raises `ValueError` for a step that is not after the state.
+        """
         position = self.saved.position
         if step <= position.batches:
             raise ValueError(
                 f"step {step:,} is before the state, which was saved after step "
-                f"{position.batches:,}. Take an earlier one"
+                f"{position.batches:,}. Use an earlier state"
             )
         start = position.rows + (step - 1 - position.batches) * self.global_batch
         return range(start, start + self.global_batch)
 
     def step_of_row(self, row: int) -> int:
-        """The step that has a row of the run."""
+        """The step that contains a row of the run."""
         position = self.saved.position
         return position.batches + 1 + (row - position.rows) // self.global_batch
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """The cloudload state in a file, JSON or written by `torch.save`, at any depth.
+    """Load the cloudload state from a file: JSON, or written by `torch.save`.
 
-    Unpickles nothing. Raises `StreamChangedError` for a file that holds none.
+    Finds the state at any depth, and unpickles nothing. Raises `StreamChangedError` for a file
+    without a state.
     """
     try:
         content = json.loads(Path(path).read_bytes())
@@ -70,7 +75,7 @@ def load_state(path: str | Path) -> dict[str, Any]:
         content = _load_checkpoint(path)
     found = _find_state(content)
     if found is None:
-        raise StreamChangedError(f"{path} holds no cloudload state. Save loader.state_dict() in it")
+        raise StreamChangedError(f"{path} has no cloudload state. Save loader.state_dict() in it")
     return found
 
 
@@ -88,8 +93,7 @@ def _load_checkpoint(path: str | Path) -> Any:
 
 
 def _find_state(content: Any) -> dict[str, Any] | None:
-    """The first state in nested mappings and lists, however deep, and though some may hold
-    themselves."""
+    """The first state in nested mappings and lists of any depth, even self-referential ones."""
     stack, seen = [content], set()
     while stack:
         found = stack.pop()
@@ -153,7 +157,7 @@ def open_run(
 
 @dataclass(frozen=True)
 class _Sources:
-    """Where a run's data and tokenizer were, as its state records them."""
+    """The locations of a run's data and tokenizer, as recorded in its state."""
 
     streams: list[Stream]
     tokenizer: str | None
@@ -196,7 +200,7 @@ def _import(path: str) -> Transform:
 
 
 def open_lane(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:
-    """The loader of one lane: that of its rank in a world with one rank per lane."""
+    """The loader of one lane: the loader of its rank in a world with one rank per lane."""
     options = {**delivery, "num_workers": 0}
     return run.loader(
         batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options

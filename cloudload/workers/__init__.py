@@ -4,7 +4,7 @@
                  └──► tail_reader (the end of a finite run) ──────────────────┘           │
     trainer ◄── transport.unpack_block ◄── PackedBlock through shared memory ◄────────────┘
 
-What carries rows, from "a lane has tokens" to "a batch":
+The types that carry rows, from documents to a batch:
 
     Documents       documents of lanes, and their ids                       packing.tables
     CutRows         rows cut from lanes, in pieces, with cursors            packing.lane_packer
@@ -12,8 +12,8 @@ What carries rows, from "a lane has tokens" to "a batch":
     Block           a worker's rows of some batches                         workers.block
     PackedBlock     where a block is in shared memory                       workers.transport
     Report          a rank's cursors after its rows                         delivery.progress
-    Window, Update  the rows that an exchange is about, and its result      delivery.progress
+    Window, Update  the rows that an exchange covers, and its result        delivery.progress
     Batch           the tensors                                             batch
 
-From outside, use `processes.process_blocks` and `inline_blocks`, `plan.Plan`, and `trace.Tracer`.
+Other packages use `processes.process_blocks` and `inline_blocks`, `plan.Plan`, and `trace.Tracer`.
 """

@@ -1,8 +1,8 @@
-"""A block: one worker's rows of some consecutive batches, and the builder that makes it.
+"""A block, one worker's rows of some consecutive batches, and its builder.
 
 rows of the block    3 7 11 | 15 19 23          two batches, bounds 0 3 6
 cut from lanes       CutRows ─► builder.take ─► Pieces by row of the block ─► tokens, spans
-what rows do         cursors and residues after each, counts of each batch
+progress             cursors and residues after each row, counts of each batch
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ class Block:
     tokens: Tokens
     """int32 [rows, seq_len], in the order of the rank's rows."""
     lengths: Ints
-    """int64 [rows]: the real tokens at the start of each row; the rest is padding. In the phase
+    """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
     `Measuring`, the sizes of documents."""
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: list[bytes]
-    """The lane's residue after each row; empty where the packing has none."""
+    """The lane's residue after each row; empty if the packing has no residue."""
     spans: Ints
-    """int64 [spans, 6], by `tables.SPAN_COLUMNS`; rows are those of the block."""
+    """int64 [spans, 6], by `tables.SPAN_COLUMNS`; rows are numbered within the block."""
     counts: Ints
-    """int64 [batches, streams, counts]: what the rows of each batch add to the statistics."""
+    """int64 [batches, streams, counts]: the statistics of each batch, to add to the run's."""
     traffic: Traffic
-    """What the worker's shard cache did since the worker's last block."""
+    """The traffic of the worker's shard cache since its last block."""
     first_dry: int
-    """The first row of the run that its lane could not fill; rows from there are void. `NEVER` if
-    there is none."""
+    """The first row of the run that its lane could not fill, or `NEVER`. From there on, rows are
+    invalid."""
 
     @property
     def num_batches(self) -> int:
-        """Its batches; 1 for a block of sizes."""
+        """Number of batches; 1 for a block of sizes."""
         return max(1, len(self.bounds) - 1)
 
     def rows_of(self, batch: int) -> slice:
@@ -87,8 +87,7 @@ class Block:
 
 
 class Pieces(NamedTuple):
-    """A document table, the buffers of its tokens, and pieces of the documents by row of the
-    block."""
+    """A document table, the buffers of its tokens, and pieces of the documents by block row."""
 
     table: Ints
     buffers: Sequence[memoryview]
@@ -99,7 +98,7 @@ class Pieces(NamedTuple):
         return Pieces(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
 
     def __add__(self, other: Pieces) -> Pieces:  # type: ignore[override]
-        """These, then the rows of `other`."""
+        """These pieces, followed by those of `other`."""
         if not len(other.pieces):
             return self
         table, pieces = other.table.copy(), other.pieces.copy()
@@ -112,7 +111,7 @@ class Pieces(NamedTuple):
 
 
 class BlockBuilder:
-    """Collects what a block's rows do to their lanes and to the statistics."""
+    """Collects a block's cursors, residues and statistics."""
 
     def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
         self.rows, self._bounds, self._packing = rows, bounds, packing
@@ -125,7 +124,7 @@ class BlockBuilder:
         self.spans = np.empty((0, len(SPAN_COLUMNS)), np.int64)
 
     def take(self, cut: CutRows, places: Ints) -> Ints:
-        """Make rows of lanes the block's rows at `places` (int64 [rows]); returns their pieces."""
+        """Place rows of lanes at the block's rows `places` (int64 [rows]); returns their pieces."""
         self._cursors[places] = cut.cursors
         if cut.residues is not None:
             for place, residue in zip(places.tolist(), cut.residues, strict=True):
@@ -139,7 +138,10 @@ class BlockBuilder:
         return pieces[np.argsort(pieces[:, PIECE_ROW], kind="stable")]
 
     def count_units(self, place: int, units: Ints) -> None:
-        """Count documents of a tail, (stream, size) each, with the row at `place`."""
+        """Count documents of a tail with the row at `place`.
+
+        `units` is int64 [units, 2]: (stream, size) of each.
+        """
         streams, sizes = units.T
         counts = np.where(sizes == SIZE_FILTERED, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
         self._count(np.full(len(units), place), streams, counts, sizes)
@@ -166,7 +168,7 @@ class BlockBuilder:
         np.add.at(self._counts.reshape(-1), cells, amounts)
 
     def build(self, tokens: Tokens, first_dry: int, traffic: Traffic) -> Block:
-        """The block with these tokens (int32 [rows, seq_len]), and the traffic of reading them."""
+        """The finished block; `tokens` is int32 [rows, seq_len]."""
         return Block(
             bounds=self._bounds,
             tokens=tokens,

@@ -1,12 +1,11 @@
-"""The documents of lanes: found in the order of their epoch, fetched, read and tokenized, many at a
-time.
+"""The documents of lanes: found in their epoch's order, fetched, read and tokenized in batches.
 
     lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► ids ─┐
                                                      a row of the document table ◄───┘
 
-A document is a row of integers and a range of token ids; nothing here is one object a document.
-Lanes are flat lanes, `component * num_lanes + lane`. There is one `LaneDocuments` per process;
-everything lazy, shared or threaded below it belongs to its shard cache.
+A document is a row of integers and a range of token ids; no Python object is created per document.
+Lanes are flat lanes, `component * num_lanes + lane`. Each process has one `LaneDocuments`. Its
+shard cache owns all lazy, shared and threaded parts.
 """
 
 from __future__ import annotations
@@ -53,11 +52,10 @@ class DocumentReader:
         self._text_key, self._transform = text_key, transform
 
     def read(self, samples: Ints) -> list[str | None]:
-        """The texts of samples (int64 [samples]), in their order; None for one that is filtered
-        out.
+        """The texts of samples (int64 [samples]), in order; None for one that is filtered out.
 
-        Each shard is opened once. Raises `DatasetError` where a text or a transform fails, and what
-        kept a shard from being fetched.
+        Opens each shard once. Raises `DatasetError` if a text cannot be read or a transform fails,
+        and the error of the shard cache if a shard cannot be fetched.
         """
         if not len(samples):
             return []
@@ -80,12 +78,12 @@ class DocumentReader:
         return in_order
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
-        """The shard of a sample, and the values of those `columns` that it has."""
+        """The shard of a sample, and its values in those of the `columns` that exist."""
         shard, within = self._find(sample)
         return shard, shard.read_columns(within, columns)
 
     def where(self, sample: int) -> str:
-        """A sample for a message: its number in its shard, the shard, and its id if it has one."""
+        """Describe a sample for a message: its number in its shard, the shard, and any id."""
         shard, within = self._find(sample)
         return shard.where(within)
 
@@ -104,23 +102,22 @@ class DocumentReader:
             text = self._transform(values)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit() in a worker would look as if it had died
+        except BaseException as error:  # after sys.exit(), a worker would look as if it had died
             [*_, what] = traceback.format_exception_only(error)
             raise DatasetError(
                 f"the transform failed on {shard.where(sample)}: {what}{traceback.format_exc()}"
             ) from error
         if text is not None and not isinstance(text, str):
             raise DatasetError(
-                f"the transform gave {type(text).__name__} for {shard.where(sample)}; it must give "
-                "text, or None to filter it out"
+                f"the transform returned {type(text).__name__} for {shard.where(sample)}; return "
+                "str, or None to filter it out"
             )
         return text
 
 
 @dataclass(frozen=True)
 class Places:
-    """The places of documents, int64 [documents] each; `samples` are numbered through the
-    corpus."""
+    """The places of documents, int64 [documents] each; `samples` are numbered across the corpus."""
 
     flat_lanes: Ints
     ordinals: Ints
@@ -158,8 +155,7 @@ class LaneDocuments:
         self._num_framing = self._num_bos + num_eos
 
     def find(self, flat_lanes: Ints, ordinals: Ints) -> Places:
-        """The places of lanes' documents (int64 [documents] both), without holes at epochs'
-        ends."""
+        """The places of lanes' documents (int64 [documents] both), without holes at epoch ends."""
         if len(self._components) == 1:
             epochs, samples = self._find(0, flat_lanes, ordinals)
         else:
@@ -188,10 +184,11 @@ class LaneDocuments:
         return epochs, samples
 
     def read(self, places: Places, has_begun: Flags | None = None) -> Documents:
-        """The documents at places, in their order, with `BUFFER` and `START` 0.
+        """The documents at places, in order, with `BUFFER` and `START` 0.
 
-        One that `has_begun` (bool [documents]), so that rows hold tokens of it, is never filtered
-        out. Raises `TokenizerError`, which names the sample, for a text that cannot be encoded.
+        `has_begun` (bool [documents]) marks documents of which some tokens are already in rows.
+        These are never filtered out. Raises `TokenizerError`, which names the sample, for a text
+        that cannot be encoded.
         """
         table = np.zeros((len(places), NUM_DOCUMENT_COLUMNS), np.int64)
         table[:, FLAT_LANE], table[:, ORDINAL] = places.flat_lanes, places.ordinals
@@ -222,11 +219,11 @@ class LaneDocuments:
             raise
 
     def has_order(self, component: int, epoch: int) -> bool:
-        """Whether the order of an epoch is built, or takes next to no time."""
+        """Whether the order of an epoch is available at almost no cost."""
         return self._orders[component].is_ready(epoch)
 
     def build_order(self, component: int, epoch: int) -> None:
-        """Start to build the order of an epoch before it is needed; returns at once."""
+        """Start to build the order of an epoch ahead of time; returns immediately."""
         self._orders[component].build_in_background(epoch)
 
     def decode(self, tokens: Tokens) -> str:
@@ -239,7 +236,7 @@ class LaneDocuments:
 
 
 def open_reader(plan: Plan, cache: ShardCache) -> DocumentReader:
-    """The texts of a plan's corpus."""
+    """A reader of a plan's corpus."""
     config = plan.recipe.config
     return DocumentReader(plan.recipe.corpus, cache, config.text_key, config.transform)
 
@@ -253,7 +250,7 @@ def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
 
 
 def open_cache(plan: Plan) -> ShardCache:
-    """The shards of a plan's corpus."""
+    """A cache for the shards of a plan's corpus."""
     delivery = plan.delivery
     return ShardCache(
         plan.recipe.corpus,

@@ -1,7 +1,7 @@
-"""Keep the lanes of a worker filled: read their next documents until the wanted rows are there.
+"""Keep the lanes of a worker filled: read their next documents until the wanted rows are complete.
 
-lanes short of tokens ─► so many documents, by their mean size ─► find ─► prefetch
-                                                 packer ◄─ tokenize ◄─ read ◄─┘
+lanes short of tokens ─► number of documents, from their mean size ─► find ─► prefetch
+                                                     packer ◄─ tokenize ◄─ read ◄─┘
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cloudload.workers.prefetch import Prefetcher
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
-# how many times the missing tokens are read at once: a call costs as much as some documents, and
-# documents that wait take memory
+# multiples of the missing tokens to read at once: a call has a fixed cost, so more is faster, but
+# documents that wait use memory
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 
 
@@ -61,9 +61,9 @@ class LaneReader:
         self.ends = _find_ends(plan)
         """The ordinal at which each lane has read all epochs: int64 [flat_lanes]."""
         self.begun = np.where(cursors[:, CURSOR_OFFSET] > 0, self.next_ordinals, -1)
-        """The document that each lane's first cursor is inside of, or -1: int64 [flat_lanes]."""
+        """The document that each lane's first cursor is inside, or -1: int64 [flat_lanes]."""
         self._barren = np.zeros(len(cursors), np.int64)
-        """Documents of each lane without a token since the last one that had some."""
+        """Documents without tokens that each lane has read since its last document with tokens."""
         self._mean_tokens = np.array(
             [
                 max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
@@ -76,11 +76,11 @@ class LaneReader:
         self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 
     def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
-        """The next `wanted` rows of each lane (int64 [lanes] both), fewer where its end is reached.
+        """The next `wanted` rows of each lane (int64 [lanes] both), or fewer at its end.
 
-        `is_awaited` while the training loop waits for its first batch: then no more is fetched than
-        these rows need. Raises `ValueError` for a cursor or residue that does not fit the
-        documents.
+        `is_awaited` is True while the training loop waits for its first batch: then only the shards
+        that these rows need are fetched. Raises `ValueError` for a cursor or residue that does not
+        fit the documents.
         """
         self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
         self._prefetch.build_orders(lanes)
@@ -108,7 +108,7 @@ class LaneReader:
             eagerness *= 2
 
     def _add(self, places: Places, is_awaited: bool, *, again: bool = False) -> None:
-        """Pack documents of lanes; `again` where they were packed before a state was saved."""
+        """Pack documents of lanes; `again` if they were already packed before a state was saved."""
         if not len(places):
             return
         self._prefetch.fetch(places, is_awaited=is_awaited)
@@ -141,15 +141,14 @@ class LaneReader:
             self._check_barren(lane)
 
     def _check_barren(self, flat_lane: int) -> None:
-        """Raises `DatasetError` for an endless lane that a whole epoch of documents gave no
-        token."""
+        """Raises `DatasetError` if a whole epoch of an endless lane contains no tokens."""
         place, lane = divmod(flat_lane, self._num_lanes)
         component = self._components[place]
         is_endless = component.lanes.epochs is None
         if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
             urls = ", ".join(self._labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"a whole epoch of lane {lane} of {urls} gave no token: "
+                f"a whole epoch of lane {lane} of {urls} gave no tokens: "
                 "all its documents are empty "
                 "or filtered out. Use more documents, fewer lanes (num_lanes), an eos, or another "
                 "transform or min_tokens"

@@ -1,9 +1,9 @@
-"""The plan of a rank: what its workers are asked for.
+"""The plan of a rank: the work of its workers.
 
     Plan: recipe of the rows, place in the world, position of the lanes, phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
-A run is in one of three phases. Only a finite run (`epochs=N`) leaves the first:
+A run is in one of three phases. Only a finite run (`epochs=N`) leaves the first one:
 
     Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged ──► InTail ──► end
 """
@@ -40,14 +40,14 @@ class Steady:
 
 @dataclass(frozen=True)
 class Measuring:
-    """The lanes ended at row `start`: workers report the sizes of the documents that are left."""
+    """The lanes ended at row `start`, and workers report the sizes of the remaining documents."""
 
     start: int
 
 
 @dataclass(frozen=True)
 class InTail:
-    """The lanes ended at row `start`: the rows from there come from the tail."""
+    """The lanes ended at row `start`, and from there on rows come from the tail."""
 
     start: int
     tail: Tail
@@ -58,7 +58,7 @@ Phase = Steady | Measuring | InTail
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the workers of one rank need; picklable."""
+    """Everything that the workers of one rank need; picklable."""
 
     recipe: Recipe
     delivery: DeliveryConfig
@@ -74,17 +74,17 @@ class Plan:
 
     @property
     def num_lanes(self) -> int:
-        """The lanes of the run."""
+        """Number of lanes of the run."""
         return self.recipe.num_lanes
 
     @property
     def tail(self) -> Tail | None:
-        """The tail, once it is packed."""
+        """The tail, or None before it is packed."""
         return self.phase.tail if isinstance(self.phase, InTail) else None
 
     @property
     def batches_at_once(self) -> int:
-        """The number of batches in a block; the same for every worker."""
+        """Number of batches in a block; the same for every worker."""
         rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
         most = _ROWS_AT_ONCE[self.backend.name]
         most = min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len)
@@ -92,18 +92,17 @@ class Plan:
 
     @property
     def global_batch(self) -> int:
-        """Rows of a batch, all ranks together."""
+        """Number of rows in a batch of all ranks."""
         return self.delivery.batch_size * self.world_size
 
     @property
     def window_start(self) -> int:
-        """The first row that has yet to be exchanged."""
+        """The first row that is not exchanged yet."""
         position = self.position
         return position.table_rows if position.rows < self.phase.start else position.rows
 
     def replays(self) -> Iterator[tuple[int, int]]:
-        """The ranges [start, stop) of rows that are read again, each as one block of each
-        worker."""
+        """The ranges [start, stop) of rows to read again, each as one block of each worker."""
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)
@@ -117,8 +116,7 @@ class Plan:
         return rank_rows(start, stop, self.world_index, self.world_size)
 
     def worker_places(self, rows: range) -> list[slice | Ints]:
-        """For each worker, the indices of its rows in the rank's `rows`: int64 [rows], or a
-        slice."""
+        """The indices of each worker's rows in the rank's `rows`: int64 [rows], or a slice."""
         if self.num_workers == 1:
             return [slice(None)]
         workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)

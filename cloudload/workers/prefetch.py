@@ -1,9 +1,9 @@
-"""Prefetch: the shards of the documents that lanes read next, and the order of the next epoch.
+"""Prefetch the shards of the documents that lanes read next, and the order of the next epoch.
 
     lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►
                           by default, two shards for each canonical node
 
-Nothing here changes which bytes are read, only when they arrive.
+Prefetching never changes which bytes are read, only when they arrive.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Prefetcher:
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
     def fetch(self, needed: Places, *, is_awaited: bool) -> None:
-        """Start to fetch the shards of `needed`, then of what its lanes read next.
+        """Start to fetch the shards of `needed`, then of the documents that its lanes read next.
 
-        It runs seldom, and then for long ranges. While the training loop waits for its first batch
-        (`is_awaited`), it fetches nothing beyond `needed`.
+        It looks ahead rarely, and then over long ranges. While the training loop waits for its
+        first batch (`is_awaited`), it fetches nothing beyond `needed`.
         """
         if is_awaited:
             self._documents.prefetch(needed.samples)
@@ -75,7 +75,7 @@ class Prefetcher:
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
 
     def _epoch_ends(self, flat_lanes: Ints) -> Ints:
-        """The ordinals that end the epochs whose orders are built: more would wait for a build."""
+        """The ordinals at which the epochs with a built order end; more would wait for a build."""
         ends = np.empty_like(flat_lanes)
         components = flat_lanes // self._plan.num_lanes
         for component in np.unique(components).tolist():
@@ -93,8 +93,7 @@ class Prefetcher:
         return ends
 
     def build_orders(self, flat_lanes: Ints) -> None:
-        """Build the next epoch's order once one of these lanes is in the second half of this
-        one."""
+        """Build the next epoch's order once one of these lanes is halfway through this one."""
         for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes
             furthest = (

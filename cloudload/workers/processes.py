@@ -1,10 +1,10 @@
-"""Worker processes: started, listened to, ended.
+"""Worker processes: start them, receive their blocks, and end them.
 
     trainer ◄── started, the slot of each block, an error ── worker
             ──────────── a slot is free again ─────────────►
 
-Each worker has its own pair of connected sockets and shares no lock with any other process: if it
-is killed, at any moment, the trainer reads the end of its stream, and nothing waits for it.
+Each worker has a separate pair of connected sockets and shares no lock with any other process. If
+it is killed at any moment, the trainer reads the end of its stream, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class WorkerProcess:
     def await_start(self) -> None:
         """Wait until the process runs.
 
-        A forked child has one thread, but the locks of all: if one of them is held at that moment,
-        the child waits for it forever (python/cpython#84559). A child that does not report its
-        start is replaced. Raises `WorkerError` after three attempts.
+        A forked child has one thread, but copies of the locks of all threads. If a lock is held
+        during the fork, the child waits for it forever (python/cpython#84559). A child that does
+        not report its start is replaced. Raises `WorkerError` after three attempts.
         """
         for _ in range(_STARTS):
             if self._context.get_start_method() != "fork" or self._connection.poll(_START_S):
                 self._receive()
                 return
             logger.warning(
-                "worker process %s did not start within %d s; another is started",
+                "worker process %s did not start within %d s; starting another",
                 self._process.pid,
                 _START_S,
             )
@@ -88,12 +88,12 @@ class WorkerProcess:
         )
 
     def receive(self) -> PackedBlock | None:
-        """The next block, or None after the last; the one before it is no longer needed.
+        """The next block, or None after the last; invalidates the previous block.
 
-        Raises the worker's own error, or `WorkerError` where it has died.
+        Raises the error that the worker raised, or `WorkerError` if the worker died.
         """
         if self._has_block:
-            with contextlib.suppress(OSError):  # it has ended, and may have sent all that there is
+            with contextlib.suppress(OSError):  # the worker may have ended after its last block
                 self._connection.send_bytes(b"free")
         item = self._receive()
         if isinstance(item, CloudloadError):
@@ -108,7 +108,7 @@ class WorkerProcess:
 
     def _receive(self) -> Any:
         try:
-            # a child of the worker's own may hold its end of the stream open
+            # a child process of the worker may keep its end of the stream open
             while not self._connection.poll(_LOOK_EVERY_S) and self._process.is_alive():
                 pass
             return self._connection.recv() if self._connection.poll() else self._raise_end()
@@ -124,11 +124,11 @@ class WorkerProcess:
         ) from None
 
     def ask_to_end(self) -> None:
-        """Ask it to end; returns at once."""
+        """Ask it to end; returns immediately."""
         self._process.terminate()
 
     def end(self, deadline: float) -> None:
-        """Wait for its end until `deadline` (of `time.monotonic`), then kill it."""
+        """Wait for it to end until `deadline` (of `time.monotonic`), then kill it."""
         self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
             self._process.kill()
@@ -137,8 +137,10 @@ class WorkerProcess:
 
 
 def end_workers(workers: Sequence[WorkerProcess]) -> None:
-    """End workers together, whatever they wait for, except those that a parent of this process
-    started."""
+    """End workers in parallel, even if they are blocked.
+
+    Workers that a parent of this process started are left alone.
+    """
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
         worker.ask_to_end()
@@ -151,21 +153,21 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -s
 
 
 def _describe_end(code: int | None) -> str:
-    """How a process ended, by its exit code, and what to do about it."""
+    """Describe how a process ended, by its exit code, and what to do about it."""
     if code == SIGTERM_STATUS:
-        return "was told to end by SIGTERM"
+        return "was terminated by SIGTERM"
     if code is None or code >= 0:
-        return f"has ended with status {code}"
+        return f"exited with status {code}"
     names = {int(each): each.name for each in signal.Signals}
-    what = f"was ended by {names.get(-code, f'signal {-code}')}"
+    what = f"was killed by {names.get(-code, f'signal {-code}')}"
     if code in _CRASHES:
         what += (
-            " (native code failed, of a transform or the tokenizer: tokenizer_backend='hf' and "
-            "num_workers=0 may tell which)"
+            " (native code of a transform or the tokenizer crashed: try tokenizer_backend='hf' and "
+            "num_workers=0 to find out which)"
         )
     if code == -signal.SIGKILL:
         what += (
-            " (if nobody killed it, the machine ran out of memory: see "
+            " (if nobody killed it, the machine ran out of memory: check "
             "its kernel log, and use fewer "
             "workers)"
         )
@@ -180,17 +182,17 @@ def _work(
 
     exit_with_parent()
     connection.send("started")
-    # one thread a worker: work is parallel across workers
+    # one thread per worker: work is parallel across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    raise_open_file_limit()  # for as many mapped shards as the lanes are in
+    raise_open_file_limit()  # lanes keep many shards mapped at once
     slots = Slots(ring, number * slots_each, slots_each, connection.recv_bytes)
     try:
         for packed in map(slots.pack, read_blocks(plan, number, slots.new_tokens)):
             connection.send(packed)
         connection.send(None)
     except (EOFError, ConnectionError):
-        pass  # the trainer has gone
+        pass  # the trainer ended
     except CloudloadError as error:
         connection.send(error)  # pickled, it has no traceback, whose frames belong to the worker
     except Exception:
@@ -198,7 +200,7 @@ def _work(
 
 
 def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
-    """A block of each worker, again and again, made in this process."""
+    """Yield one block of each worker, repeatedly; the workers run in this process."""
     workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
     try:
         while True:
@@ -209,14 +211,14 @@ def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
 
 
 def process_blocks(plan: Plan) -> Iterator[list[Block]]:
-    """A block of each worker, again and again, from worker processes that run ahead.
+    """Yield one block of each worker, repeatedly, from worker processes that run ahead.
 
         worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
         worker 1    [batch 0] [batches 1 and 2] [batches 3 to 6] …
 
-    The tokens of a block are valid until the next blocks are asked for.
+    The tokens of a block are valid until the next blocks are requested.
     """
-    # the block that is being read, and at least two beyond it
+    # one slot for the block in use, and at least two ahead of it
     slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
     ring = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
     workers: list[WorkerProcess] = []
@@ -231,5 +233,6 @@ def process_blocks(plan: Plan) -> Iterator[list[Block]]:
                 return
             yield [unpack_block(block, ring) for block in packed]
     finally:
-        # not left to the garbage collector: the next iteration must not fork beside these
+        # do not leave this to the garbage collector: the next iteration must not fork while these
+        # run
         end_workers(workers)

@@ -1,9 +1,9 @@
-"""A worker's part in the end of a finite run: the sizes of the documents left, and the tail's rows.
+"""A worker's part in the end of a finite run: sizes of the remaining documents, rows of the tail.
 
     Measuring    lanes ─► documents left in each ─► their sizes, to be exchanged
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane, read when needed
 
-The rows of a tail hold documents of all lanes, and are shared out to the workers like rows of
+The rows of a tail hold documents of all lanes. They are distributed among workers like rows of
 lanes.
 """
 
@@ -36,11 +36,11 @@ _DOCUMENTS_AT_ONCE = 256
 
 
 def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, begun: Ints) -> Ints:
-    """The sizes of the documents that lanes have left, lane after lane: int64 [documents].
+    """The sizes of the documents left in lanes, ordered by lane: int64 [documents].
 
-    `own` are the lanes (int64 [lanes]), `heads` and `ends` the ordinals between which they are
-    left, `begun` the document that each is inside of. A hole at the end of an epoch is
-    `SIZE_ABSENT`, a document that is filtered out `SIZE_FILTERED`.
+    `own` are the lanes (int64 [lanes]). Documents from `heads` up to `ends` are left in them, and
+    `begun` is the document that each lane's cursor is inside. The size is `SIZE_ABSENT` for a hole
+    at the end of an epoch, and `SIZE_FILTERED` for a document that is filtered out.
 
         heads [3 5]  ends [5 6]      ─►      sizes of lane 0's 3 and 4, then of lane 1's 5
     """
@@ -63,15 +63,14 @@ def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, b
 
 
 class TailReader:
-    """Cuts a worker's rows of a tail, and holds the documents that its last rows were cut from."""
+    """Cuts a worker's rows of a tail, and keeps the documents of its latest rows."""
 
     def __init__(self, recipe: Recipe, documents: LaneDocuments) -> None:
         self._recipe, self._documents = recipe, documents
         self._held: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
 
     def cut(self, block: BlockBuilder, tail: Tail, first_place: int) -> Pieces:
-        """The pieces of the block's rows from `first_place` on; counts the units that they
-        finish."""
+        """The pieces of the block's rows from `first_place` on; counts the units they finish."""
         units: list[Ints] = []
         pieces: list[Ints] = []
         for place in range(first_place, len(block.rows)):
@@ -100,23 +99,23 @@ class TailReader:
             if size == SIZE_ABSENT and found != stop:
                 raise StreamChangedError(
                     f"lane {lane}: document {ordinal} had {stop} tokens, but now has {found}. "
-                    "The state is damaged, or of another corpus, tokenizer or transform"
+                    "The state is damaged, or belongs to another corpus, tokenizer or transform"
                 )
 
     def _read(self, keys: list[tuple[int, int]]) -> None:
-        """Hold these documents, and let go of all others."""
+        """Keep these documents, and release all others."""
         held = {key: self._held[key] for key in keys if key in self._held}
         missing = [key for key in dict.fromkeys(keys) if key not in held]
         if missing:
             lanes, ordinals = np.array(missing, np.int64).T
             places = self._documents.find(lanes, ordinals)
-            # whether one is filtered out was settled when it was measured
+            # filtering was already decided when the documents were measured
             read = own_documents(self._documents.read(places, np.ones(len(places), np.bool_)))
             held |= dict(zip(missing, read, strict=True))
         self._held = held
 
     def _find_units(self, units: Ints) -> Ints:
-        """(stream, size) of the units that have yet to be counted: int64 [units, 2]."""
+        """(stream, size) of the units that are not counted yet: int64 [units, 2]."""
         units = units[units[:, UNIT_SIZE] != SIZE_ABSENT]
         places = self._documents.find(units[:, UNIT_LANE], units[:, UNIT_ORDINAL])
         streams = self._recipe.corpus.streams_of(places.samples)

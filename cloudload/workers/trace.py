@@ -1,4 +1,4 @@
-"""Provenance of rows: the documents behind their spans, read again.
+"""Provenance of rows: reads the documents behind their spans again.
 
 span  (row, stream, epoch, sample, start, stop)  ─►  sample's id, shard, and the text of tokens
 [start, stop)
@@ -33,16 +33,21 @@ class TracedSpan:
     """Tokens [start, stop) of a document in a row of the run."""
 
     row: int
+    """The row of the run, from 0."""
     stream: str
+    """The name of the stream."""
     epoch: int
+    """The epoch, from 0."""
     sample: int
-    """Counts within its stream."""
+    """The number of the sample within its stream, from 0."""
     id: Any
-    """What the sample has in its column `id`; None where there is none."""
+    """The sample's value in the column `id`; None without such a column."""
     shard: str
+    """The name of the sample's shard within its dataset."""
     start: int
     stop: int
     text: str
+    """The text of the tokens."""
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
@@ -50,7 +55,7 @@ class TracedSpan:
 
 
 class Tracer:
-    """Reads the documents behind spans, in this process."""
+    """Reads the documents behind spans in this process."""
 
     def __init__(self, plan: Plan) -> None:
         self._cache = open_cache(plan)
@@ -61,8 +66,11 @@ class Tracer:
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
-        """The documents of spans (int64 [spans, 6], `tables.SPAN_COLUMNS`); `rows` has the row of
-        the run for each of their rows."""
+        """The documents of spans.
+
+        `spans` is int64 [spans, 6], by `tables.SPAN_COLUMNS`. `rows` maps the rows in `spans` to
+        rows of the run.
+        """
         keys = [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
         samples = {key: int(self._starts[key[0]]) + key[1] for key in keys}
         tokens = self._read_tokens(samples)
@@ -114,5 +122,5 @@ class Tracer:
         return found
 
     def close(self) -> None:
-        """Let go of the shards."""
+        """Release the shards."""
         self._cache.close()

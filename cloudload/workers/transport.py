@@ -1,7 +1,7 @@
-"""How a block crosses from a worker to the training process: through a slot of shared memory.
+"""Send a block from a worker to the training process through a slot of shared memory.
 
 slot    tokens [rows, seq_len] | header | bounds, lengths, cursors, spans, counts | residues
-sent    PackedBlock: which slot, and how much of it
+sent    PackedBlock: the slot, and the number of bytes used
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
-# of a row in a slot, beside its tokens: spans, cursor, residue
+# space in a slot for each row's spans, cursor and residue
 _EXTRA_BYTES_PER_ROW = 1024
 
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """Where a block is: its tokens at the start of a slot, and the rest behind them."""
+    """The place of a block in shared memory: its tokens start a slot, and the rest follows."""
 
     slot: int
     shape: tuple[int, int]
     size: int
-    """Bytes of the rest."""
+    """Size of the rest."""
     tokens: bytes | None = None
-    """The tokens, if they did not fit the slot."""
+    """The tokens, if they did not fit in the slot."""
     rest: bytes | None = None
-    """The rest, if it did not fit the slot."""
+    """The rest, if it did not fit in the slot."""
 
 
 def slot_bytes(plan: Plan) -> int:
-    """The bytes of a slot that holds nearly every block of a plan."""
+    """The size of a slot that fits nearly every block of a plan."""
     rows = plan.delivery.batch_size * plan.batches_at_once
     own = min(rows, -(-rows // plan.num_workers) * 5 // 4 + 1)
     return own * (4 * plan.recipe.config.seq_len + _EXTRA_BYTES_PER_ROW) + (1 << 14)
 
 
 class Slots:
-    """The slots of one worker, from `first` on; once all are used, `await_free` waits for the
-    oldest."""
+    """The slots of one worker, starting at `first`.
+
+    Once all are used, `await_free` waits for the oldest.
+    """
 
     def __init__(
         self, ring: SharedMemoryRing, first: int, count: int, await_free: Callable[[], object]
@@ -56,7 +58,7 @@ class Slots:
         self._number, self._num_free, self._await_free = first, count, await_free
 
     def new_tokens(self, num_rows: int, seq_len: int) -> Tokens:
-        """The tokens of the next block, int32 [rows, seq_len]: in the next slot, if they fit."""
+        """An array for the next block's tokens, int32 [rows, seq_len], in a slot if it fits."""
         if self._num_free:
             self._num_free -= 1
         else:
@@ -67,7 +69,7 @@ class Slots:
         return self._ring.array(self._number, np.int32, (num_rows, seq_len))
 
     def pack(self, block: Block) -> PackedBlock:
-        """Put the rest of a block behind its tokens."""
+        """Write the rest of a block after its tokens."""
         sizes = np.array([len(residue) for residue in block.residues], np.int64)
         arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
         lengths = [array.size for array in arrays]
@@ -90,8 +92,7 @@ _HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
-    """The block; its tokens are in the slot, and valid until the worker's next block is asked
-    for."""
+    """The block; its tokens are in the slot, and valid until the worker's next block arrives."""
     rows, seq_len = packed.shape
     rest = packed.rest
     if rest is None:

@@ -1,10 +1,10 @@
-"""What runs in a worker process: its lanes, a block of batches at a time.
+"""The work of a worker process: the rows of its lanes, one block of batches at a time.
 
     documents ─► tokenizer ─► packers of lanes ─► pieces of this worker's rows ─► Block
 
-A worker owns its share of the rank's lanes, and has a part in every batch, even where it has no row
-of it. It reads, tokenizes and cuts all that the coming rows of its lanes need together, and sends
-them as one block.
+A worker owns a share of the rank's lanes, and takes part in every batch, even if it has no row in
+it. It reads, tokenizes and cuts the documents of several batches together, and sends their rows as
+one block.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cloudload.workers.plan import Measuring, Plan
 from cloudload.workers.tail_reader import TailReader, measure_rest
 
 NewTokens = Callable[[int, int], Tokens]
-"""Gives int32 [rows, seq_len] to write tokens into, with undefined content."""
+"""Returns int32 [rows, seq_len] with undefined content, to write tokens into."""
 
 
 def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) -> Iterator[Block]:
-    """The blocks of one worker, each of as many batches as the other workers' blocks.
+    """Yield the blocks of one worker, with the same number of batches as other workers' blocks.
 
-    They never end, except in the phase `Measuring`: there is one, which holds sizes. The first
-    block has one batch, and each of the next twice as many, so that training starts soon. Blocks of
-    rows that are replayed hold cursors and no tokens.
+    The blocks are endless, except in the phase `Measuring`, which has one block of sizes. The first
+    block has one batch and each later one twice as many as the one before, up to a limit, so that
+    training starts early. Blocks of replayed rows hold cursors but no tokens.
     """
     cache = open_cache(plan)
     try:
@@ -79,7 +79,7 @@ class _Worker:
         return block.build(self._new_tokens(0, 0), NEVER, self._traffic.take())
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
-        """This worker's rows from `start` on, of the batches that end at `stops`."""
+        """This worker's rows of the batches that start at `start` and end at `stops`."""
         plan = self._plan
         rows = plan.worker_rows(self._worker, start, stops[-1])
         bounds = np.searchsorted(rows, [start, *stops])
@@ -96,14 +96,14 @@ class _Worker:
         return block.build(tokens, self._first_dry, self._traffic.take())
 
     def _padding_streams(self, rows: Ints) -> Ints:
-        """The stream that each row's padding is counted with."""
+        """The stream in whose statistics each row's padding is counted."""
         recipe = self._plan.recipe
         firsts = np.array([component.streams.start for component in recipe.components])
         streams: Ints = firsts[recipe.components_of(rows)]
         return streams
 
     def _cut(self, block: BlockBuilder, *, num_batches: int) -> Pieces:
-        """The pieces of the block's rows: of lanes up to where they ended, then of the tail."""
+        """The pieces of the block's rows: of lanes until the lanes end, then of the tail."""
         num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
         pieces = self._cut_lanes(block, block.rows[:num_of_lanes], num_batches)
         if self._plan.tail is not None:
@@ -125,7 +125,8 @@ class _Worker:
             )
         except ValueError as error:
             raise StreamChangedError(
-                f"{error}. The state is damaged, or of another corpus, tokenizer or transform"
+                f"{error}. The state is damaged, or belongs to another corpus, tokenizer or "
+                "transform"
             ) from None
         places = np.argsort(flat_lanes, kind="stable")
         is_cut = count_within(wanted) < np.repeat(cut.num_rows, wanted)

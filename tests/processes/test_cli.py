@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_the_command_line_and_the_script_are_the_library(
     arguments += ["--shard-bytes", "8k", "--split", "train", "--processes", "1", "--quiet"]
     assert cli.main(["convert", *arguments, "--report", str(tmp_path / "report.json")]) == 0
     assert "is complete\n  documents  60 (" in capsys.readouterr().out
-    options = {
+    options: dict[str, Any] = {
         "keep": ["n:int32"],
         "hashes": ["sha1", "xxh64"],
         "compression": None,

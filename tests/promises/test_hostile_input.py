@@ -24,7 +24,6 @@ from cloudload.errors import CacheError, CloudloadError, DatasetError, Tokenizer
 from cloudload.mds.dataset import Dataset
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.writer import ShardFormat, encode_sample
-from stress import fuzz
 from tests.support import ROOT
 from tests.support.awkward import EOS, byte_tokenizer, tokenize
 from tests.support.corpora import encode_shard, random_documents, write_mds
@@ -72,13 +71,6 @@ def write_raw(folder: Path, columns: tuple[Column, ...], samples: list[dict[str,
     entry["raw_data"] = {"basename": "shard.mds", "bytes": len(raw), "hashes": {}}
     (folder / INDEX_NAME).write_text(json.dumps({"version": 2, "shards": [entry]}))
     return str(folder)
-
-
-@pytest.mark.parametrize("target", fuzz.TARGETS)
-def test_changed_inputs_bring_about_nothing_but_our_own_errors(target: str) -> None:
-    tried, found, why = fuzz.fuzz(target, seconds=20, inputs=400)
-    assert not why, f"{why}, of the input {found!r}"
-    assert tried >= 20
 
 
 # ---------------------------------------------------------------- documents
@@ -231,7 +223,8 @@ def test_half_a_surrogate_pair_names_its_document(
         "tokenizer_backend": backend,
         "transform": break_second,
     }
-    message = r"sample 1 of .*mds/shard\.00000\.mds\.zstd \(id 'doc-1'\): a document holds half a surrogate pair, U\+D83E"
+    sample = r"sample 1 of .*mds/shard\.00000\.mds\.zstd \(id 'doc-1'\)"
+    message = rf"{sample}: a document holds half a surrogate pair, U\+D83E"
     with pytest.raises(TokenizerError, match=message):
         read_all(make_loader(data, tmp_path / "cache", **settings))
 
@@ -466,7 +459,7 @@ def test_a_checkpoint_that_holds_itself_is_searched_once(tmp_path: Path) -> None
     for _ in range(40):
         loop = {"left": loop, "right": loop}
     torch.save(loop, tmp_path / "state")
-    with pytest.raises(CloudloadError, match="holds no cloudload state"):
+    with pytest.raises(CloudloadError, match="has no cloudload state"):
         load_state(tmp_path / "state")
 
 

@@ -215,7 +215,7 @@ def test_the_command_line_runs_as_a_process_of_its_own(
             ["trace", "{state}", "--steps", "9", "--row", "6"],
             "row is 6, but a step has rows 0 to 5",
         ),
-        (["trace", "{empty}", "--steps", "9"], "holds no cloudload state"),
+        (["trace", "{empty}", "--steps", "9"], "has no cloudload state"),
         (["trace", "{text}", "--steps", "9"], "is neither JSON nor a torch checkpoint"),
         (["trace", "{none}", "--steps", "9"], "No such file"),
         (

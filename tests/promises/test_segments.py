@@ -149,7 +149,7 @@ def test_spans_that_overflow_their_row_are_refused() -> None:
         with pytest.raises(
             ValueError,
             match=r"the spans of row 0 hold 6 tokens, more than a row's 5\. "
-            r"Pass the batch's own shape",
+            r"Pass the shape of this batch",
         ):
             function(rows, lengths, (2, 5))
 

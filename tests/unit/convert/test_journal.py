@@ -25,11 +25,13 @@ from tests.support.conversions import (
 
 def test_the_index_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
+
+    def note(url: str, data: bytes) -> None:
+        written.append(Path(url).name)
+        write_object(url, data)
+
     for module in ("shards", "journal"):
-        monkeypatch.setattr(
-            f"cloudload.convert.{module}.write_object",
-            lambda url, data: (written.append(Path(url).name), write_object(url, data)),
-        )
+        monkeypatch.setattr(f"cloudload.convert.{module}.write_object", note)
     convert_to_mds(write_corpus(tmp_path / "corpus"), tmp_path / "out", shard_bytes=50_000, **QUIET)
     assert written[-1] == "index.json"
     assert written.count("index.json") == 1

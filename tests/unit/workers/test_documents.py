@@ -123,7 +123,7 @@ def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(
 def test_a_transform_that_gives_no_text_is_an_error(folder: Path) -> None:
     with pytest.raises(
         DatasetError,
-        match=r"the transform gave int for sample \d+ of .*; it must give text, or None",
+        match=r"the transform returned int for sample \d+ of .*; return str, or None",
     ):
         next(iter(make_loader(folder, transform=wrong)))
 
@@ -152,12 +152,12 @@ def test_what_one_per_row_cuts_off_is_counted(folder: Path) -> None:
 
 def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) -> None:
     with pytest.raises(
-        DatasetError, match="gave no token: all its documents are empty or left out"
+        DatasetError, match="gave no tokens: all its documents are empty or filtered out"
     ):
         next(iter(make_loader(folder, min_tokens=10_000)))
     with pytest.raises(
         DatasetError,
-        match="gave a token: all are empty, or left out by the transform or min_tokens",
+        match="gave any tokens: all are empty or filtered out",
     ):
         list(make_loader(folder, min_tokens=10_000, epochs=1))
 

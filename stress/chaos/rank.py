@@ -1,5 +1,4 @@
-"""One rank of a training job without a model, for `chaos.py`: notes a hash of every row that it is
-handed, and saves."""
+"""One rank of a training job without a model: it writes a hash of every row, and saves."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ import torch.distributed as dist
 from cloudload import CloudLoader, Retry, Stream
 
 RETRY = Retry(timeout_s=1.0, deadline_s=30.0, pause_s=0.02)
-# before a job that stands still is given up: longer than the store is tried
+# until a job without progress is given up: longer than a request is retried
 PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """A run to be read by many jobs: its data, and all that its rows follow from."""
+    """A run that many jobs read: its data, and everything that its rows follow from."""
 
     name: str
     folder: Path
@@ -54,7 +53,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Job:
-    """One start of a campaign: a world, and how it is served."""
+    """One start of a campaign: a world, and how rows are delivered."""
 
     number: int
     ranks: int
@@ -70,11 +69,11 @@ class Job:
     environment: dict[str, str]
 
     def rows_file(self, campaign: Campaign, rank: int) -> Path:
-        """Where a rank notes its rows: a line a batch, row numbers to hashes."""
+        """The rows of a rank: one line per batch, row numbers to hashes."""
         return campaign.folder / f"job-{self.number}-rank-{rank}.jsonl"
 
     def log_file(self, campaign: Campaign, rank: int) -> Path:
-        """What a rank and its workers say."""
+        """The output of a rank and its workers."""
         return campaign.folder / f"job-{self.number}-rank-{rank}.log"
 
 
@@ -83,7 +82,7 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
     with job.log_file(campaign, rank).open("w") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
-    # where it stands, should it hang
+    # shows where it hangs, if it does
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(
         job.environment

@@ -1,0 +1,356 @@
+"""Fair measurements on a machine that does other work too: short turns, CPU time, medians.
+
+    benchmark                                       side: a process group of its own
+    Side("benchmarks.packing.speed", ...)       ->  python -m benchmarks.packing.speed
+    side.start(request)                         ->  serve(): builds what it measures, warms it up
+                                                <-  {"versions": {...}}
+    side.take_turn(question)    SIGCONT         ->  works
+                                SIGSTOP         <-  {"tokens": ..., "wall": ..., "cpu": ...}
+    side.close()                end of stdin    ->  closes what it built, and ends
+
+While a side has its turn, the others are stopped with their workers, so anything else that the
+machine does slows all of them alike. Messages are JSON objects, one per line. This module needs
+only the standard library, because sides run in the environments of other loaders too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import resource
+import select
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+START_TIMEOUT_S, TURN_TIMEOUT_S = 900.0, 600.0
+ONE_THREAD = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "FASTOKENS_BPE_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+Message = dict[str, Any]
+"""A JSON object."""
+Take = Callable[[Message], Message]
+"""Takes a turn: a question in, an answer out."""
+
+
+def note(text: str) -> None:
+    """Report progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------- the benchmark's half
+
+
+class SideFailedError(Exception):
+    """A side did not start, or did not return from its turn."""
+
+
+class Side:
+    """A process that works only while it has its turn."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        python: str = sys.executable,
+        folders: Sequence[Path] = (),
+        scratch: Path = ROOT,
+        cores: set[int] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """Run a module in the folder `scratch`, with `folders` on its path and its stderr in
+        `log`."""
+        variables = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))}
+        if scratch != ROOT:
+            variables["HOME"] = str(scratch)
+        self._log = log
+        with contextlib.ExitStack() as stack:
+            errors = stack.enter_context(log.open("w")) if log else None
+            stack.enter_context(pinned(cores))  # a child inherits the cores of its parent
+            self._process = subprocess.Popen(
+                [python, "-m", module],
+                cwd=scratch,
+                env=os.environ | ONE_THREAD | variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, request: Message) -> dict[str, str]:
+        """Send the request and wait until the side is ready; returns its versions."""
+        answer = self._ask(request, START_TIMEOUT_S)
+        if "unavailable" in answer:
+            raise SideFailedError(answer["unavailable"])
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        versions: dict[str, str] = answer["versions"]
+        return versions
+
+    def take_turn(self, question: Message | None = None) -> Message:
+        """Let the side work until it has answered."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+        answer = self._ask(question or {}, TURN_TIMEOUT_S)
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        return answer
+
+    def close(self) -> None:
+        """Let the side end by itself, then kill what is left of it."""
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGCONT)
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _ask(self, question: Message, timeout_s: float) -> Message:
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+                raise SideFailedError(f"no answer in {timeout_s:.0f} s")
+            if line := self._process.stdout.readline():
+                answer: Message = json.loads(line)
+                return answer
+        lines = self._log.read_text(errors="replace").split("\n") if self._log else []
+        last = [line.strip() for line in lines if line.strip()][-1:]
+        raise SideFailedError(f"ended: {last[0][:300] if last else 'without an error message'}")
+
+
+@contextlib.contextmanager
+def pinned(cores: set[int] | None) -> Iterator[None]:
+    """Run on these cores within the block."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def last_cores(number: int = 1) -> set[int]:
+    """The last cores of this machine; the first is left to the benchmark itself."""
+    return set(sorted(os.sched_getaffinity(0))[-number:])
+
+
+def exit_on_sigterm() -> None:
+    """Make SIGTERM an exception, because stopped sides would outlive the benchmark otherwise."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
+# ---------------------------------------------------------------- the side's half
+
+
+class UnavailableError(Exception):
+    """This side cannot run here; the message says why."""
+
+
+def serve(start: Callable[[Message], Take], packages: Sequence[str] = ()) -> None:
+    """Read the request, get ready, and take a turn for each question."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # the kernel kills it when the benchmark dies
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    try:
+        take = start(json.loads(sys.stdin.readline()))
+        versions = {name: metadata.version(name) for name in packages}
+        print(json.dumps({"versions": versions}), file=answers)
+        for line in sys.stdin:
+            print(json.dumps(take(json.loads(line))), file=answers)
+    except UnavailableError as error:
+        print(json.dumps({"unavailable": str(error)}), file=answers)
+    exit_within(10)
+
+
+def exit_within(seconds: int) -> None:
+    """Exit even if a loader waits for its own end."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.alarm(seconds)
+
+
+def family_cpu() -> float:
+    """CPU seconds of this process and all its descendants, including those that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    living = sum(map(cpu_of, descendants(os.getpid())))
+    return time.process_time() + ended.ru_utime + ended.ru_stime + living
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of another process; 0 if it has just ended."""
+    with contextlib.suppress(OSError):
+        return time.clock_gettime((~pid << 3) | 2)  # numbered as in clock_getcpuclockid(3)
+    return 0.0
+
+
+def descendants(pid: int) -> list[int]:
+    """The living descendants of a process."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # threads and processes end meanwhile
+            for child in map(int, file.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+# ---------------------------------------------------------------- figures
+
+
+class Spread(NamedTuple):
+    """A median with the 10th and 90th percentile; of fewer than ten values, with the extremes."""
+
+    median: float
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """The spread of some values."""
+    if len(values) < 10:
+        return Spread(statistics.median(values), min(values), max(values))
+    deciles = statistics.quantiles(values, n=10, method="inclusive")
+    return Spread(statistics.median(values), deciles[0], deciles[-1])
+
+
+Cell = str | int | float | list[float] | None
+Row = dict[str, Cell]
+"""A row of a table by column. A list is shown as its spread."""
+
+
+def table(rows: Sequence[Row], forms: Mapping[str, str] | None = None) -> str:
+    """A Markdown table. `forms` has the number format of some columns, by name."""
+    forms = forms or {}
+    columns = list(rows[0])
+    rules = ["---" if isinstance(rows[0][column], str) else "---:" for column in columns]
+    cells = [[_show(row[column], forms.get(column)) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, rules, *cells])
+
+
+def _show(cell: Cell, form: str | None) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, list):
+        spread = spread_of(cell)
+        return format(spread, form or _form_of(spread.median))
+    return format(cell, form or _form_of(cell))
+
+
+def _form_of(number: float) -> str:
+    return ",.0f" if isinstance(number, int) or abs(number) >= 100 else ".3g"
+
+
+def print_tables(
+    tables: Iterable[tuple[str, list[Row]]],
+    *,
+    as_json: bool,
+    forms: Mapping[str, str] | None = None,
+) -> None:
+    """Print titled tables as Markdown, each as soon as it is there, or all as one JSON object."""
+    found = {}
+    for title, rows in tables:
+        found[title] = rows
+        if not as_json:
+            print(f"\n**{title}**\n\n{table(rows, forms)}", flush=True)
+    if as_json:
+        print(json.dumps(found))
+
+
+# ---------------------------------------------------------------- the command line
+
+
+class Options(argparse.ArgumentParser):
+    """The command line of a benchmark, with `--quick` and, for one that only prints, `--json`."""
+
+    def __init__(self, description: str | None, *, has_json: bool = True) -> None:
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        self._amounts: dict[str, tuple[float, float]] = {}
+        self.add_argument("--quick", action="store_true", help="little of everything: seconds")
+        if has_json:
+            text = "one JSON object instead of tables"
+            self.add_argument("--json", action="store_true", help=text)
+
+    def add_amount(self, name: str, full: float, quick: float, what: str) -> None:
+        """Add an option for how much to measure, with its default and that of `--quick`."""
+        text = f"{what} (default: {full:g}; with --quick: {quick:g})"
+        self.add_argument(f"--{name}", type=type(full), help=text)
+        self._amounts[name.replace("-", "_")] = full, quick
+
+    def parse(self) -> argparse.Namespace:
+        """The arguments given, and the defaults of the others."""
+        args = self.parse_args()
+        for name, amounts in self._amounts.items():
+            if getattr(args, name) is None:
+                setattr(args, name, amounts[args.quick])
+        return args
+
+
+# ---------------------------------------------------------------- what the figures are of
+
+
+def hardware() -> str:
+    """The processor, its cores, memory and kernel."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return (
+        f"{[*models, platform.machine()][0]}, {len(os.sched_getaffinity(0))} cores, "
+        f"{memory:.0f} GB of memory, Linux {platform.release().split('-')[0]}"
+    )
+
+
+def commit() -> str:
+    """The commit that is measured, and whether the tree differs from it."""
+    head, changes = (
+        subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "cloudload"])
+    )
+    return f"{head or 'unknown'}{' and changes' if changes else ''}"
+
+
+def shown_command(module: str) -> str:
+    """The command line, with only the last name of each folder."""
+    words = [
+        Path(word).name.split(".")[0] if word.startswith(("/", "..")) else word
+        for word in sys.argv[1:]
+    ]
+    return f"`{shlex.join(['python', '-m', module, *words])}`"

@@ -1,0 +1,7 @@
+"""The side of `benchmarks.loader` that resumes a run."""
+
+from benchmarks.harness import serve
+from benchmarks.loader import prepare_resume
+
+if __name__ == "__main__":
+    serve(prepare_resume)

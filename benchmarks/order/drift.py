@@ -1,0 +1,138 @@
+"""How far lanes drift apart when documents differ in size: all lanes have emitted the same number
+of tokens, but not read the same number of documents."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness import Row, note
+from benchmarks.order.scale import BLOCK, SHARD_BYTES, SHARDS_PER_WINDOW
+from cloudload.arrays import Ints
+
+NUM_NODES = 64
+LOG_MEAN, LOG_SD = 6.2, 1.1
+NOISE_SD = 0.15
+"""Of the logarithm of tokens per byte, from document to document."""
+DEALT_AT_ONCE = 64
+"""Documents of each lane that are dealt together."""
+
+Floats = NDArray[np.float64]
+
+
+def simulate_drift(lane_counts: Sequence[int], documents: float) -> Iterator[Row]:
+    """The spread of the lanes after 10^5, 10^6, ... documents."""
+    marks = [10.0**power for power in range(5, 9) if 10.0**power <= documents]
+    for lanes in lane_counts:
+        start = time.perf_counter()
+        read = _read(lanes, [mark / lanes * np.exp(LOG_MEAN + LOG_SD**2 / 2) for mark in marks])
+        note(f"{lanes} lanes: {time.perf_counter() - start:.0f} s")
+        for policy, (place, mark) in itertools.product(read, enumerate(marks)):
+            yield {
+                "lanes": lanes,
+                "dealt": policy,
+                "documents": f"{mark:.0e}",
+                **_describe(read[policy][place], lanes),
+            }
+
+
+def _describe(ordinals: Ints, lanes: int) -> Row:
+    """`ordinals`: documents that each lane has read, [nodes, lanes of a node]."""
+    of_node = lanes // NUM_NODES
+    places = ordinals * of_node + np.arange(of_node)
+    spread = places.max(axis=1) - places.min(axis=1)
+    # whole blocks from the slowest lane's to the fastest's, wherever they begin, and one shard on
+    # their edges
+    staggers = np.random.default_rng(3).integers(0, BLOCK, (64, NUM_NODES))
+    blocks = (places.max(axis=1) + staggers) // BLOCK - (places.min(axis=1) + staggers) // BLOCK + 1
+    open_shards = blocks * SHARDS_PER_WINDOW + 1
+    in_all = float(open_shards.sum(axis=1).mean())
+    apart = int(ordinals.max() - ordinals.min())
+    return {
+        "ordinals: mean, sd": f"{ordinals.mean():,.0f}, {ordinals.std():.1f}",
+        "all lanes: fastest less slowest": f"{apart:,}",
+        "in documents of an epoch": f"{apart * lanes:,}",
+        "a node's lanes, documents apart: mean, most": f"{spread.mean():,.0f}, {spread.max():,}",
+        "shards open: a node, in all": f"{open_shards.mean():.1f}, {in_all:,.0f}",
+        "GB in all": in_all * SHARD_BYTES / 1e9,
+    }
+
+
+def _read(lanes: int, marks: Sequence[float]) -> dict[str, Ints]:
+    """Documents that each lane has read when it has emitted as many tokens as each mark: [marks,
+    nodes, lanes of a node] by policy."""
+    of_node = lanes // NUM_NODES
+    policies: dict[str, Callable[[Floats, Floats], Ints]] = {
+        "in turn": _in_turn,
+        "bytes, plain snake": _plain_snake,
+        "bytes, shuffled snake": _snake,
+        "bytes, to the least": _to_the_least,
+        "tokens, to the least": _to_the_least,
+    }
+    emitted = {name: np.zeros((NUM_NODES, of_node)) for name in policies}
+    loads = {name: np.zeros((NUM_NODES, of_node)) for name in policies}
+    read = {name: np.zeros((len(marks), NUM_NODES, of_node), np.int64) for name in policies}
+    rng = np.random.default_rng(5)
+    while min(done.min() for done in emitted.values()) <= marks[-1]:
+        tokens = np.exp(rng.normal(LOG_MEAN, LOG_SD, (NUM_NODES, of_node * DEALT_AT_ONCE)))
+        guessed = tokens * np.exp(rng.normal(0, NOISE_SD, tokens.shape))
+        for name, deal in policies.items():
+            places = deal(tokens if name.startswith("tokens") else guessed, loads[name])
+            sums = np.take_along_axis(tokens, places.reshape(NUM_NODES, -1), 1).reshape(
+                places.shape
+            )
+            np.cumsum(sums, axis=2, out=sums)
+            sums += emitted[name][:, :, None]
+            for number, mark in enumerate(marks):
+                if sums[:, :, -1].max() <= mark:
+                    read[name][number] += DEALT_AT_ONCE
+                elif emitted[name].min() <= mark:
+                    read[name][number] += (sums <= mark).sum(axis=2)
+            emitted[name] = sums[:, :, -1].copy()
+    return read
+
+
+def _in_turn(guessed: Floats, loads: Floats) -> Ints:
+    """Which documents of the window each lane reads: [nodes, lanes of a node, documents]."""
+    nodes, of_node = loads.shape
+    return np.broadcast_to(
+        np.arange(guessed.shape[1]).reshape(-1, of_node).T, (nodes, of_node, DEALT_AT_ONCE)
+    )
+
+
+def _plain_snake(guessed: Floats, loads: Floats) -> Ints:
+    """From the longest to the shortest, to the lanes there and back again, so that the first always
+    has the longest."""
+    nodes, of_node = loads.shape
+    longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
+    longest[:, 1::2] = longest[:, 1::2, ::-1].copy()
+    return _mixed(longest.transpose(0, 2, 1))
+
+
+def _snake(guessed: Floats, loads: Floats) -> Ints:
+    """Likewise, the lanes in another order in every window."""
+    order = np.argsort(np.random.default_rng(int(guessed[0, 0] * 1e6)).random(loads.shape), axis=1)
+    return np.take_along_axis(_plain_snake(guessed, loads), order[:, :, None], 1)
+
+
+def _to_the_least(guessed: Floats, loads: Floats) -> Ints:
+    """From the longest to the shortest, as many as there are lanes at a time, the longer to those
+    that have less so far."""
+    nodes, of_node = loads.shape
+    longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
+    sizes = np.take_along_axis(guessed, longest.reshape(nodes, -1), 1).reshape(longest.shape)
+    dealt = np.empty((nodes, of_node, DEALT_AT_ONCE), np.int64)
+    for turn in range(DEALT_AT_ONCE):
+        least = np.argsort(loads, axis=1)
+        np.put_along_axis(dealt[:, :, turn], least, longest[:, turn], 1)
+        np.put_along_axis(loads, least, np.take_along_axis(loads, least, 1) + sizes[:, turn], 1)
+    return _mixed(dealt)
+
+
+def _mixed(dealt: Ints) -> Ints:
+    # a lane reads its share in no order of sizes
+    return dealt[:, :, np.random.default_rng(7).permutation(DEALT_AT_ONCE)]

@@ -1,0 +1,60 @@
+"""Shards in use, by the width of the shuffle: one document of each canonical node per step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.harness import Row
+from benchmarks.order.scale import PER_SHARD, SEED, SHARD_BYTES
+from cloudload.arrays import Ints
+from cloudload.order.spec import OrderConfig
+from tests.support.reference_order import canonical_order
+
+
+def measure_windows(num_shards: int) -> Iterator[Row]:
+    """Of a dataset of so many shards."""
+    sizes = np.full(num_shards, PER_SHARD)
+    cases = [
+        (nodes, f"{window}", window * PER_SHARD)
+        for nodes in (1, 8, 64)
+        for window in (1, 2, 4, 8, 16)
+    ]
+    for nodes in (1, 8, 64):
+        block = max(4_000_000 // nodes, 1 << 18)
+        cases.append((nodes, f"{block / PER_SHARD:.0f} (Streaming's)", block))
+    for nodes, window, block in sorted(cases, key=lambda case: (case[0], case[2])):
+        row: Row = {"nodes": nodes, "window, shards": window}
+        for algorithm in ("py1e", "seekable"):
+            ids = canonical_order(sizes, OrderConfig(True, algorithm, block, nodes, SEED), 0)
+            shards = ids.astype(np.int32) // PER_SHARD
+            most = _most_open(shards, nodes)
+            row[f"{algorithm}: in the first 2,048"] = len(np.unique(shards[:2_048]))
+            row[f"{algorithm}: open at once"] = most
+            row[f"{algorithm}: GB"] = round(most * SHARD_BYTES / 1e9, 1)
+            row[f"{algorithm}: a shard's documents from their middle"] = (
+                f"{_spread(shards[::nodes]):,.0f}"
+            )
+        yield row
+
+
+def _most_open(shards: Ints, nodes: int) -> int:
+    """The most shards that are between their first and their last step."""
+    steps = np.arange(len(shards)) // nodes
+    first, last = np.empty(shards.max() + 1, np.int64), np.empty(shards.max() + 1, np.int64)
+    last[shards] = steps
+    first[shards[::-1]] = steps[::-1]
+    events = np.zeros(steps[-1] + 2, np.int64)
+    np.add.at(events, first, 1)
+    np.add.at(events, last + 1, -1)
+    return int(np.cumsum(events).max())
+
+
+def _spread(shards: Ints) -> float:
+    """The mean distance of a node's documents from the middle of their shard's, of whole shards."""
+    counts = np.bincount(shards)
+    places = np.arange(len(shards))
+    middles = np.bincount(shards, places) / np.maximum(1, counts)
+    whole = counts[shards] == PER_SHARD
+    return float(np.abs(places - middles[shards])[whole].mean()) if whole.any() else float("nan")

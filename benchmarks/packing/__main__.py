@@ -1,0 +1,68 @@
+"""How full the packings leave their rows, and how fast they are.
+
+    python -m benchmarks.packing --corpus FOLDER --tokenizer FOLDER
+    python -m benchmarks.packing --only speed --corpus FOLDER --tokenizer FOLDER FOLDER --json
+
+fill     real tokens as a share of the emitted rows, beside best-fit-decreasing, which sees all
+         documents at once. Document sizes are log-normal, or those of the corpus, shuffled in each
+         of several epochs. Rows still open at the end are not emitted; another column includes
+         them (a finite loader packs those tokens into one tail).
+speed    rows a second through a loader with one worker, relative to concat. All sides share one
+         core in short turns, each with its training process and its worker. By wall time, and by
+         CPU time of the worker.
+
+Without --corpus, text is generated, and fill uses only log-normal sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.documents import add_documents, read_or_generate, write_dataset
+from benchmarks.harness import Options, Row, exit_on_sigterm, print_tables
+from benchmarks.packing.fill import measure_fill
+from benchmarks.packing.sizes import count_tokens, draw_sizes, repeat_shuffled
+from benchmarks.packing.speed import race
+
+FORMS = {"fill": ".2%", "with open rows": ".2%", "left out": ".2%"}
+LEAST_DOCUMENTS = 150_000
+"""To measure the fill of a corpus, its epochs are repeated until there are so many."""
+
+
+def main() -> None:
+    options = Options(__doc__)
+    add_documents(options)
+    options.add_amount("documents", 1_000_000, 2_000, "of log-normal sizes")
+    options.add_amount("repeats", 5, 1, "rounds of the race")
+    options.add_argument("--only", nargs="+", choices=["fill", "speed"], help="some parts")
+    args = options.parse()
+    exit_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        print_tables(measure(args, Path(folder)), as_json=args.json, forms=FORMS)
+
+
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
+    """The tables of all parts."""
+    parts = args.only or ["fill", "speed"]
+    texts = read_or_generate(args.corpus, 1e6 * args.megabytes)
+    if "fill" in parts:
+        lane_counts = (1, 12) if args.quick else (1, 960)
+        yield "fill: log-normal sizes", measure_fill(draw_sizes(args.documents), lane_counts)
+        if args.corpus:
+            sizes = repeat_shuffled(
+                count_tokens(texts, args.tokenizer[0]), min(LEAST_DOCUMENTS, args.documents)
+            )
+            yield f"fill: corpus, {args.tokenizer[0].name}", measure_fill(sizes, (1, 12))
+    if "speed" in parts:
+        dataset = write_dataset(texts, folder / "mds")
+        for tokenizer in args.tokenizer:
+            sizes = count_tokens(texts, tokenizer)
+            title = f"speed: one worker, relative to concat, {tokenizer.name}"
+            yield title, race(dataset, tokenizer, sizes, args.repeats, is_quick=args.quick)
+
+
+if __name__ == "__main__":
+    main()

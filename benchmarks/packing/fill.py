@@ -1,0 +1,134 @@
+"""How full the rows of each packing are, with the reference packers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from benchmarks.harness import Row
+from cloudload.packing.packers import Packer, Packing
+
+SEQ_LENS, OPEN_ROWS = (2048, 4096), (4, 16, 64)
+
+
+class Fill(NamedTuple):
+    """Rows, and the real tokens in them."""
+
+    rows: int
+    tokens: int
+
+    def __add__(self, other: object) -> Fill:
+        assert isinstance(other, Fill)
+        return Fill(self.rows + other.rows, self.tokens + other.tokens)
+
+    def share(self, seq_len: int) -> float:
+        """The share of the rows that is real tokens."""
+        return self.tokens / max(1, self.rows * seq_len)
+
+
+def measure_fill(sizes: Sequence[int], lane_counts: Iterable[int]) -> list[Row]:
+    """How full the rows of each packing are, and how full they could be."""
+    total = sum(sizes)
+    table: list[Row] = []
+    for seq_len in SEQ_LENS:
+        settings = [
+            (Packing("best_fit", seq_len, open_rows, "cut"), f"best_fit, {open_rows} open", lanes)
+            for lanes in lane_counts
+            for open_rows in OPEN_ROWS
+        ] + [
+            (Packing("one_per_row", seq_len, 1, overflow), f"one_per_row, {overflow}", 1)
+            for overflow in ("rows", "cut")
+        ]
+        for packing, name, lanes in settings:
+            truncated = sum(max(0, size - seq_len) for size in sizes) if packing.cuts else 0
+            row: Row = {"rows by": name, "lanes": lanes, "left out": truncated / total}
+            table.append(row | fill_row(seq_len, partial(pack_lanes, packing, sizes, lanes)))
+        offline: Row = {"rows by": "best-fit-decreasing, offline", "lanes": None, "left out": 0.0}
+        table.append(offline | fill_row(seq_len, partial(pack_decreasing, sizes, seq_len)))
+        bound: Row = offline | {"rows by": "no padding but in the last row"}
+        table.append(bound | fill_row(seq_len, partial(pack_tightly, sizes, seq_len)))
+    return table
+
+
+def fill_row(seq_len: int, pack: Callable[[], tuple[Fill, Fill]]) -> Row:
+    """The fill of the emitted rows, and with those that were open at the end."""
+    started = time.perf_counter()
+    emitted, whole = pack()
+    return {
+        "seq_len": str(seq_len),
+        "rows": emitted.rows,
+        "fill": emitted.share(seq_len),
+        "with open rows": whole.share(seq_len),
+        "s": time.perf_counter() - started,
+    }
+
+
+def pack_lanes(packing: Packing, sizes: Sequence[int], num_lanes: int) -> tuple[Fill, Fill]:
+    """Deal the documents round the lanes and pack each: the emitted rows, and those with the rows
+    open at the end."""
+    emitted, still_open = Fill(0, 0), Fill(0, 0)
+    for lane in range(num_lanes):
+        packer = packing.packer()
+        emitted += count(run_packer(packer, sizes[lane::num_lanes]))
+        packer.finish()
+        still_open += count(take_rows(packer))
+    return emitted, emitted + still_open
+
+
+def run_packer(packer: Packer, sizes: Iterable[int]) -> Iterator[int]:
+    """The tokens of each row that the documents fill."""
+    for ordinal, size in enumerate(sizes):
+        packer.add(ordinal, size)
+        yield from take_rows(packer)
+
+
+def take_rows(packer: Packer) -> Iterator[int]:
+    """The tokens of each full row."""
+    while packer.rows:
+        yield sum(stop - start for _, start, stop, _ in packer.rows.popleft().pieces)
+
+
+def count(lengths: Iterable[int]) -> Fill:
+    """Rows of these lengths."""
+    rows = tokens = 0
+    for length in lengths:
+        rows += 1
+        tokens += length
+    return Fill(rows, tokens)
+
+
+def pack_decreasing(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
+    """Best-fit-decreasing: long documents first give whole rows, then each piece, from the largest,
+    is placed where it leaves the least space.
+
+    `rooms` counts the rows by free space, which is all that matters of a row; bit f of `is_there`
+    says whether any row has f tokens free.
+    """
+    rest = sorted((size % seq_len for size in sizes), reverse=True)
+    rows = sum(size // seq_len for size in sizes)
+    rooms, is_there = [0] * (seq_len + 1), 0
+    for size in rest:
+        if not size:
+            break
+        fitting = is_there >> size
+        if fitting:
+            free = size + (fitting & -fitting).bit_length() - 1
+            rooms[free] -= 1
+            if not rooms[free]:
+                is_there ^= 1 << free
+        else:
+            free = seq_len
+            rows += 1
+        if free > size:
+            rooms[free - size] += 1
+            is_there |= 1 << (free - size)
+    fill = Fill(rows, sum(sizes))
+    return fill, fill
+
+
+def pack_tightly(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
+    """The bound: documents that are cut wherever a row ends."""
+    fill = Fill(-(-sum(sizes) // seq_len), sum(sizes))
+    return fill, fill

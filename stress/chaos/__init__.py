@@ -1,0 +1,1 @@
+"""Training jobs in a hostile world: `python -m stress.chaos`."""

@@ -1,0 +1,36 @@
+"""What the campaigns read: a small tokenizer, and datasets of small shards."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from cloudload import convert_to_mds
+from scripts.train_tokenizer import save_tokenizer, standard_library_texts, train_tokenizer
+
+
+def make_tokenizer(folder: Path) -> str:
+    """The file of a BPE of 600 tokens."""
+    texts = (text[:2_000] for text, _ in zip(standard_library_texts(), range(100), strict=False))
+    save_tokenizer(train_tokenizer(texts, 600), folder / "tokenizer")
+    return str(folder / "tokenizer" / "tokenizer.json")
+
+
+def write_dataset(folder: Path, url: str, num_documents: int, seed: float) -> None:
+    """A dataset of small shards: documents of many lengths, some of them empty."""
+    words, source = random.Random(seed), folder / "corpus.jsonl"
+    with source.open("w") as file:
+        for number in range(num_documents):
+            size = 0 if words.random() < 0.01 else int(words.lognormvariate(3.5, 1.0))
+            text = " ".join(
+                words.choice(["the", "fox", "jumps", "über", "狐", "🦊", "lazy", "import", "self"])
+                for _ in range(size)
+            )
+            file.write(
+                json.dumps(
+                    {"id": number, "text": f"{number} {text}" if size else ""}, ensure_ascii=False
+                )
+                + "\n"
+            )
+    convert_to_mds([str(source)], url, shard_bytes=1_500, processes=1, progress=False)

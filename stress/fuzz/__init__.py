@@ -1,0 +1,1 @@
+"""Hostile input for whatever reads data and states: `python -m stress.fuzz`."""

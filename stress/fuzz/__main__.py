@@ -1,0 +1,96 @@
+"""Throw hostile input at what reads data and states. Only cloudload's own errors may result.
+
+    python -m stress.fuzz                                          # every target for a minute
+    python -m stress.fuzz state index --seconds 600 --findings f   # some of them for longer
+
+    index              bytes of an index.json           parse_index, and all that follows from it
+    shard              bytes of a shard                 Shard, and every sample of it
+    shard-structured   sound shards, bytes changed      the same
+    decompress         bytes under each codec           never more than the index says, but one byte
+    state              sound states of all packings,    load_state_dict, and two batches;
+                       fields changed                   merge_state_dicts
+    tokenizer-text     texts with names of control      never a control id; both backends agree
+                       tokens in them
+
+A finding is any other error, an input that takes seconds, or one that takes hundreds of megabytes.
+Its input is written to the folder of findings, and `--replay FILE` runs it again; the exit status
+is then 1. With `atheris` installed (pip install atheris), coverage guides the inputs; otherwise our
+own engine makes them. `--engine` chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import zlib
+from pathlib import Path
+
+from stress.fuzz.atheris import start_atheris
+from stress.fuzz.engine import check, fuzz
+from stress.fuzz.targets import TARGETS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}"
+    )
+    parser.add_argument("--seconds", type=int, default=60, help="of each target (default: 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of our own engine (default: 0)")
+    parser.add_argument("--engine", choices=["auto", "atheris", "own"], default="auto")
+    parser.add_argument(
+        "--findings",
+        type=Path,
+        default=Path("fuzz-findings"),
+        help="a folder (default: fuzz-findings)",
+    )
+    parser.add_argument(
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="run one input of the one target named, and show its error",
+    )
+    options = parser.parse_args()
+    names = options.targets or list(TARGETS)
+    if unknown := [name for name in names if name not in TARGETS]:
+        parser.error(f"there is no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if options.replay:
+        check(TARGETS[names[0]], options.replay.read_bytes())
+        print("no finding")
+        return 0
+    engine = _engine(options.engine)
+    print(f"engine {engine}, {options.seconds} s for each of {', '.join(names)}", flush=True)
+    summary = [_fuzz_and_report(name, engine, options) for name in names]
+    print("\n".join(["", *(line for line, _ in summary)]))
+    return int(any(is_finding for _, is_finding in summary))
+
+
+def _engine(asked: str) -> str:
+    from importlib.util import find_spec
+
+    return ("atheris" if find_spec("atheris") else "own") if asked == "auto" else asked
+
+
+def _fuzz_and_report(name: str, engine: str, options: argparse.Namespace) -> tuple[str, bool]:
+    options.findings.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    if engine == "atheris":
+        tried, found, why = start_atheris(name, TARGETS[name], options.seconds, options.findings)
+    else:
+        tried, data, why = fuzz(TARGETS[name], seconds=options.seconds, seed=options.seed)
+        found = options.findings / f"{name}-{zlib.crc32(data or b''):08x}"
+        if data is not None:
+            found.write_bytes(data)
+    verdict = f"FINDING {found}: {why}" if why else "no finding"
+    line = f"{name:18} {tried:>12,} inputs in {time.monotonic() - started:.0f} s  {verdict}"
+    print(line, flush=True)
+    return line, bool(why)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

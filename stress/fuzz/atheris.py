@@ -1,0 +1,74 @@
+"""The engine guided by coverage, where `atheris` is installed; run as a module, one target.
+
+    python -m stress.fuzz.atheris TARGET SECONDS FINDINGS
+
+It imports cloudload only after atheris has arranged to instrument it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from stress.fuzz.target import MOST_INPUT_BYTES, MOST_SECONDS
+
+
+def start_atheris(
+    name: str, seeds: list[bytes], seconds: int, findings: Path
+) -> tuple[int, Path, str]:
+    """Run a target in a process, which libFuzzer ends: the number of inputs, the finding, and
+    why."""
+    corpus = findings / "corpus" / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds):
+        (corpus / f"seed-{number}").write_bytes(seed)
+    command = [sys.executable, "-m", "stress.fuzz.atheris", name, str(seconds), str(findings)]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    tried = re.findall(r"number_of_executed_units: (\d+)", done.stdout) or re.findall(
+        r"^#(\d+)", done.stdout, re.MULTILINE
+    )
+    written = re.findall(r"Test unit written to (\S+)", done.stdout)
+    reasons = re.findall(
+        r"^(?:\S*(?:Error|Exception|Finding).*|=+ ?ERROR.*|ALARM.*)$", done.stdout, re.MULTILINE
+    )
+    failed = done.returncode or written
+    why = (reasons[-1] if reasons else done.stdout[-500:]) if failed else ""
+    return int(tried[-1]) if tried else 0, Path(written[-1]) if written else findings, why
+
+
+def main(name: str, seconds: str, findings: str) -> None:
+    """Run a target in this process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["cloudload"]):
+        import cloudload.cli
+        import cloudload.loader
+        import cloudload.provenance  # noqa: F401 - everything is instrumented
+        from stress.fuzz.engine import check
+        from stress.fuzz.targets import TARGETS
+    target = TARGETS[name]
+    target.prepare()
+    arguments = [
+        f"-max_total_time={seconds}",
+        f"-timeout={MOST_SECONDS}",
+        "-rss_limit_mb=6000",
+        f"-max_len={MOST_INPUT_BYTES}",
+        "-print_final_stats=1",
+        f"-artifact_prefix={findings}/{name}-",
+        f"{findings}/corpus/{name}",
+    ]
+    atheris.Setup([sys.argv[0], *arguments], lambda data: check(target, data))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,53 @@
+"""Bytes under each codec: never more than one byte beyond what the index says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import brotli
+import snappy
+
+from cloudload.mds.codecs import compress, decompress
+from stress.fuzz.target import Choices, Target, expect
+
+_RAW = b"the quick brown fox " * 40
+_CODECS = ("zstd", "gz", "bz2", "br", "snappy")
+
+
+def decompress_seeds() -> list[bytes]:
+    """Sound streams and bombs, each after a byte that chooses its codec."""
+
+    packers: list[Callable[[bytes], bytes]] = [
+        functools.partial(compress, name) for name in ("zstd", "gz", "bz2")
+    ]
+    packers += [brotli.compress, snappy.compress]
+    return [
+        bytes([number]) + pack(raw)
+        for number, pack in enumerate(packers)
+        for raw in (_RAW, b"", bytes(1 << 20))
+    ]
+
+
+def run_decompress(data: bytes) -> None:
+    """Any bytes under any codec. To the cache, any `Exception` means a damaged file."""
+    choices = Choices(data)
+    codec = choices.pick(_CODECS)
+    try:
+        raw = decompress(codec, choices.take(len(data)), len(_RAW))
+    except (
+        MemoryError,
+        RecursionError,
+        AssertionError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        KeyError,
+    ):
+        raise
+    except Exception:
+        return
+    expect(len(raw) <= len(_RAW) + 1, f"{codec} gave {len(raw)} bytes")
+
+
+DECOMPRESS = Target(run_decompress, decompress_seeds)

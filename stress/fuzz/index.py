@@ -1,0 +1,77 @@
+"""Bytes of an index.json: `parse_index`, and all that follows from it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cloudload.cache.folder import dataset_folder
+from cloudload.mds.codecs import compression_extension
+from cloudload.mds.dataset import Corpus, Dataset, check_text_column
+from cloudload.mds.hashes import fastest_hash
+from cloudload.mds.index import parse_index
+from stress.fuzz.target import Target, expect
+
+
+def index_seeds() -> list[bytes]:
+    """Indexes of several kinds."""
+    shard = {
+        "column_encodings": ["str", "int", "bytes"],
+        "column_names": ["a", "b", "text"],
+        "column_sizes": [None, 8, None],
+        "compression": None,
+        "format": "mds",
+        "hashes": ["xxh64"],
+        "raw_data": {
+            "basename": "shard.00000.mds",
+            "bytes": 4000,
+            "hashes": {"xxh64": "0123456789abcdef"},
+        },
+        "samples": 20,
+        "size_limit": 67108864,
+        "version": 2,
+        "zip_data": None,
+    }
+    zipped = {
+        **shard,
+        "compression": "zstd:7",
+        "raw_data": {"basename": "b/shard.00001.mds", "bytes": 4000, "hashes": {}},
+        "zip_data": {"basename": "b/shard.00001.mds.zstd", "bytes": 400, "hashes": {"sha1": "a"}},
+    }
+    lists: list[list[Any]] = [[], [shard], [shard, zipped], [zipped]]
+    return [json.dumps({"version": 2, "shards": shards}).encode() for shards in lists]
+
+
+def run_index(data: bytes) -> None:
+    """Parse an index, and use everything that depends on it alone."""
+    dataset = Dataset("s3://bucket/folder", parse_index(data, "s3://bucket/folder"), "0" * 64)
+    root = Path("/cache")
+    folder = dataset_folder(root, dataset)
+    files = [
+        folder / file.name
+        for shard in dataset.shards
+        for file in (shard.raw, shard.zipped)
+        if file is not None
+    ]
+    for path in files:
+        inside = os.path.normpath(path)
+        expect(inside == str(path) and inside.startswith(f"{folder}/"), f"{path} leaves the cache")
+        expect(not inside.endswith((".part", ".lock")), f"{path} is the cache's own")
+    expect(len(set(files)) == len(files), "two files fall together")
+    for shard in dataset.shards:
+        expect(4 * (shard.samples + 2) <= shard.raw.bytes < 1 << 32, "a size that no shard has")
+        fastest_hash(shard.stored.hashes)
+        if shard.compression:
+            compression_extension(shard.compression)
+    corpus = Corpus((dataset, dataset))
+    expect(
+        corpus.num_samples == 2 * sum(shard.samples for shard in dataset.shards),
+        "samples do not add up",
+    )
+    corpus.fingerprint(range(2))
+    check_text_column(corpus, "text")
+
+
+INDEX = Target(run_index, index_seeds)

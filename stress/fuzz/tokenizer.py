@@ -1,0 +1,89 @@
+"""Texts with the names of control tokens in them: never a control id, and both backends agree."""
+
+from __future__ import annotations
+
+import functools
+import json
+import string
+from typing import NamedTuple
+
+from tokenizers import Tokenizer, decoders
+
+from cloudload.config.choices import FASTOKENS, HF
+from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
+from scripts.train_tokenizer import END_OF_TEXT, train_tokenizer
+from stress.fuzz.target import Choices, Target, expect, random_seeds
+from tests.support.corpora import EOS, byte_tokenizer
+
+
+class Case(NamedTuple):
+    """A tokenizer under both backends."""
+
+    hf: DocumentTokenizer
+    fastokens: DocumentTokenizer
+    control_ids: set[int]
+    control_names: list[str]
+
+
+@functools.cache
+def tokenizers() -> list[Case]:
+    """Small tokenizers."""
+    texts = [
+        "the quick brown fox jumps over the lazy dog",
+        "one two three",
+        "Grüße an die Füchse",
+        "狐 🦊",
+    ]
+    trained = train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>"))
+    found = []
+    with_bytes = Tokenizer.from_str(byte_tokenizer().to_str())
+    with_bytes.decoder = decoders.ByteLevel()
+    for tokenizer in (with_bytes, trained):
+        spec = load_tokenizer(tokenizer, [(None, None)])
+        added = {
+            token["id"]: token["content"]
+            for token in json.loads(spec.json)["added_tokens"]
+            if token["special"]
+        }
+        backends = [DocumentTokenizer(spec, backend) for backend in (HF, FASTOKENS)]
+        found.append(Case(*backends, set(added), [*added.values(), EOS, END_OF_TEXT]))
+    return found
+
+
+_SIGNS = (
+    "",
+    " ",
+    "\0",
+    "\n\n",
+    "é",
+    "狐",
+    "🦊",
+    "e\u0301",
+    "\u200d",
+    "\ufeff",
+    "the",
+    "<|",
+    "|>",
+    "<",
+    "\ud800",
+    "\udfff",
+    "\U0010ffff",
+)
+
+
+def run_tokenizer_text(data: bytes) -> None:
+    """A text with names of control tokens gives no control id, and decodes to itself."""
+    choices = Choices(data)
+    hf, fast, control, names = choices.pick(tokenizers())
+    text = ""
+    while choices:
+        text += choices.pick(
+            choices.pick([names, _SIGNS, string.printable, chr(choices.number(0x3000))])
+        )
+    ids, _ = hf.encode_flat([text])
+    expect(not control & set(ids.tolist()), f"a control id in {text!r}")
+    expect(ids.tolist() == fast.encode_flat([text])[0].tolist(), f"backends differ on {text!r}")
+    expect(hf.decode(ids) == text, f"{text!r} is {hf.decode(ids)!r} when decoded")
+
+
+TOKENIZER_TEXT = Target(run_tokenizer_text, random_seeds, tokenizers)
