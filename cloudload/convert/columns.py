@@ -15,8 +15,7 @@ _BLOCKS_SEARCHED = 8
 
 
 class PeekableBlocks:
-    """An iterator of (unit number, block) whose first items can be inspected without consuming
-    them."""
+    """An iterator of (unit number, block) whose next items can be inspected, not consumed."""
 
     def __init__(self, blocks: Iterator[tuple[int, InputBlock]]) -> None:
         self._blocks, self._peeked = blocks, deque[tuple[int, InputBlock]]()

@@ -119,8 +119,10 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
 
 
 def _find_files(location: str) -> list[tuple[str, str, int]]:
-    """The files of a file, folder or glob as (url, name below it, bytes), sorted; hidden files and
-    `_SUCCESS` are skipped."""
+    """The files of a file, folder or glob as (url, name below it, bytes), sorted.
+
+    Hidden files and `_SUCCESS` are skipped.
+    """
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
     is_glob = any(sign in location for sign in "*?[") and not (
@@ -200,8 +202,10 @@ def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
 
 
 def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
-    """Group files into units: consecutive text files share one of about `block_bytes`, other files
-    have one each."""
+    """Group files into units.
+
+    Consecutive text files share a unit of about `block_bytes`; any other file has its own.
+    """
     group: list[InputFile] = []
     for file in files:
         full = len(group) == _MAX_BLOCK_FILES or sum_bytes(group) >= block_bytes

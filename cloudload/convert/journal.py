@@ -140,8 +140,11 @@ class InputPosition:
 
 @dataclass(frozen=True)
 class FinishedWork:
-    """The finished part of a conversion: index entries of shards, columns once known, the start of
-    the next shard (None after the last), and the counts up to there."""
+    """The finished part of a conversion.
+
+    Holds the index entries of its shards, the columns once known, the start of the next shard (None
+    after the last), and the counts up to there.
+    """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     columns: tuple[Column, ...] | None = None
@@ -290,8 +293,10 @@ def record_shard(
     following: InputPosition | None,
     counts: Counts,
 ) -> None:
-    """Write the journal entry of a stored shard: its index entry, the start of the next shard, and
-    the counts up to there."""
+    """Write the journal entry of a stored shard.
+
+    It holds the shard's index entry, the start of the next shard, and the counts up to there.
+    """
     content = {
         "shard": entry,
         "next": asdict(following) if following else None,

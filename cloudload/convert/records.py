@@ -58,8 +58,7 @@ class InputBlock(Protocol):
 
 
 class InputUnit(Protocol):
-    """A part of the input that can be read separately. Its name and size (bytes or rows) identify
-    it."""
+    """A part of the input that can be read separately, identified by its name and size."""
 
     @property
     def name(self) -> str: ...
