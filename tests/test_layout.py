@@ -127,9 +127,3 @@ def test_heavy_libraries_wait_until_they_are_needed(statement: str, absent: list
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert printed.strip() == "[]"
-
-
-def test_what_is_public_is_there() -> None:
-    assert all(getattr(cloudload, name) is not None for name in cloudload.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = cloudload.nothing

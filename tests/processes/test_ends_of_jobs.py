@@ -1,4 +1,4 @@
-"""However a training job ends, it ends in seconds, says why, leaves nothing, and goes on from its
+"""However a training job ends, it ends in seconds, says why, leaves nothing, and resumes from its
 last state exactly.
 
 A job of real processes, in a session of its own, reads from S3 through a fault proxy; it is ended
@@ -20,9 +20,6 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.cache.folder import sweep
-from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import TAG, lock_path, make_folder
 from cloudload.testing import Leg, run_leg
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
@@ -264,33 +261,3 @@ def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
 
 def _children() -> set[int]:
     return children_of(os.getpid())
-
-
-def test_a_sweep_leaves_what_is_in_use_and_what_is_not_ours(tmp_path: Path) -> None:
-    folder = tmp_path / "corpus-0123456789abcdef"
-    make_folder(folder)
-    part = "3f2a3f2a3f2a.part"
-    for name in ("a.mds", f"a.mds.{part}", "a.mds.lock", f"b.mds.{part}"):
-        (folder / name).touch()
-    names = (
-        "orders/2024/customers.csv.part",
-        "orders/x.lock",
-        f"run-2024010112000000/a.{part}",
-        ".x.part",
-        "tokenizers/poetry.lock",
-    )
-    mine = [tmp_path / name for name in names]
-    for path in mine:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    with locked(lock_path(folder / "b.mds")):
-        sweep(tmp_path)
-        assert sorted(path.name for path in folder.iterdir()) == [
-            TAG,
-            "a.mds",
-            f"b.mds.{part}",
-            "b.mds.lock",
-        ]
-    sweep(tmp_path)
-    assert sorted(path.name for path in folder.iterdir()) == [TAG, "a.mds"]
-    assert all(path.exists() for path in mine)

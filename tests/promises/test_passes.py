@@ -18,6 +18,7 @@ from cloudload import CloudLoader, FromStart, Stream
 from cloudload.errors import RanksDisagreeError, WorkerError
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
+from tests.support.examples import EXAMPLES
 from tests.support.jobs import command_of
 
 NUM_DOCUMENTS = 60
@@ -56,7 +57,7 @@ def test_passes_of_a_number_of_batches_follow_each_other(folder: str) -> None:
 
 
 @given(every=st.integers(1, 5), cuts=st.lists(st.integers(0, 12), max_size=4))
-@settings(max_examples=30)
+@settings(max_examples=EXAMPLES)
 def test_wherever_a_run_is_resumed_its_passes_end_at_the_same_batches(
     folder: str, every: int, cuts: list[int]
 ) -> None:

@@ -40,7 +40,7 @@ from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import join_url
 from tests.support.objects import object_exists
 
-FIVE_MB = os.urandom(5 << 20)
+LARGE = os.urandom(9_000_001)  # more than one part of an upload
 SECRET = "hunter2hunter2"
 NAMES = ["a b", "a+b", "50%25", "100%", "ü/狐", "x=1", "a&b", "x.jsonl.zst"]
 
@@ -167,13 +167,13 @@ def writable(request: pytest.FixtureRequest) -> Place:
 # ---------------------------------------------------------------- read
 
 
-@pytest.mark.parametrize("data", [b"", b"x", FIVE_MB], ids=["empty", "one byte", "5 MB"])
+@pytest.mark.parametrize("data", [b"", b"x", LARGE], ids=["empty", "one byte", "9 MB"])
 def test_what_was_stored_is_read(place: Place, data: bytes) -> None:
     place.put("folder/key", data)
     url = join_url(place.url, "folder/key")
     assert read_object(url) == data
     with open_object(url) as stream:
-        assert stream.read() == data
+        assert stream.read(5) + b"".join(stream) == data
 
 
 @pytest.mark.parametrize(("most_bytes", "expected"), [(None, 10), (10, 10), (4, 5), (0, 1)])
@@ -223,7 +223,7 @@ def test_an_error_names_the_url_without_its_secrets(place: Place) -> None:
 # ---------------------------------------------------------------- write, delete, list
 
 
-@pytest.mark.parametrize("data", [b"", FIVE_MB], ids=["empty", "5 MB"])
+@pytest.mark.parametrize("data", [b"", LARGE], ids=["empty", "9 MB"])
 def test_a_file_is_stored(writable: Place, tmp_path: Path, data: bytes) -> None:
     source = tmp_path / "source"
     source.write_bytes(data)
@@ -285,6 +285,15 @@ def test_a_listed_name_is_the_name_that_was_written(writable: Place, name: str) 
     assert list_objects(writable.url) == [StoredObject(url, len(name.encode()))]
 
 
+@pytest.mark.parametrize("writable", ATOMIC, indirect=True)
+@pytest.mark.parametrize("name", ["a#b", "a?b=c"])
+def test_a_name_may_look_like_the_end_of_a_url(writable: Place, name: str) -> None:
+    writable.put(name, name.encode())
+    url = join_url(writable.url, name)
+    assert read_object(url) == name.encode()
+    assert list_objects(writable.url) == [StoredObject(url, len(name))]
+
+
 def test_a_listing_holds_only_what_is_below_the_folder(writable: Place) -> None:
     for name in ("a/b/1", "a/bc/1", "a/b-2", "a/bcd"):
         writable.put(name, b"")
@@ -292,6 +301,13 @@ def test_a_listing_holds_only_what_is_below_the_folder(writable: Place) -> None:
     assert list_objects(join_url(writable.url, "a/b")) == inside
     assert list_objects(join_url(writable.url, "a/b/")) == inside
     assert list_objects(join_url(writable.url, "a/b/1")) == inside
+
+
+@pytest.mark.parametrize("writable", ["s3", "gcs"], indirect=True)
+def test_a_listing_goes_past_the_first_page(writable: Place) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: writable.put(f"{number:04}", b""), range(1_100)))
+    assert len(list_objects(writable.url)) == 1_100
 
 
 def test_a_store_that_can_only_be_read_says_so(streaming_place: Place) -> None:

@@ -8,29 +8,27 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudload import CloudLoader, Retry, Stream
-from cloudload.cache.folder import default_cache
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import read_object, write_object
-from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG
 from cloudload.system.verified_files import is_unmodified, mark_verified
-from tests.support import ROOT
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 
 DOCUMENTS = random_documents(11, 600)
+
+
 QUICK = Retry(timeout_s=2.0, deadline_s=6.0, pause_s=0.05)
 
 
@@ -127,15 +125,6 @@ def _expect_documents(corpus: Corpus, root: Path) -> None:
     assert texts_of(corpus, root) == DOCUMENTS
 
 
-def test_a_local_dataset_is_never_written_to(tmp_path: Path) -> None:
-    folder = tmp_path / "mds"
-    for compression in (None, "zstd"):
-        corpus = write(str(folder / str(compression)), compression=compression)
-        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-        assert texts_of(corpus, tmp_path / "cache", limit_bytes=20_000) == DOCUMENTS
-        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
 def test_a_republished_dataset_is_never_mixed_with_the_old_one(s3_url: str, tmp_path: Path) -> None:
     old = write(s3_url)
     assert texts_of(old, tmp_path) == DOCUMENTS
@@ -176,14 +165,19 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-DAMAGES = {
+def replace_by_link(path: Path, name: str) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name(name))
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:100]),
     "emptied": lambda path: path.write_bytes(b""),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
     "another byte in its head": lambda path: flip(path, 5),
     "another byte in a text": lambda path: flip(path, path.stat().st_size - 3),
     "another shard": lambda path: path.write_bytes(path.with_name("shard.00003.mds").read_bytes()),
-    "a link": lambda path: (path.unlink(), path.symlink_to(path.with_name("shard.00003.mds"))),
+    "a link": lambda path: replace_by_link(path, "shard.00003.mds"),
 }
 
 
@@ -246,16 +240,6 @@ def test_hashes_are_not_checked_where_that_is_switched_off(s3_url: str, tmp_path
         texts_of(corpus, tmp_path)
 
 
-def test_a_shard_in_place_is_checked_on_request(tmp_path: Path) -> None:
-    corpus = write(str(tmp_path / "mds"), compression=None)
-    flip(tmp_path / "mds" / "shard.00002.mds", 3_000)
-    assert len(texts_of(corpus, tmp_path / "cache")) == len(DOCUMENTS)
-    with pytest.raises(
-        DatasetError, match=r"shard\.00002\.mds has xxh64 .*Convert or copy it again"
-    ):
-        texts_of(corpus, tmp_path / "cache", verify="always")
-
-
 def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: Path) -> None:
     write(s3_url, hashes=())
     index = json.loads(read_object(f"{s3_url}/index.json"))
@@ -268,20 +252,6 @@ def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: 
     ):
         texts_of(open_corpus([Stream(s3_url)], QUICK), tmp_path)
     assert not list(tmp_path.rglob("shard.00001.mds*"))
-
-
-def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
-    write(str(tmp_path / "mds"))
-    before = sorted(tmp_path.rglob("*"))
-    for cache in (tmp_path / "mds", tmp_path / "mds" / "cache"):
-        with (
-            loader_of(
-                str(tmp_path / "mds"), cache, batch_size=2, num_workers=0, tokenizer_backend="hf"
-            ) as loader,
-            pytest.raises(CacheError, match="is inside the dataset"),
-        ):
-            next(iter(loader))
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_another_process_evicted_is_let_go_of(
@@ -394,37 +364,6 @@ def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
     with pytest.raises(CacheError, match="no space left in"):
         texts_of(corpus, small_disk)
     assert cached_files(small_disk) == []
-
-
-def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.lock"
-    with locked(path), locked(path, wait=False) as is_free:
-        assert not is_free
-    assert not path.exists()
-    with locked(path, wait=False) as is_free:
-        assert is_free
-    script = f"""
-from pathlib import Path
-from cloudload.system.file_locks import locked
-counter = Path({str(tmp_path / "counter")!r})
-for _ in range(200):
-    with locked(Path({str(path)!r})):
-        counter.write_text(str(int(counter.read_text() or 0) + 1) if counter.exists() else "1")
-"""
-    processes = [subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) for _ in range(4)]
-    assert [process.wait(60) for process in processes] == [0] * 4
-    assert (tmp_path / "counter").read_text() == "800"
-    assert not path.exists()
-
-
-def test_the_default_cache_is_the_users_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CLOUDLOAD_CACHE", str(tmp_path))
-    assert default_cache() == tmp_path
-    monkeypatch.delenv("CLOUDLOAD_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert default_cache() == Path("/x/cloudload")
 
 
 def _delete(url: str) -> None:

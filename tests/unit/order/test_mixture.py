@@ -1,5 +1,5 @@
-"""A row's number says its stream; streams get their shares in every window; a resume keeps what
-was, and changes what comes."""
+"""A row's number says its stream; streams get their shares in every window; a resume keeps the rows
+before it and changes those after."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from cloudload.order.mixture_step import find_step
 from tests.support.examples import EXAMPLES
 from tests.support.reference_order import shares_at
 
-MANY = settings(max_examples=5 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=3 * EXAMPLES, suppress_health_check=list(HealthCheck))
 LANES = [1, 7, 12, 60, 240, 960, 1000, 3840, 8192]
-
 ROWS = st.integers(0, 2**40)
 NUM_LANES = st.sampled_from(LANES) | st.integers(1, 8192)
 WEIGHT = (
@@ -52,9 +51,6 @@ def mixtures(draw: st.DrawFn, num_streams: int | None = None) -> Mixture:
     rows = [0, *sorted(draw(st.sets(st.integers(1, 300), max_size=3)))]
     entries = [(row, dict(zip(names(count), draw(weights(count)), strict=True))) for row in rows]
     return build_mixture(names(count), [], entries)
-
-
-# ---------------------------------------------------------------- shares
 
 
 def furthest(mixture: Mixture, rows: Ints, num_lanes: int, window: int = 1000) -> float:
@@ -91,21 +87,6 @@ def test_any_thousand_rows_of_a_lane_hold_each_share_within_two(
     assert furthest(plain(*shares), rows, num_lanes) <= 2
 
 
-@pytest.mark.parametrize("num_lanes", [*LANES, 36, 100, 500, 4096, 100_000])
-@pytest.mark.parametrize("walk", ["run", "lane"])
-def test_no_weights_could_be_further_off(num_lanes: int, walk: str) -> None:
-    stride = find_step(num_lanes) * (1 if walk == "run" else num_lanes)
-    points = np.array(sorted(row * stride % 2**64 >> 12 for row in range(1000)))
-    between = np.arange(1000)[:, None] - np.arange(1000)
-    expected = (points[:, None] - points) * 1000
-    longer = between > 0
-    most = ((between + 1) * 2**52 - expected)[longer].max() / 2**52
-    fewest = (expected - (between - 1) * 2**52)[longer].max() / 2**52
-    assert max(most, fewest) <= 2, (
-        "arcs that begin and end just outside, or just inside, of two of the rows"
-    )
-
-
 @pytest.mark.parametrize("num_lanes", LANES)
 @pytest.mark.parametrize(("window", "most"), [(100, 10), (10_000, 20)])
 def test_shorter_and_longer_windows_are_even_too(num_lanes: int, window: int, most: int) -> None:
@@ -126,9 +107,6 @@ def test_a_small_stream_gets_its_rows_over_a_long_run() -> None:
     streams = plain(1, 1e-4).components(np.arange(1_000_000), 960)
     assert abs(int(streams.sum()) - 100) <= 10
     assert shares_at(plain(1e300, 1e-300), 0) == (1.0, 0.0)
-
-
-# ---------------------------------------------------------------- random access
 
 
 def stream_of(mixture: Mixture, row: int, num_lanes: int) -> int:
@@ -185,9 +163,6 @@ def test_the_rows_of_a_mixture_never_change() -> None:
     assert {num_lanes: find_step(num_lanes) for num_lanes in LANES} == GOLDEN_STEPS
 
 
-# ---------------------------------------------------------------- schedules
-
-
 @MANY
 @given(mixture=mixtures(), num_lanes=NUM_LANES)
 def test_weights_change_at_their_row_exactly(mixture: Mixture, num_lanes: int) -> None:
@@ -207,9 +182,6 @@ def test_a_stream_that_an_entry_does_not_name_gets_no_row() -> None:
     assert shares_at(mixture, 100) == shares_at(mixture, 10**9) == (0, 1, 0)
     assert set(mixture.components(np.arange(100), 60)) == {0, 2}
     assert set(mixture.components(np.arange(100, 200), 60)) == {1}
-
-
-# ---------------------------------------------------------------- resuming
 
 
 def check_rows(mixture: Mixture, segments: Sequence[tuple[int, Mixture]]) -> None:
@@ -297,9 +269,6 @@ def test_streams_that_are_gone_or_in_another_order_are_named(found: list[str]) -
         build_mixture(found, [1] * len(found), None).resume(saved, 10)
     assert "mixture: saved streams ['a', 'b'], found " + str(found) in str(error.value)
     assert "weight 0" in str(error.value)
-
-
-# ---------------------------------------------------------------- states and mistakes
 
 
 @MANY

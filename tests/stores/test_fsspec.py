@@ -1,16 +1,12 @@
-"""Locations beyond S3 and GCS: web servers, SFTP, StreamingDataset's downloaders, and files that
-are none."""
+"""Web servers and SFTP servers, read through fsspec."""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
 import os
-import shutil
 import socket
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,32 +14,16 @@ from typing import Any
 import pytest
 
 from cloudload.errors import StoreError
-from cloudload.storage.base import Retry
 from cloudload.storage.objects import (
-    list_objects,
     open_object,
     read_object,
-    write_object,
 )
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.objects import object_exists
+from tests.support.patience import PATIENT, QUICK, SOON_S, within
 from tests.support.servers import free_ports
 
-QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
-PATIENT = Retry(timeout_s=1.0, deadline_s=20.0, pause_s=0.05)
-SOON_S = 10.0  # far below the default deadline, far above what a busy machine adds
 DATA = os.urandom(300_000)
-
-
-@contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Fails a block that takes longer."""
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds
-
-
-# ---------------------------------------------------------------- http
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -131,9 +111,6 @@ def test_a_web_server_that_is_not_there_is_given_up_at_the_deadline() -> None:
             read_object(f"http://{host}:{port}/key", QUICK)
 
 
-# ---------------------------------------------------------------- sftp
-
-
 @pytest.fixture
 def sftp(tmp_path: Path) -> Iterator[str]:
     """An SFTP server of a folder with one file, `key`; its location, with user and password."""
@@ -202,89 +179,3 @@ def test_a_wrong_sftp_password_is_called_so(sftp: str) -> None:
     ):
         read_object(f"{wrong}/key")
     assert "another-password" not in str(caught.value)
-
-
-# ---------------------------------------------------------------- StreamingDataset's downloaders
-
-
-def test_what_only_streaming_reaches_is_read_by_its_downloader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    download = pytest.importorskip("streaming.base.storage.download")
-
-    class FolderDownloader(download.CloudDownloader):  # type: ignore[name-defined,misc]
-        """In place of an account at Alibaba."""
-
-        @staticmethod
-        def _client_identifier() -> str:
-            return "alipan"
-
-        def clean_up(self) -> None:
-            pass
-
-        def _download_file_impl(self, remote: str, local: str, timeout: float) -> None:
-            shutil.copy(tmp_path / remote.removeprefix("alipan:///"), local)
-
-    monkeypatch.setitem(download.DOWNLOADER_MAPPINGS, "alipan", FolderDownloader)
-    (tmp_path / "key").write_bytes(DATA)
-    assert read_object("alipan:///key") == DATA
-    assert not object_exists("alipan:///nothing")
-    for act in (lambda: write_object("alipan:///key", b""), lambda: list_objects("alipan:///")):
-        with pytest.raises(StoreError, match="is read-only"):
-            act()
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("oci://bucket/key", "(?i)config"),
-        ("dbfs:/folder/key", "dbfs://.*databricks"),
-        ("alipan:///key", "alipan://.*alipcs"),
-    ],
-)
-def test_streamings_downloaders_fail_at_once_without_their_packages_and_settings(
-    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("streaming")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("OCI_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(StoreError, match=says):
-        read_object(url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "azure://account/key",
-        "azure-dl://account/key",
-        "oci://b@n/key",
-        "dbfs:/key",
-        "alipan:///key",
-    ],
-)
-def test_without_streaming_its_stores_say_what_to_install(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "streaming.base.storage.download", None)
-    with (
-        within(SOON_S),
-        pytest.raises(
-            StoreError, match=r"cannot read \S+ URLs .*pip install 'cloudload\[streaming\]'"
-        ),
-    ):
-        read_object(url)
-
-
-# ---------------------------------------------------------------- files that are none
-
-
-def test_a_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    for path in (pipe, Path("/dev/zero")):
-        with (
-            within(SOON_S),
-            pytest.raises(StoreError, match=rf"cannot read {path} \(1 attempt.*not a regular file"),
-        ):
-            read_object(str(path))
-        assert list_objects(str(tmp_path)) == []

@@ -1,0 +1,165 @@
+"""A process builds the order of the next epoch ahead, and leaves nothing when it is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload.cache.folder import sweep
+from cloudload.order import epoch_orders
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.system.file_locks import locked
+from tests.support.reference_order import canonical_order
+
+SHARDS = [7, 30, 1, 12, 25, 9, 18]
+AHEAD = OrderConfig(True, "py1br", 20, 4, 1)
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders of any size are built ahead."""
+    monkeypatch.setattr("cloudload.order.epoch_orders._BACKGROUND_FROM_POSITIONS", 0)
+
+
+def wait_until(condition: Any) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def children() -> list[int]:
+    """The processes that this one has started, dead ones that nobody has waited for included."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+
+def orders_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("epoch-*"))
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("sampling", [None, Sampling((3, 4), (77, 60))])
+def test_an_order_built_in_the_background_is_the_same_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling | None
+) -> None:
+    orders, before = EpochOrders(tmp_path, np.array(SHARDS), AHEAD, sampling), set(children())
+    assert orders.build_in_background(3)
+    assert not orders.build_in_background(3)
+    assert wait_until(lambda: orders_in(tmp_path) == ["epoch-3.npy"])
+    assert wait_until(lambda: set(children()) <= before)
+    assert not orders.build_in_background(3)
+    monkeypatch.setattr(EpochOrders, "build", None)
+    assert np.array_equal(orders(3), canonical_order(np.array(SHARDS), AHEAD, 3, sampling))
+
+
+@pytest.mark.usefixtures("any_size")
+def test_of_many_who_ask_one_builds(tmp_path: Path) -> None:
+    asked = [EpochOrders(tmp_path, np.array([5_000] * 400), AHEAD) for _ in range(6)]
+    assert sum(orders.build_in_background(1) for orders in asked) == 1
+    assert asked[0].build_in_background(2)
+    assert wait_until(lambda: orders_in(tmp_path) == ["epoch-1.npy", "epoch-2.npy"])
+
+
+@pytest.mark.usefixtures("any_size")
+def test_who_needs_an_order_that_is_being_built_waits_for_it(tmp_path: Path) -> None:
+    orders = EpochOrders(tmp_path, np.array([5_000] * 400), AHEAD)
+    assert orders.build_in_background(1)
+    assert np.array_equal(orders(1), canonical_order(np.array([5_000] * 400), AHEAD, 1))
+
+
+def test_a_daemonic_worker_may_build_ahead(tmp_path: Path) -> None:
+    for method in ("fork", "spawn"):
+        context: Any = multiprocessing.get_context(method)
+        worker = context.Process(target=build_ahead, args=(tmp_path / method,), daemon=True)
+        worker.start()
+        worker.join(60)
+        assert worker.exitcode == 0
+        assert orders_in(tmp_path / method) == ["epoch-1.npy"]
+
+
+def build_ahead(folder: Path) -> None:
+    epoch_orders._BACKGROUND_FROM_POSITIONS = 0
+    assert EpochOrders(folder, np.array(SHARDS), AHEAD).build_in_background(1)
+    assert wait_until(lambda: orders_in(folder) == ["epoch-1.npy"])
+
+
+@pytest.mark.parametrize("starter", ["the training process", "a worker"])
+def test_a_builder_ends_with_the_training_process_and_leaves_nothing(
+    tmp_path: Path, starter: str
+) -> None:
+    code = f"""
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from cloudload.order import epoch_orders
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.spec import OrderConfig
+folder = Path({str(tmp_path)!r})
+def build():
+    config = OrderConfig(True, "py1e", 20_000, 4, 1)
+    assert EpochOrders(folder, np.array([5_000] * 20_000), config).build_in_background(1)
+    while not list(folder.rglob("*.part")):
+        time.sleep(0.01)
+if {starter == "a worker"}:
+    worker = multiprocessing.get_context("fork").Process(target=build)
+    worker.start()
+    worker.join()
+    assert list(folder.rglob("*.part")), "the builder outlives the worker"
+else:
+    build()
+os.killpg(0, signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert wait_until(lambda: orders_in(tmp_path) == [])
+
+
+@pytest.mark.usefixtures("any_size")
+def test_what_a_killed_builder_leaves_is_swept_and_the_order_is_built_when_needed(
+    tmp_path: Path,
+) -> None:
+    sizes, before = np.array([5_000] * 1_000), set(children())
+    orders = EpochOrders(tmp_path / "orders", sizes, AHEAD)
+    assert orders.build_in_background(1)
+    [builder] = set(children()) - before
+    assert wait_until(lambda: any(name.endswith(".part") for name in orders_in(tmp_path)))
+    os.kill(builder, signal.SIGKILL)
+    assert wait_until(lambda: set(children()) <= before)
+    assert "epoch-1.npy" not in orders_in(tmp_path)
+    sweep(tmp_path)
+    assert orders_in(tmp_path) == []
+    assert np.array_equal(orders(1), canonical_order(sizes, AHEAD, 1))
+    assert orders_in(tmp_path) == ["epoch-1.npy"]
+
+
+@pytest.mark.usefixtures("any_size")
+def test_nothing_is_built_ahead_where_it_cannot_be_or_need_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = EpochOrders(tmp_path, np.array(SHARDS), AHEAD)
+    orders(0)
+    assert not orders.build_in_background(0)
+    [folder] = tmp_path.iterdir()
+    with locked(folder / "epoch-1.npy.lock"):
+        assert not orders.build_in_background(1)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert not orders.build_in_background(1)
+    monkeypatch.setattr(sys, "executable", "")
+    assert not orders.build_in_background(1)
+    (tmp_path / "a file").write_text("")
+    assert not EpochOrders(tmp_path / "a file", np.array(SHARDS), AHEAD).build_in_background(1)
+    monkeypatch.undo()
+    assert not orders.build_in_background(1)
+    assert orders_in(tmp_path) == ["epoch-0.npy"]
+    assert np.array_equal(orders(1), canonical_order(np.array(SHARDS), AHEAD, 1))

@@ -1,0 +1,187 @@
+"""Worker processes read what one process reads; killed, they are an error in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cloudload import CloudLoader
+from cloudload.errors import DatasetError, WorkerError
+from cloudload.workers import processes as worker_processes
+from tests.support.corpora import EOS, byte_tokenizer, write_mds
+from tests.support.processes import children_of
+from tests.support.torchrun import Corpus, rows_of
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return Corpus.write(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_worker_processes_read_what_this_process_reads(
+    corpus: Corpus, num_workers: int, start_method: str
+) -> None:
+    with corpus.make_loader(
+        batch_size=5, num_workers=num_workers, start_method=start_method
+    ) as loader:
+        batches = [batch for batch, _ in zip(loader, range(6), strict=False)]
+    assert rows_of(batches) == corpus.expected_rows(30)
+
+
+def test_a_loader_goes_on_where_it_was_left_with_any_workers_and_batch_size(corpus: Corpus) -> None:
+    rows: list[list[int]] = []
+    state = None
+    for batch_size, num_workers, batches in [(4, 2, 3), (1, 0, 2), (7, 5, 1), (3, 1, 4)]:
+        with corpus.make_loader(batch_size=batch_size, num_workers=num_workers) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            for _ in range(2):  # a second loop over the same loader goes on, too
+                rows += rows_of([batch for _, batch in zip(range(batches), loader, strict=False)])
+            state = json.loads(json.dumps(loader.state_dict()))
+    assert rows == corpus.expected_rows(len(rows))
+
+
+def test_finite_epochs_end_with_worker_processes_and_stay_ended(corpus: Corpus) -> None:
+    with corpus.make_loader(batch_size=5, num_workers=2, epochs=1) as loader:
+        rows = rows_of(list(loader))
+        assert list(loader) == []
+        state = loader.state_dict()
+    with corpus.make_loader(batch_size=3, num_workers=0, epochs=1) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+    assert rows[:-5] == corpus.expected_rows(len(rows), epochs=1)[: len(rows) - 5]
+
+
+def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Corpus) -> None:
+    with corpus.make_loader(batch_size=2, num_workers=2, prefetch_batches=2) as loader:
+        others = children_of(os.getpid())
+        batches = iter(loader)
+        taken = [next(batches), next(batches)]
+        workers = children_of(os.getpid()) - others
+        assert len(workers) >= 2
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match="Resume from the last state"):
+            taken.extend(batches)
+        assert time.monotonic() - start < 30
+        state = loader.state_dict()
+        taken += [batch for _, batch in zip(range(4), loader, strict=False)]
+    with corpus.make_loader(batch_size=2, num_workers=0) as again:
+        again.load_state_dict(state)
+        assert state["rows"] == 2 * (len(taken) - 4)
+        assert rows_of([next(iter(again))]) == rows_of(taken[-4:-3])
+    assert rows_of(taken) == corpus.expected_rows(2 * len(taken))
+
+
+def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    folder = write_mds(tmp_path / "mds", ["abc"] * 20)
+    next(Path(folder).glob("shard.*")).unlink()
+    with corpus.make_loader(batch_size=2, num_workers=2) as loader:
+        broken = CloudLoader(
+            folder,
+            tokenizer=byte_tokenizer(),
+            eos=EOS,
+            seq_len=8,
+            batch_size=2,
+            num_workers=2,
+            local=tmp_path / "cache",
+        )
+        with (
+            broken,
+            pytest.raises(
+                DatasetError,
+                match=r"^[^\n]*shard[^\n]* is missing, but the index .* lists it[^\n]*$",
+            ),
+        ):
+            next(iter(broken))
+        assert rows_of([next(iter(loader))])
+
+
+def test_after_an_error_there_is_the_error_again_not_an_end(corpus: Corpus) -> None:
+    with corpus.make_loader(batch_size=2, num_workers=1) as loader:
+        others = children_of(os.getpid())
+        batches = iter(loader)
+        next(batches)
+        for worker in children_of(os.getpid()) - others:
+            os.kill(worker, signal.SIGKILL)
+        for _ in range(3):
+            with pytest.raises(WorkerError):
+                list(batches)
+
+
+def test_a_worker_that_hangs_in_its_fork_is_started_again(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_processes, "_START_S", 5.0)
+    hang = tmp_path / "hang"
+
+    def hang_once() -> None:
+        if hang.exists():
+            hang.unlink()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(3600)
+
+    os.register_at_fork(after_in_child=hang_once)
+    hang.touch()
+    with corpus.make_loader(batch_size=2, num_workers=2, start_method="fork") as loader:
+        others = children_of(os.getpid())
+        batches = iter(loader)
+        rows = rows_of([next(batches) for _ in range(3)])
+        assert not hang.exists()
+        assert len(children_of(os.getpid()) - others) == 2
+    assert rows == corpus.expected_rows(6)
+
+
+def test_starting_workers_draws_no_random_numbers_from_the_model(corpus: Corpus) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with corpus.make_loader(batch_size=2, num_workers=2) as loader:
+        next(iter(loader))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_workers_epochs_apart_on_tiny_data_find_their_orders(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "mds", ["abc", "de", "f"])
+    settings = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 64, "batch_size": 4}
+    loaders = [
+        CloudLoader(folder, local=tmp_path / f"cache-{workers}", num_workers=workers, **settings)
+        for workers in (4, 0)
+    ]
+    with loaders[0], loaders[1]:
+        several, alone = (
+            rows_of([batch for _, batch in zip(range(12), loader, strict=False)])
+            for loader in loaders
+        )
+    assert several == alone
+
+
+def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> None:
+    before = children_of(os.getpid())
+    loader = corpus.make_loader(batch_size=2, num_workers=2)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(WorkerError, match="this iteration has ended: another was started"):
+        next(first)
+    loader.close()
+    with pytest.raises(WorkerError, match="the loader was closed"):
+        next(second)
+    deadline = time.monotonic() + 10
+    while children_of(os.getpid()) - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children_of(os.getpid()) <= before
+    assert not list(corpus.cache.rglob("*.part"))
+    assert not list(corpus.cache.rglob("*.lock"))

@@ -1,0 +1,91 @@
+"""States that released versions saved: each resumes to the rows that its version read on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader, merge_state_dicts
+from cloudload.errors import StreamChangedError
+from cloudload.testing import Leg, run_leg
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+from tests.support.saved_runs import AFTER, RUNS, hash_rows
+
+FILES = sorted((Path(__file__).parents[1] / "data").glob("states_*.json"))
+SAVED: dict[str, Any] = {
+    path.stem.removeprefix("states_"): json.loads(path.read_text()) for path in FILES
+}
+
+
+def write_data(folder: Path) -> None:
+    """The data of the saved runs."""
+    write_mds(folder / "web", random_documents(1, 90), shard_bytes=2_000)
+    write_mds(folder / "books", random_documents(2, 20, max_words=90), shard_bytes=4_000)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("saved-runs")
+    write_data(folder)
+    return str(folder)
+
+
+CASES = [(commit, name) for commit, saved in SAVED.items() for name in saved["runs"]]
+WORLDS = [Leg(batches=AFTER), Leg(3, workers=2, batch_size=2, batches=AFTER // 6, exchange_every=2)]
+
+
+def test_the_states_are_there() -> None:
+    assert SAVED["38a3700"]["runs"].keys() == RUNS.keys()
+
+
+@pytest.mark.parametrize(("commit", "name"), CASES)
+@pytest.mark.parametrize("leg", WORLDS, ids=lambda leg: f"{leg.ranks} ranks")
+def test_a_state_of_an_old_version_resumes_to_the_rows_it_read_on(
+    data: str, tmp_path: Path, commit: str, name: str, leg: Leg
+) -> None:
+    saved = SAVED[commit]["runs"][name]
+    rows, states = run_leg(RUNS[name].make_loader(data, str(tmp_path)), leg, saved["state"])
+    assert hash_rows(rows) == saved["rows"]
+    assert states[-1]["rows"] == saved["state"]["rows"] + AFTER
+
+
+@pytest.mark.parametrize("commit", SAVED)
+def test_local_states_of_an_old_version_merge_and_resume(
+    data: str, tmp_path: Path, commit: str
+) -> None:
+    make_loader = RUNS["best_fit"].make_loader(data, str(tmp_path))
+    whole, states = run_leg(make_loader, Leg(2, batch_size=5, batches=6))
+    merged = merge_state_dicts(SAVED[commit]["parts"])
+    assert run_leg(make_loader, Leg(2, batch_size=5, batches=2), merged)[0] == whole[40:]
+    assert {key: merged[key] for key in ("cursors", "counts")} == {
+        key: states[4][key] for key in ("cursors", "counts")
+    }
+
+
+@pytest.mark.parametrize("commit", SAVED)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 5}, "seed: saved 17, found 5"),
+        ({"open_rows": 2}, "open_rows: saved 3, found 2"),
+        ({"shuffle_algo": "seekable"}, "shuffle_algo: saved 'py1e', found 'seekable'"),
+        ({"eos": None}, "bos_eos .*: saved 'None/256', found 'None/None'"),
+        ({"transform": str.upper}, "transform: saved None, found '.*upper'"),
+        ({"num_lanes": 24}, "num_lanes: saved 12, found 24"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_state_of_an_old_version_refuses_another_stream_of_rows(
+    data: str, tmp_path: Path, commit: str, change: dict[str, Any], message: str
+) -> None:
+    make_loader = RUNS["best_fit"].make_loader(data, str(tmp_path))
+
+    def make_changed(**rank: Any) -> CloudLoader:
+        return make_loader(**rank, **change)
+
+    with pytest.raises(StreamChangedError, match=message):
+        run_leg(make_changed, Leg(), SAVED[commit]["runs"]["best_fit"]["state"])

@@ -1,0 +1,245 @@
+"""The canonical order is StreamingDataset's own, less the samples that it repeats."""
+
+from __future__ import annotations
+
+import collections
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.system.file_locks import locked
+from tests.support.corpora import write_mds
+from tests.support.examples import EXAMPLES
+from tests.support.reference_order import canonical_order, interleave
+
+SHARDS = [7, 30, 1, 12, 25, 9, 18]
+STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]
+Weight = dict[str, Any]
+
+
+@pytest.fixture
+def _alone_with_streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """StreamingDatasets of two processes would find each other's shared memory: one at a time."""
+    folder = tmp_path_factory.getbasetemp()
+    is_parallel = "PYTEST_XDIST_WORKER" in os.environ
+    with locked((folder.parent if is_parallel else folder) / "streaming.lock"):
+        yield
+
+
+def read_by_streaming(
+    num_epochs: int, streams: list[tuple[str, Weight]], algorithm: str | None, num_nodes: int
+) -> tuple[list[list[int]], int]:
+    """The samples of each epoch by a StreamingDataset, and the size that it gives an epoch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import streaming
+
+        streaming.base.util.clean_stale_shared_memory()
+        dataset = streaming.StreamingDataset(
+            streams=[streaming.Stream(local=folder, **weight) for folder, weight in streams],
+            shuffle=algorithm is not None,
+            shuffle_algo=algorithm or "py1e",
+            shuffle_seed=23,
+            shuffle_block_size=20,
+            num_canonical_nodes=num_nodes,
+            batch_size=1,
+        )
+        epochs = [[int(sample["text"]) for sample in dataset] for _ in range(num_epochs)]
+    return epochs, dataset.epoch_size
+
+
+@pytest.mark.usefixtures("_alone_with_streaming")
+@pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", None])
+@pytest.mark.parametrize("num_nodes", [1, 4, 8])
+def test_a_real_streaming_dataset_yields_our_order(
+    tmp_path: Path, algorithm: str | None, num_nodes: int
+) -> None:
+    texts = [str(number) for number in range(sum(SHARDS))]
+    folder = write_mds(tmp_path / "corpus", texts, shard_samples=SHARDS)
+    epochs, _ = read_by_streaming(2, [(folder, {})], algorithm, num_nodes)
+    config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, num_nodes, 23)
+    for epoch, theirs in enumerate(epochs):
+        ours = canonical_order(np.array(SHARDS), config, epoch).tolist()
+        # what Streaming repeats, it has given before
+        without_repeats = list(dict.fromkeys(theirs))
+        assert ours == without_repeats
+        assert sorted(ours) == list(range(sum(SHARDS)))
+    assert algorithm is None or epochs[0] != epochs[1]
+
+
+@settings(max_examples=5 * EXAMPLES)
+@given(num_samples=st.integers(1, 200), num_nodes=st.integers(1, 20))
+def test_interleaving_is_what_streamings_partition_gives_to_one_worker(
+    num_samples: int, num_nodes: int
+) -> None:
+    from streaming.base.partition import get_partitions
+
+    num_nodes = min(num_nodes, num_samples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = get_partitions("relaxed", num_samples, num_nodes, 1, 1, 1, 1).ravel().tolist()
+    assert interleave(np.arange(num_samples), num_nodes).tolist() == list(dict.fromkeys(theirs))
+
+
+"""Samples of each shard of each stream: 50, 1, 52 and 11."""
+
+
+def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | None:
+    return Sampling.of(
+        [sum(shards) for shards in streams],
+        [len(shards) for shards in streams],
+        [weight.get("repeat") for weight in weights],
+        [weight.get("choose") for weight in weights],
+    )
+
+
+def without_padding(ids: list[int], num_positions: int, num_nodes: int) -> list[int]:
+    """What one worker is given, less the places at which Streaming's partition repeats an earlier
+    place."""
+    from streaming.base.partition import get_partitions
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        places = get_partitions("relaxed", num_positions, num_nodes, 1, 1, 1, 1).ravel()
+    assert len(places) == len(ids)
+    return [ids[first] for first in sorted(np.unique(places, return_index=True)[1])]
+
+
+@pytest.mark.usefixtures("_alone_with_streaming")
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [{"repeat": 2}, {}, {}, {}],
+        [{"repeat": 0.5}, {}, {"repeat": 1.37}, {"repeat": 1.37}],
+        [{"choose": 20}, {"choose": 5}, {"choose": 120}, {"choose": 1}],
+        [{"repeat": 0.29}, {"repeat": 3.99}, {}, {"choose": 22}],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("algorithm", "num_nodes"),
+    [("py1e", 8), ("py1br", 4), ("py1s", 1), (None, 4)],
+)
+def test_a_real_streaming_dataset_repeats_and_chooses_as_we_do(
+    tmp_path: Path, weights: list[Weight], algorithm: str | None, num_nodes: int
+) -> None:
+    starts = np.cumsum([0, *map(sum, STREAMS)])
+    folders = [
+        write_mds(
+            tmp_path / str(number),
+            map(str, range(starts[number], starts[number + 1])),
+            shard_samples=shards,
+        )
+        for number, shards in enumerate(STREAMS)
+    ]
+    streams = list(zip(folders, weights, strict=True))
+    epochs, epoch_size = read_by_streaming(3, streams, algorithm, num_nodes)
+    sampling = sampling_of(STREAMS, weights)
+    assert sampling is not None
+    assert sampling.num_positions == epoch_size
+    config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, num_nodes, 23)
+    for epoch, theirs in enumerate(epochs):
+        ours = canonical_order(np.concatenate(STREAMS), config, epoch, sampling).tolist()
+        assert ours == without_padding(theirs, sampling.num_positions, num_nodes)
+    if any(choose % sum(shards) for choose, shards in zip(sampling.choose, STREAMS, strict=True)):
+        reads = [collections.Counter(epoch) for epoch in epochs]
+        assert reads[0] != reads[1] != reads[2]
+
+
+@st.composite
+def weighted_streams(draw: st.DrawFn) -> tuple[list[list[int]], list[Weight]]:
+    streams = draw(
+        st.lists(
+            st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), min_size=1, max_size=4
+        )
+    )
+    weights = []
+    for shards in streams:
+        chosen = {"choose": st.integers(1, 3 * sum(shards) + 1)}
+        repeated = {"repeat": st.floats(1, 3.5) | st.integers(1, 3) | st.just(1.5 / sum(shards))}
+        weights.append(
+            draw(st.fixed_dictionaries(chosen) | st.fixed_dictionaries(repeated) | st.just({}))
+        )
+    return streams, weights
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(
+    weighted=weighted_streams(),
+    algorithm=st.sampled_from(["py1e", "py1br", "py1s", "py2s", "naive", None]),
+    num_nodes=st.integers(1, 6),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 5),
+)
+def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
+    weighted: tuple[list[list[int]], list[Weight]],
+    algorithm: str | None,
+    num_nodes: int,
+    seed: int,
+    epoch: int,
+) -> None:
+    from streaming import Stream, StreamingDataset
+    from streaming.base.batching import generate_work
+    from streaming.base.world import World
+
+    streams, weights = weighted
+    samples, shards = np.array([sum(shards) for shards in streams]), np.concatenate(streams)
+    theirs = [SimpleNamespace(**weight) for weight in weights]
+    epoch_size = Stream.apply_weights(theirs, samples, None, seed)
+    sampling = sampling_of(streams, weights)
+    if sampling is None:
+        assert [stream.choose for stream in theirs] == samples.tolist()
+        sampling = Sampling(tuple(map(len, streams)), tuple(samples.tolist()))
+    assert sampling.choose == tuple(stream.choose for stream in theirs)
+    assert sampling.num_positions == epoch_size
+
+    num_nodes = min(num_nodes, epoch_size)
+    num_shards = np.array(list(map(len, streams)))
+    dataset = SimpleNamespace(
+        streams=theirs,
+        num_streams=len(streams),
+        shards_per_stream=num_shards,
+        shard_offset_per_stream=np.cumsum(num_shards) - num_shards,
+        samples_per_shard=shards,
+        sample_offset_per_shard=np.cumsum(shards) - shards,
+        sampling_method="balanced",
+        sampling_granularity=1,
+        epoch_seed_change=algorithm is not None,
+        epoch_size=epoch_size,
+        shuffle=algorithm is not None,
+        shuffle_algo=algorithm or "py1e",
+        shuffle_seed=seed,
+        shuffle_block_size=8,
+        partition_algo="relaxed",
+        num_canonical_nodes=num_nodes,
+        initial_physical_nodes=None,
+        batch_size=1,
+    )
+    dataset.resample_streams = lambda epoch: StreamingDataset.resample_streams(dataset, epoch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        work = generate_work("random", dataset, World(1, 1, 1, 0), epoch, 0).ravel().tolist()
+    config = OrderConfig(algorithm is not None, algorithm or "py1e", 8, num_nodes, seed)
+    ours = canonical_order(shards, config, epoch, sampling).tolist()
+    assert ours == without_padding(work, epoch_size, num_nodes)
+
+    # each stream gives what it is to give, each of its samples once more or less than any other
+    reads = np.bincount(ours, minlength=sum(samples))
+    for stream, start, choose in zip(
+        samples, np.cumsum(samples) - samples, sampling.choose, strict=True
+    ):
+        of_stream = reads[start : start + stream]
+        assert of_stream.sum() == choose
+        assert sorted(of_stream) == sorted(
+            [choose // stream] * (stream - choose % stream)
+            + [choose // stream + 1] * (choose % stream)
+        )

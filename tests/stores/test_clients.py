@@ -1,0 +1,62 @@
+"""Clients of a store in processes that fork and spawn."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cloudload.storage.objects import (
+    read_object,
+    write_object,
+)
+from cloudload.storage.urls import join_url
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.objects import object_exists
+from tests.support.servers import (
+    BUCKET,
+    S3Server,
+)
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def faulty(request: pytest.FixtureRequest) -> tuple[str, FaultProxy]:
+    """A location in a store that is reached through a fault proxy, and the proxy."""
+    url = request.getfixturevalue(f"{request.param}_url")
+    return url, request.getfixturevalue(f"{request.param}_proxy")
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_a_child_process_has_a_client_of_its_own(store_url: str, start_method: str) -> None:
+    urls = [join_url(store_url, f"{number}") for number in range(4)]
+    for url in urls:
+        write_object(url, url.encode() * 10_000)
+    with multiprocessing.get_context(start_method).Pool(2) as children:
+        pending = children.map_async(read_object, urls * 4)
+        mine = [read_object(url) for url in urls * 4]  # at the same time as the children
+        assert pending.get(60) == mine == [url.encode() * 10_000 for url in urls] * 4
+
+
+def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(
+    faulty: tuple[str, FaultProxy],
+) -> None:
+    url, proxy = faulty
+    data = os.urandom(300_000)
+    write_object(join_url(url, "key"), data)
+    proxy.set_faults([Fault("GET .*key", "stall", times=4, at=100_000, seconds=3)])
+    with ThreadPoolExecutor(4) as threads:
+        mine = [threads.submit(read_object, join_url(url, "key")) for _ in range(4)]
+        while len(proxy.requests("GET .*key")) < 4:
+            time.sleep(0.01)
+        with multiprocessing.get_context("fork").Pool(3) as children:
+            assert children.map_async(read_object, [join_url(url, "key")] * 6).get(60) == [data] * 6
+        assert not any(each.done() for each in mine)  # they were at it all the time
+        assert [each.result(60) for each in mine] == [data] * 4
+
+
+def test_a_session_finds_the_servers_in_its_environment(s3_server: S3Server) -> None:
+    assert os.environ["AWS_ENDPOINT_URL_S3"] == s3_server.endpoint
+    assert object_exists(f"s3://{BUCKET}/nothing") is False

@@ -1,0 +1,51 @@
+"""Where shards are cached, and what is swept there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudload.cache.folder import default_cache, sweep
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import TAG, lock_path, make_folder
+
+
+def test_the_default_cache_is_the_users_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CLOUDLOAD_CACHE", str(tmp_path))
+    assert default_cache() == tmp_path
+    monkeypatch.delenv("CLOUDLOAD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert default_cache() == Path("/x/cloudload")
+
+
+def test_a_sweep_leaves_what_is_in_use_and_what_is_not_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus-0123456789abcdef"
+    make_folder(folder)
+    part = "3f2a3f2a3f2a.part"
+    for name in ("a.mds", f"a.mds.{part}", "a.mds.lock", f"b.mds.{part}"):
+        (folder / name).touch()
+    names = (
+        "orders/2024/customers.csv.part",
+        "orders/x.lock",
+        f"run-2024010112000000/a.{part}",
+        ".x.part",
+        "tokenizers/poetry.lock",
+    )
+    mine = [tmp_path / name for name in names]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with locked(lock_path(folder / "b.mds")):
+        sweep(tmp_path)
+        assert sorted(path.name for path in folder.iterdir()) == [
+            TAG,
+            "a.mds",
+            f"b.mds.{part}",
+            "b.mds.lock",
+        ]
+    sweep(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == [TAG, "a.mds"]
+    assert all(path.exists() for path in mine)

@@ -1,0 +1,74 @@
+"""The working set that is told is close to the real one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload.delivery.working_set import check_cache_limit
+from cloudload.delivery.world import World
+from cloudload.errors import CacheError
+from cloudload.order.lanes import Lanes
+from cloudload.order.seekable import SeekableOrder, Shuffle
+
+
+def order_of(
+    sizes: list[int], num_nodes: int, block_size: int | None, seed: int = 1, epoch: int = 0
+) -> SeekableOrder:
+    return SeekableOrder(np.array(sizes, np.int64), Shuffle(num_nodes, seed, block_size), epoch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any),
+    num_nodes=st.sampled_from([1, 2, 3, 4, 6]),
+    block_size=st.integers(2, 60),
+    hosts=st.sampled_from([1, 2, 3]),
+)
+def test_the_working_set_is_told_without_building_the_order(
+    sizes: list[int], num_nodes: int, block_size: int, hosts: int
+) -> None:
+    order = order_of(sizes, min(num_nodes, sum(sizes)), block_size)
+    told, built = (
+        needed_bytes(sizes, array, min(num_nodes, sum(sizes)), hosts) for array in (order, order[:])
+    )
+    # a shard that two nodes share counts once for each
+    assert built <= told + max(sizes) * 100 * (num_nodes - 1)
+    assert told <= sum(sizes) * 100 + max(sizes) * 100 * num_nodes
+
+
+def test_the_working_set_of_a_large_order_is_close_to_the_real_one() -> None:
+    sizes = [100] * 1_000
+    order = order_of(sizes, 4, 400)
+    told, built = (needed_bytes(sizes, array, 4, 1) for array in (order, order[:]))
+    assert built <= told <= 1.1 * built
+
+
+def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> int:
+    """What a cache must hold, where a shard has 100 bytes a sample."""
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    shards = [SimpleNamespace(raw=SimpleNamespace(bytes=100 * size), zipped=None) for size in sizes]
+    corpus: Any = SimpleNamespace(
+        datasets=[SimpleNamespace(url="s3://x", shards=shards)],
+        shard_sizes=np.array(sizes),
+        shards_of=lambda samples: np.searchsorted(starts, samples, side="right") - 1,
+    )
+    component: Any = SimpleNamespace(
+        sampling=None,
+        first_sample=0,
+        shard_sizes=np.array(sizes),
+        order=SimpleNamespace(num_canonical_nodes=num_nodes),
+        lanes=Lanes(num_nodes, sum(sizes), None, num_nodes),
+    )
+    with pytest.raises(CacheError) as refusal:
+        check_cache_limit(
+            1, corpus, [component], [order], world=World(0, hosts, 1), downloads_at_once=1
+        )
+    return int(
+        str(refusal.value).split("Raise it to ")[1].split(" or more")[0].replace(",", "")
+    ) - 100 * max(sizes)

@@ -1,0 +1,123 @@
+"""The place of a process among the data-parallel ranks: from arguments, environment or mesh."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
+
+
+def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:
+    check_world(12, 6)
+    with pytest.raises(
+        ValueError,
+        match=r"cannot share 12 lanes over 5 ranks: 2 would be left over\. "
+        r"Use a world size from \[1, 2, 3",
+    ):
+        check_world(12, 5)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, World(0, 1, 1)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, World(5, 8, 4)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, World(1, 2, 2)),
+    ],
+)
+def test_the_world_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: World
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert find_world() == expected
+    assert find_world(1, 2).size == 2
+
+
+@pytest.mark.parametrize(
+    ("processes", "per_node", "dp_world_size", "expected"),
+    [
+        (16, 8, 4, 2),  # two ranks of four processes a node
+        (16, 8, 16, 8),
+        (16, 4, 2, 1),  # a rank spans nodes
+        (14, 7, 7, 1),  # a rank has processes of two nodes
+        (8, 8, 4, 4),
+    ],
+)
+def test_all_processes_guess_alike_how_many_data_parallel_ranks_a_node_has(
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
+    per_node: int,
+    dp_world_size: int,
+    expected: int,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(per_node))
+    indexes = set()
+    for process in range(processes):
+        monkeypatch.setenv("RANK", str(process))
+        world = find_world(process % dp_world_size, dp_world_size)
+        assert world.ranks_per_node == expected
+        indexes.add((world.rank, world.index))
+    assert sorted(index for _, index in indexes) == list(range(dp_world_size)), (
+        "one index for each rank, on all processes"
+    )
+
+
+@contextlib.contextmanager
+def mesh_of_eight(process: int, *names: str) -> Iterator[Any]:
+    """A mesh of 2 x 2 x 2 processes, as one of them has it."""
+    dist.init_process_group("fake", store=FakeStore(), rank=process, world_size=8)
+    try:
+        yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_place_in_a_mesh_is_that_of_its_data_parallel_dimensions() -> None:
+    places = []
+    for process in range(8):
+        with mesh_of_eight(process, "dp_replicate", "tp", "dp_shard") as mesh:
+            inner = mesh["dp_shard"]
+            both = mesh["dp_replicate", "dp_shard"]
+            places.append(
+                [
+                    place_in_mesh(each)
+                    for each in (inner, mesh["dp_replicate"], both, both._flatten("dp"), mesh)
+                ]
+            )
+    assert [[rank for rank, _ in column] for column in zip(*places, strict=True)] == [
+        [0, 1, 0, 1, 0, 1, 0, 1],
+        [0, 0, 0, 0, 1, 1, 1, 1],
+        [0, 1, 0, 1, 2, 3, 2, 3],
+        [0, 1, 0, 1, 2, 3, 2, 3],
+        [0, 1, 2, 3, 4, 5, 6, 7],
+    ]
+    assert [[size for _, size in place] for place in places] == [[2, 2, 4, 4, 8]] * 8
+
+
+def test_a_process_outside_of_the_mesh_hears_so() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    try:
+        with pytest.raises(
+            ValueError,
+            match=r"this process is not in the device_mesh .*Include all processes in the mesh",
+        ):
+            place_in_mesh(DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_broken_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 'two'"):
+        find_world()

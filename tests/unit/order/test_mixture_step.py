@@ -1,0 +1,25 @@
+"""The step from row to row keeps the rows of every stream evenly spread."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cloudload.order.mixture_step import find_step
+
+LANES = [1, 7, 12, 60, 240, 960, 1000, 3840, 8192]
+
+
+@pytest.mark.parametrize("num_lanes", [*LANES, 36, 100, 500, 4096, 100_000])
+@pytest.mark.parametrize("walk", ["run", "lane"])
+def test_no_weights_could_be_further_off(num_lanes: int, walk: str) -> None:
+    stride = find_step(num_lanes) * (1 if walk == "run" else num_lanes)
+    points = np.array(sorted(row * stride % 2**64 >> 12 for row in range(1000)))
+    between = np.arange(1000)[:, None] - np.arange(1000)
+    expected = (points[:, None] - points) * 1000
+    longer = between > 0
+    most = ((between + 1) * 2**52 - expected)[longer].max() / 2**52
+    fewest = (expected - (between - 1) * 2**52)[longer].max() / 2**52
+    assert max(most, fewest) <= 2, (
+        "arcs that begin and end just outside, or just inside, of two of the rows"
+    )

@@ -1,0 +1,73 @@
+"""`repeat` and `choose` become a number of reads for each shard, divided as Streaming does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudload.order.sampling import reads_per_shard
+from cloudload.order.spec import Sampling
+
+Weight = dict[str, Any]
+
+
+@given(
+    shards=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any),
+    choose=st.integers(1, 400),
+    seed=st.integers(0, 99),
+)
+def test_a_draw_is_divided_among_the_shards_as_streaming_does(
+    shards: list[int], choose: int, seed: int
+) -> None:
+    from streaming.base.sampling import get_sampling
+
+    theirs = get_sampling(np.array(shards), choose, 1, seed, 0, False)
+    assert reads_per_shard(np.array(shards), choose, seed).tolist() == theirs.tolist()
+
+
+def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
+    sampling = Sampling.of([100, 100, 10], [1, 1, 1], [1.15, 0.29, None], [None, None, 7])
+    assert sampling == Sampling((1, 1, 1), (114, 28, 7))
+    assert sampling.num_positions == 149
+
+
+@pytest.mark.parametrize(
+    ("samples", "weight", "message"),
+    [
+        (10, {"repeat": 2, "choose": 5}, "streams[1] has repeat 2 and choose 5. Give one of them"),
+        (10, {"choose": 0}, "streams[1] has choose 0; it must be a whole number of at least 1"),
+        (10, {"choose": 2.5}, "streams[1] has choose 2.5; it must be a whole number of at least 1"),
+        (
+            10,
+            {"choose": True},
+            "streams[1] has choose True; it must be a whole number of at least 1",
+        ),
+        (10, {"repeat": "two"}, "streams[1] has repeat 'two'; it must be a number above 0"),
+        (10, {"repeat": 0}, "streams[1] has repeat 0; it must be a number above 0"),
+        (10, {"repeat": -1.5}, "streams[1] has repeat -1.5; it must be a number above 0"),
+        (10, {"repeat": float("nan")}, "streams[1] has repeat nan; it must be a number above 0"),
+        (10, {"repeat": float("inf")}, "streams[1] has repeat inf; it must be a number above 0"),
+        (
+            10,
+            {"repeat": 0.09},
+            "streams[1] has repeat 0.09, which selects none of its 10 samples. "
+            "Increase it, or leave the stream out",
+        ),
+        (
+            0,
+            {"choose": 3},
+            "streams[1] has choose 3, which selects none of its 0 samples. "
+            "Increase it, or leave the stream out",
+        ),
+    ],
+)
+def test_a_weight_that_gives_nothing_is_refused(samples: int, weight: Weight, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Sampling.of(
+            [4, samples], [1, 1], [None, weight.get("repeat")], [None, weight.get("choose")]
+        )

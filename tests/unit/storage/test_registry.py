@@ -1,0 +1,16 @@
+"""Which backend serves which URL."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudload.errors import StoreError
+from cloudload.storage.objects import (
+    read_object,
+)
+from tests.support.patience import SOON_S, within
+
+
+def test_a_scheme_that_nothing_serves_is_named() -> None:
+    with within(SOON_S), pytest.raises(StoreError, match="nosuch://"):
+        read_object("nosuch://bucket/key")
