@@ -1,7 +1,7 @@
-"""Which sides race, in which races, and what their environments need.
+"""The races, their sides, and the requirements of their environments.
 
-To add a peer: write `side_<peer>.py`, give it an `Entry` here, and an environment if cloudload's
-own does not do.
+To add a peer: write `side_<peer>.py`, and give it an `Entry` here and, if its versions clash with
+cloudload's, an environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
         "wrapt==2.0.1",
     ),
 }
-"""Packages of the peers that run in cloudload's own environment, beside what that has."""
+"""Packages that peers in cloudload's own environment need in addition."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Race:
-    """Sides that take turns on the same cores; the ratios are to the baseline's turn of the same
+    """Sides that take turns on the same cores. Ratios are to the baseline's turn of the same
     round."""
 
     name: str

@@ -72,7 +72,7 @@ class Store:
     def child(
         self, what: str, loader: str, node: int, cache: Path, **more: Any
     ) -> subprocess.Popen[str]:
-        """Start a loader in a process of its own, which reads through the node's proxy, whose
+        """Start a loader in a process, which reads through the node's proxy, whose
         counts restart at zero."""
         self.proxies[node].set_faults(
             [Fault("", "delay", seconds=self.latency_s)] if self.latency_s else []

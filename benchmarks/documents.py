@@ -26,11 +26,11 @@ NUM_FILES, SHARD_BYTES = 8, 4 << 20
 
 @dataclass(frozen=True)
 class Documents:
-    """What was laid out."""
+    """Documents on disk."""
 
     folder: Path
     source: str
-    """Where they are from, in words."""
+    """Their origin, in words."""
     count: int
     num_bytes: int
 

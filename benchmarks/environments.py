@@ -1,7 +1,7 @@
-"""Where the peers live, made once by pip: `.bench/<peer>/`.
+"""The environments of the peers, which pip makes once: `.bench/<peer>/`.
 
-A peer whose versions clash with cloudload's has a virtual environment of its own. One that does not
-has a folder of the packages that cloudload's environment lacks, and shares all else.
+A peer whose versions clash with cloudload's has a virtual environment. Any other has a folder with
+the packages that cloudload's environment lacks, and shares the rest.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.catalogue import ADDITIONS, ENVIRONMENTS
 
 
 class EnvironmentFailedError(Exception):
-    """A peer's environment could not be made; the message is the end of pip's words."""
+    """A peer's environment could not be made; the message is the end of pip's output."""
 
 
 def environment_of(peer: str, base: Path) -> tuple[Path, list[Path]]:
-    """The interpreter of a peer and the folders to put on its path; made now where they are not
-    there yet."""
+    """The interpreter of a peer and the folders to put on its path; made now if they are
+    missing."""
     folder = base / peer
     own = folder / "bin" / "python"
     if peer in ADDITIONS:

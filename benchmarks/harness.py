@@ -1,6 +1,6 @@
 """Fair measurements on a machine that does other work too: short turns, CPU time, medians.
 
-    benchmark                                       side: a process group of its own
+    benchmark                                       side: another process group
     Side("benchmarks.packing.speed", ...)       ->  python -m benchmarks.packing.speed
     side.start(request)                         ->  serve(): builds what it measures, warms it up
                                                 <-  {"versions": {...}}

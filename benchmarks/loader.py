@@ -42,7 +42,7 @@ from cloudload.packing.packers import Packing
 from cloudload.run.position import Position
 
 SEQ_LEN, BATCH_SIZE, OPEN_ROWS = 2048, 8, 16
-PLACES = (0.01, 0.5, 0.99)
+PLACES, QUICK_PLACES = (0.01, 0.5, 0.99), (0.5,)
 LANES, DOCUMENTS_OF_A_LANE = (64, 960, 8192), 150
 
 
@@ -61,10 +61,9 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[
     if args.only != "state":
         dataset = write_dataset(read_or_generate(args.corpus, 1e6 * args.megabytes), folder / "mds")
         for tokenizer in args.tokenizer:
-            yield (
-                f"resume, {tokenizer.name}",
-                time_resumes(dataset, tokenizer, folder, args.repeats),
-            )
+            places = QUICK_PLACES if args.quick else PLACES
+            rows = time_resumes(dataset, tokenizer, folder, args.repeats, places)
+            yield f"resume, {tokenizer.name}", rows
     if args.only != "resume":
         lanes = LANES[:1] if args.quick else LANES
         yield "state", weigh_states(folder, args.tokenizer[0], lanes)
@@ -73,10 +72,12 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[
 # ---------------------------------------------------------------- resume
 
 
-def time_resumes(dataset: str, tokenizer: Path, folder: Path, repeats: int) -> list[Row]:
+def time_resumes(
+    dataset: str, tokenizer: Path, folder: Path, repeats: int, places: Sequence[float]
+) -> list[Row]:
     """Seconds from the construction of the loader to the first batch, at places of an epoch."""
     rows: list[Row] = []
-    for place in PLACES:
+    for place in places:
         times: dict[str, list[float]] = {"empty": [], "filled": []}
         for repeat in range(repeats):
             request = {
@@ -137,7 +138,7 @@ def prepare_resume(request: Message) -> Take:
 def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> list[Row]:
     """The bytes of a state as JSON, and the CPU time of saving and loading it."""
     data = write_dataset(
-        (f"document {number} of many" for number in range(20_000)), folder / "short"
+        (f"document {number} of many" for number in range(2 * max(lane_counts))), folder / "short"
     )
     sizes = np.array(draw_sizes(100_000))
     rows: list[Row] = []

@@ -31,6 +31,7 @@ def main() -> None:
     options.add_argument("--tokenizers", type=Path, default=beside("tokenizers"), metavar="FOLDER")
     options.add_argument("--name", default="gpt2", help="of the tokenizer (default: gpt2)")
     options.add_amount("minutes", 10.0, 0.05, "of reading")
+    options.add_amount("lanes", 960, 24, "of the run")
     options.add_amount("megabytes", 40.0, 0.5, "of text, at most")
     options.add_argument("--packing", default="concat")
     options.add_argument("--output", type=Path, default=ROOT / "benchmarks", metavar="FOLDER")
@@ -38,7 +39,7 @@ def main() -> None:
     with TemporaryDirectory(dir=ROOT, ignore_cleanup_errors=True) as folder:
         text = table(list(measure(args, Path(folder))), {"minutes": "g"})
     facts = (
-        f"{args.packing}, {args.name}, 960 lanes; {hardware()}; commit {commit()}; "
+        f"{args.packing}, {args.name}, {args.lanes} lanes; {hardware()}; commit {commit()}; "
         f"{shown_command('benchmarks.memory')}"
     )
     print(text)
@@ -55,7 +56,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[Row]:
         seq_len=SEQ_LEN,
         batch_size=BATCH_SIZE,
         num_workers=1,
-        num_lanes=960,
+        num_lanes=args.lanes,
         packing=args.packing,
         local=work / "cache",
     ) as loader:

@@ -4,9 +4,9 @@ ids not looked at.
     fastokens   encode_batch_flat(documents, add_special_tokens=False, split_special_tokens=True)
     hf          encode_batch_fast(documents, add_special_tokens=False), with encode_special_tokens
 
-`"documents": "fresh"` decodes the documents' strings anew for each call, outside of the timing, as
-whoever reads files has them; with "kept" the same strings come in every pass, and keep the UTF-8
-that the first pass made of them.
+`"documents": "fresh"` decodes the strings again before each call, outside of the timing, like a
+program that reads files. With "kept", every pass has the same strings, which keep the UTF-8 that the
+first pass made of them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load_fastokens(file: str) -> Callable[[list[str]], int]:
 
 
 def load_hf(file: str) -> Callable[[list[str]], int]:
-    """Likewise, with Hugging Face tokenizers."""
+    """The same, with Hugging Face tokenizers."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(file)

@@ -1,7 +1,7 @@
-"""cloudload: `CloudLoader` over the MDS shards, which lie uncompressed on the disk; rows of 2,048
+"""cloudload: `CloudLoader` over the MDS shards, uncompressed on the disk; rows of 2,048
 tokens, batches of 8, endless.
 
-All else is as by default, but for what the side's name says: `tokenizer_backend`, `packing`,
+Everything else has its default, except as the side's name says: `tokenizer_backend`, `packing`,
 `num_lanes`, `num_workers`, or a `state_dict()` after every batch.
 """
 
@@ -38,7 +38,7 @@ def make_batches(request: Request) -> Iterator[Any]:
         **options,
     ) as loader:
         batches = iter(loader)
-        # the first row of a lane costs the rest of its document, too: measured is what comes after
+        # the first row of a lane also costs the rest of its document, so it is not measured
         for _ in range(WARM_UP_ROWS_A_LANE * loader.num_lanes // request.batch_size):
             next(batches)
         for batch in batches:

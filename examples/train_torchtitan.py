@@ -68,7 +68,7 @@ def main() -> None:
     args = parse_arguments(__doc__)
     if not args.resume and (args.out / "checkpoint").exists():
         raise SystemExit(
-            f"{args.out} has checkpoints, and torchtitan would go on from them. Add --resume, or "
+            f"{args.out} has checkpoints, and torchtitan would continue from them. Add --resume, or "
             "give another --out"
         )
     init_logger()

@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def sweep(name: str) -> int:
-    """Print what is found of one tokenizer; 1 where it has other ids."""
+    """Print the findings for one tokenizer; returns 1 if it has other ids."""
     from cloudload.tokenization.backend import (
         find_probe_mismatch,
         find_unsupported_feature,

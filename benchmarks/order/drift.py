@@ -114,7 +114,7 @@ def _plain_snake(guessed: Floats, loads: Floats) -> Ints:
 
 
 def _snake(guessed: Floats, loads: Floats) -> Ints:
-    """Likewise, the lanes in another order in every window."""
+    """The same, with the lanes in another order in every window."""
     order = np.argsort(np.random.default_rng(int(guessed[0, 0] * 1e6)).random(loads.shape), axis=1)
     return np.take_along_axis(_plain_snake(guessed, loads), order[:, :, None], 1)
 

@@ -1,4 +1,4 @@
-"""Caches between the jobs: damaged, and searched for what a job has left."""
+"""Caches between the jobs: damaged, and searched for left-overs."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ from benchmarks.catalogue import RACES
 from tests.support import ROOT
 from tests.support.corpora import random_documents
 
+pytestmark = pytest.mark.timeout(900)
+
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "trace"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
@@ -39,7 +41,7 @@ def run(name: str, *arguments: str) -> str:
     """The output of a benchmark."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", *arguments]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=850, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
@@ -89,7 +91,8 @@ def test_packing_reports_fill_and_speed(corpus: Path) -> None:
 def test_loader_reports_resumes_and_states(corpus: Path) -> None:
     resumes, states = run_json("loader", "--corpus", str(corpus)).values()
     assert [(row["resumed at"], row["cache"]) for row in resumes] == [
-        (place, cache) for place in ("1%", "50%", "99%") for cache in ("empty", "filled")
+        ("50%", "empty"),
+        ("50%", "filled"),
     ]
     assert all(row["s to the first batch"][0] > 0 for row in resumes)
     concat, best_fit = states
