@@ -321,7 +321,7 @@ def test_len_is_the_number_of_batches_where_every_document_is_a_row(
         {"eos": None},
         {"transform": leave_out},
     ],
-    ids=str,
+    ids=["concat", "best_fit", "overflow", "endless", "min_tokens", "no eos", "transform"],
 )
 def test_where_only_the_tokens_can_tell_len_is_a_type_error_and_list_works(
     write: Write, changes: dict[str, Any]

@@ -1,4 +1,5 @@
-"""Hostile documents, datasets and states: what can be read is read, and the rest is refused by name."""
+"""Whatever the data or a state holds: an error of ours that says what is wrong, and never a crash,
+a wait, or wrong rows."""
 
 from __future__ import annotations
 
