@@ -1,9 +1,8 @@
-"""Pretrain straight from object storage: raw text in MDS shards, tokenized and packed on the fly,
-resumable to the token.
+"""Pretrain straight from object storage, tokenizing and packing on the fly, resumable to the token.
 
-    convert_to_mds ─► shards on S3, GCS, … ─► CloudLoader ─► Batch ─► training loop
-                                                  │ ▲
-                                     state_dict() ▼ │ load_state_dict()
+    convert_to_mds ─► MDS shards of raw text on S3, GCS, … ─► CloudLoader ─► Batch ─► training loop
+                                                                  │ ▲
+                                                     state_dict() ▼ │ load_state_dict()
 
     loader.py         the public class; its options are in `config`, its results in `batch`, `stats`
       order           the order of documents              ┐

@@ -3,7 +3,7 @@
     CloudloadError
     ├── StoreError           an object cannot be read, written or listed; `kind` says why
     ├── DatasetError         an index or a shard is invalid
-    ├── CacheError           the shard cache cannot hold what the run needs
+    ├── CacheError           the shard cache cannot be used, or is too small for the run
     ├── TokenizerError       a tokenizer cannot be used, or a document not tokenized
     ├── ConvertError         a raw corpus holds records that cannot be converted
     ├── StreamChangedError   a state does not belong to this loader's rows
@@ -80,7 +80,7 @@ class DatasetError(CloudloadError):
 
 
 class CacheError(CloudloadError):
-    """The shard cache cannot hold what the run needs; names the directory and the bytes."""
+    """The shard cache cannot be used, or is too small; names the directory and the bytes."""
 
 
 class TokenizerError(CloudloadError):
@@ -100,5 +100,4 @@ class RanksDisagreeError(CloudloadError):
 
 
 class WorkerError(CloudloadError):
-    """A worker process failed or died, or an iteration was interrupted; carries the worker's
-    traceback."""
+    """A worker process failed or died (with its traceback), or an iteration was interrupted."""

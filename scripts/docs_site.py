@@ -39,7 +39,10 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for path in ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *_list("benchmarks", "*.md")]:
-        files.append(File.generated(config, path, content=(ROOT / path).read_text("utf-8")))
+        text = (ROOT / path).read_text("utf-8")
+        is_table = path.startswith("benchmarks/")  # wide: it gets the room of the contents
+        content = f"---\nhide: [toc]\n---\n\n{text}" if is_table else text
+        files.append(File.generated(config, path, content=content))
     for path in _list("benchmarks", "*.png"):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     for path in _list("examples", "*.py"):

@@ -1,4 +1,4 @@
-"""Write benchmarks/FRAMEWORKS.md from what `scripts/test-frameworks` found.
+"""Write benchmarks/FRAMEWORKS.md from the report of `scripts/test-frameworks`.
 
 scripts/test-frameworks --junitxml frameworks.xml
 python -m stress.framework_table frameworks.xml > benchmarks/FRAMEWORKS.md
@@ -25,11 +25,12 @@ PACKAGES = {
 }
 HEAD = """# What was killed and resumed in training frameworks
 
-Each cell is two runs of the framework's example, of real processes under torchrun that read from a real S3 server. The first is
-ended by SIGKILL, the second resumes from the last checkpoint. A tick says that, step by step, both trained on the very rows of an
-uninterrupted run, and that the second pulled from the loader just the batches that it trained on (Lightning, where it knows no
-length, one more). `make test-frameworks` runs them: {steps} steps, a checkpoint every 4, killed in the 7th unless the way says
-otherwise.
+Each cell is two runs of the framework's example: real processes under torchrun that read from a
+real S3 server. The first is ended by SIGKILL, the second resumes from the last checkpoint. A tick
+means that, step by step, both trained on exactly the rows of an uninterrupted run, and that the
+second pulled from the loader only the batches that it trained on (Lightning, where it knows no
+length, one more). `make test-frameworks` runs them: {steps} steps, a checkpoint every 4, killed in
+the 7th unless the column says otherwise.
 
 {machine}, {date}; {minutes:.0f} minutes for all.
 """

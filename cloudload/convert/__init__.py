@@ -1,11 +1,11 @@
-"""Raw corpora to MDS: the same bytes for any number of processes, however often it was killed.
+"""Convert raw corpora to MDS: the same bytes for any number of processes and interruptions.
 
     inputs ──► units ──► blocks ──► samples ──► shards ──► index.json
     files,     readers   in order   encoded     cut in     last: a partial dataset
     globs, …                        in workers  order,     is never readable
                                                 stored in workers, entered in the journal
 
-    convert   the steps above                  config, columns   what decides the output's bytes
+    convert   the steps above                  config, columns   options that change the output
     inputs, input_files, records, readers      shards            encode, cut, store
     journal   resume, report                   process_pool, shared_bytes   workers
 

@@ -15,14 +15,13 @@ _BLOCKS_SEARCHED = 8
 
 
 class PeekableBlocks:
-    """An iterator of (unit number, block) whose first items can be inspected without consuming
-    them."""
+    """An iterator of (unit number, block) whose next items can be inspected, not consumed."""
 
     def __init__(self, blocks: Iterator[tuple[int, InputBlock]]) -> None:
         self._blocks, self._peeked = blocks, deque[tuple[int, InputBlock]]()
 
     def peek(self, count: int) -> Iterator[InputBlock]:
-        """The next `count` blocks, which are not consumed."""
+        """The next `count` blocks, without consuming them."""
         for number in range(count):
             if number == len(self._peeked):
                 try:
@@ -38,7 +37,7 @@ class PeekableBlocks:
 
 
 def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
-    """The kept columns; an encoding that is not given is that of the first record with the field.
+    """The kept columns. A missing encoding is inferred from the first record with the field.
 
     Raises `ConvertError` if no record near the start of the input has the field.
     """

@@ -1,4 +1,4 @@
-"""What decides the bytes of a conversion's output, besides the input."""
+"""The options that, with the input, determine the bytes of a conversion's output."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """Everything but the input that decides the output's bytes. A conversion can resume only with
-    the config it began with; the journal stores these fields."""
+    """The options that, with the input, determine the bytes of a conversion's output.
+
+    A conversion can resume only with the config that it began with, so the journal stores these
+    fields. Raises `ValueError` if an option is invalid.
+    """
 
     text_key: str = "text"
     """The field with the document."""
     id_key: str = "id"
-    """The field that becomes `id` if it is a string or an integer; else the id is file name and
-    line."""
+    """The field that becomes `id` if it is a string or an integer; else the id is the file name and
+    the line."""
     keep: tuple[str, ...] = ()
-    """Further fields to keep, as `name` or `name:encoding`."""
+    """Other fields to keep, as `name` or `name:encoding`."""
     format: str = "auto"
-    """`auto` (by the file's name), `jsonl`, `parquet`, `text` (one document a file) or `lines` (one
-    document a line)."""
+    """`auto` (by the file's name), `jsonl`, `parquet`, `text` (one document per file) or `lines`
+    (one document per line)."""
     compression: str | None = "zstd"
     """`zstd`, `zstd:LEVEL`, `gz`, `bz2` or None."""
     hashes: tuple[str, ...] = ("xxh64",)
     """The hashes of each shard that the index lists."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """The most raw bytes of a shard of several documents."""
+    """The maximum raw size of a shard that holds several documents."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
     """The bytes of input in one piece of work."""
 
@@ -41,8 +44,8 @@ class ConvertConfig:
         names = [name for name, _ in self.kept()]
         if clash := {name for name in names if names.count(name) > 1 or name in ("text", "id")}:
             raise ValueError(
-                f"cannot keep {sorted(clash)}: `text` and `id` are always written, and each field "
-                "once"
+                f"cannot keep {sorted(clash)}: `text` and `id` are always written, and no field "
+                "can be kept twice"
             )
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
@@ -54,8 +57,8 @@ class ConvertConfig:
             raise ValueError(f"block_bytes is {self.block_bytes}; use at least 1")
         if not 1024 <= self.shard_bytes < 1 << 32:
             raise ValueError(
-                f"shard_bytes is {self.shard_bytes:,}; use 1,024 to 4,294,967,295, which is what "
-                "an MDS shard can hold"
+                f"shard_bytes is {self.shard_bytes:,}; use 1,024 to 4,294,967,295, the limit of an "
+                "MDS shard"
             )
         self.shard_format([])
 
@@ -65,7 +68,7 @@ class ConvertConfig:
         return [(name, encoding or None) for name, _, encoding in parts]
 
     def fields(self) -> list[str]:
-        """The fields of a record that are used."""
+        """The fields of a record that are in use."""
         return [self.text_key, self.id_key, *(name for name, _ in self.kept())]
 
     def shard_format(self, kept: Iterable[Column]) -> ShardFormat:

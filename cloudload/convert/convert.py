@@ -3,8 +3,8 @@
     inputs ─► blocks ─► samples ────► shards ────► index.json
               in order  in workers    cut in order, then compressed, hashed and stored in workers
 
-The output has the same bytes for any number of processes, however often the conversion was killed:
-it resumes after the shards that its journal (`cloudload.convert.journal`) lists.
+The output has the same bytes for any number of processes and interruptions. A conversion resumes
+after the shards that its journal (`cloudload.convert.journal`) lists.
 """
 
 from __future__ import annotations
@@ -62,31 +62,32 @@ def convert_to_mds(
     overwrite: bool = False,
     progress: bool = True,
 ) -> ConvertReport:
-    """Write the documents of `inputs` to an MDS dataset, or resume doing so.
+    """Convert the documents of `inputs` to an MDS dataset, or resume a conversion.
 
-    Call it again, with the same arguments, to resume a run that was stopped or killed. The input is
-    recognized by names and sizes.
+    To resume a conversion that was stopped or killed, call this again with the same arguments. The
+    input is recognized by file names and sizes.
 
     Args:
         inputs: one input or a list of them: a file, folder or glob, local or in a store; `-` for
             stdin; `hf://NAME`; a `datasets` object; an iterator (not a list) of mappings or
             strings.
-        out: where the dataset goes, a folder or URL; not inside an input.
-        text_key: the field with the document.
-        id_key: the field that becomes `id` if it is a string or an integer; else the id is file
-            name and line.
-        keep: further fields to keep, each as `name` or `name:encoding`; without an encoding, that
-            of the first record with the field.
-        format: `auto` goes by the file's name, and takes unknown ones for `text`; else `jsonl`,
-            `parquet`, `text` (one document a file) or `lines` (one document a line).
+        out: the location of the dataset, a folder or URL that is not inside an input.
+        text_key: the field that holds the document.
+        id_key: the field that becomes `id` if it is a string or an integer; else the id is the file
+            name and the line.
+        keep: other fields to keep, each as `name` or `name:encoding`; without an encoding, it is
+            inferred from the first record with the field.
+        format: `auto` chooses by the file's name, and `text` for unknown names; or `jsonl`,
+            `parquet`, `text` (one document per file) or `lines` (one document per line).
         split: write to this folder below `out`; also the split of a `datasets` input.
         compression: `zstd`, `zstd:LEVEL`, `gz`, `gz:LEVEL`, `bz2`, `bz2:LEVEL` or None.
         hashes: the hashes of each shard that the index lists.
-        shard_bytes: the most raw bytes of a shard, 64 MiB by default; a larger document has a shard
-            to itself.
+        shard_bytes: the maximum raw size of a shard, 64 MiB by default; a larger document gets its
+            own shard.
         block_bytes: the bytes of input in one piece of work, 8 MiB by default.
-        processes: worker processes, one a core by default; with 1, everything runs in this process.
-        skip_bad: leave bad records out and count them, instead of raising `ConvertError`.
+        processes: worker processes, one per core by default; with 1, all work is done in this
+            process.
+        skip_bad: leave out and count bad records instead of raising `ConvertError`.
         overwrite: remove the dataset at `out` first.
         progress: show a progress bar on stderr.
 
@@ -101,7 +102,7 @@ def convert_to_mds(
     """
     for name, value in {"keep": keep, "hashes": hashes}.items():
         if isinstance(value, str):
-            raise ValueError(f"{name} is the text {value!r}; give a list: {name}=[{value!r}]")
+            raise ValueError(f"{name} is the string {value!r}; give a list: {name}=[{value!r}]")
     config = ConvertConfig(
         text_key,
         id_key,
@@ -119,9 +120,7 @@ def convert_to_mds(
     _check_not_within(location, inputs)
     units = list_units(inputs, format, split, block_bytes)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
-        raise ValueError(
-            f"the output {location} lies among the inputs; choose a folder beside them"
-        )
+        raise ValueError(f"the output {location} is among the inputs; choose a folder beside them")
     recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
     journal = Journal(location, {"recipe": recipe, "inputs": _identify(units)})
     if overwrite:
@@ -129,8 +128,8 @@ def convert_to_mds(
     if report := journal.finished_report():
         if unknown := [unit.name for unit in units if unit.size is None]:
             raise ConvertError(
-                f"{location} is complete, but whether it was made of {unknown[0]} cannot be "
-                "checked. Choose another output, or overwrite it (--overwrite)"
+                f"{location} is already complete, but cloudload cannot check that it was made from "
+                f"{unknown[0]}. Choose another output, or overwrite it (--overwrite)"
             )
         return replace(report, already_complete=True, seconds=0.0, resumed_shards=report.shards)
     return _convert(
@@ -157,12 +156,12 @@ def _check_not_within(location: str, inputs: Any) -> None:
         )
         if f"{inner}/".startswith(f"{outer}/"):
             raise ValueError(
-                f"the output {location} lies within the input {folder}; choose a folder beside it"
+                f"the output {location} is inside the input {folder}; choose a folder beside it"
             )
 
 
 def _identify(units: Sequence[InputUnit]) -> dict[str, Any]:
-    """What a rerun compares to recognize its input: names and sizes."""
+    """The file names and sizes by which a rerun recognizes its input."""
     files = [file for unit in units for file in unit.files]
     listing = [
         [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
@@ -226,7 +225,7 @@ def _checked(
     for (unit, block), samples in results:
         counts = samples.counts
         if counts.bad and not skip_bad:
-            more = f" (and {counts.bad - 1:,} more close by)" if counts.bad > 1 else ""
+            more = f" (and {counts.bad - 1:,} more nearby)" if counts.bad > 1 else ""
             raise ConvertError(
                 f"{counts.bad_records[0]}{more}. Repair the input, or run again with skip_bad "
                 "(--skip-bad) to leave bad records out"
@@ -253,7 +252,7 @@ def _report(
 
 
 def _progress_bar(units: Sequence[InputUnit], done_bytes: int, shown: bool) -> Any:
-    """A bar in input bytes on stderr, or a line every 30 s if stderr is no terminal."""
+    """A bar in input bytes on stderr, or a line every 30 s if stderr is not a terminal."""
     from tqdm import tqdm
 
     files = [file for unit in units for file in unit.files]

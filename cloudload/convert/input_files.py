@@ -1,4 +1,4 @@
-"""An input file and its bytes: decompressed, from any offset on, over connections that break."""
+"""Read input files: decompressed, from any offset on, and across broken connections."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class InputFile:
 
     @property
     def display_name(self) -> str:
-        """The file in a message."""
+        """The file's name in messages, without secrets."""
         return "stdin" if self.url == "-" else redact(self.url)
 
 
 class StoredByteCounter:
-    """The number of stored bytes read so far; bytes that are read again do not count again."""
+    """The number of stored bytes read so far. Bytes that are read again are not counted again."""
 
     def __init__(self, bytes: int) -> None:
         self.bytes = bytes
 
     def reach(self, position: int) -> None:
-        """All bytes before `position` have been read."""
+        """Record that all bytes before `position` have been read."""
         self.bytes = max(self.bytes, position)
 
 
 class DamagedError(Exception):
-    """A compressed file that cannot be decompressed any further."""
+    """A compressed file cannot be decompressed any further."""
 
 
 def read_decompressed(
@@ -99,7 +99,7 @@ def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
             left = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder
     if decoder:
-        raise DamagedError(f"the {compression} data ends too early; the file is not whole")
+        raise DamagedError(f"the {compression} data ends too early; the file is incomplete")
 
 
 def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:

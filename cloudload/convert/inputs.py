@@ -1,4 +1,4 @@
-"""What to read, as one deterministic sequence of units.
+"""List the inputs as one deterministic sequence of units.
 
     inputs   corpus/                 s3://b/more/*.gz   -         hf://owner/name
     files    a.jsonl, c.txt, d.txt   0.jsonl.gz         stdin
@@ -38,16 +38,17 @@ _FORMATS_BY_EXTENSION = {
 
 
 def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[InputUnit]:
-    """What to read, in order. An input is a path or URL, `-` for stdin, `hf://NAME`, a `datasets`
-    object, or an iterable of rows.
+    """List the units to read, in order.
 
-    Raises `ValueError` for anything else, and `ConvertError` or `StoreError` if it cannot be found.
+    An input is a path or URL, `-` for stdin, `hf://NAME`, a `datasets` object, or an iterable of
+    rows. Raises `ValueError` for anything else, and `ConvertError` or `StoreError` if it cannot be
+    found.
     """
     if format not in FORMATS:
         raise ValueError(f"no format named {format!r}; use one of {', '.join(FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
-        raise ValueError("no inputs; name files, folders, globs, a dataset, or - for stdin")
+        raise ValueError("no inputs; give files, folders, globs, a dataset, or - for stdin")
     found: list[list[InputFile] | InputUnit] = [_resolve(item, format, split) for item in several]
     named = iter(_unique_names([files for files in found if isinstance(files, list)]))
     units: list[InputUnit] = []
@@ -70,8 +71,8 @@ def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | Inp
         name = getattr(getattr(item, "info", None), "dataset_name", None)
         return RowsUnit(str(name or "row"), item)
     raise ValueError(
-        f"{type(item).__name__} is no input; give a path or URL, a datasets object, or an iterable "
-        "of rows"
+        f"{type(item).__name__} is not an input; give a path or URL, a datasets object, or an "
+        "iterable of rows"
     )
 
 
@@ -81,7 +82,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
         for value in datasets.values()
     ):
         raise ValueError(
-            "a dict is no input; for rows in memory give an iterator over them: iter([{...}, ...])"
+            "a dict is not an input; for rows in memory, give an iterator: iter([{...}, ...])"
         )
     chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
     if chosen is None or chosen not in datasets:
@@ -97,7 +98,7 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
     name, query = parts.netloc + parts.path, parse_qs(parts.query)
     if unknown := sorted(set(query) - {"config", "split"}):
         raise ValueError(
-            f"{url} asks for {unknown}; after the name only ?config= and &split= can follow"
+            f"{url} has unknown parameters {unknown}; only ?config= and &split= are supported"
         )
     try:
         import datasets
@@ -118,8 +119,10 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
 
 
 def _find_files(location: str) -> list[tuple[str, str, int]]:
-    """The files of a file, folder or glob as (url, name below it, bytes), sorted; hidden files and
-    `_SUCCESS` are skipped."""
+    """The files of a file, folder or glob as (url, name below it, bytes), sorted.
+
+    Hidden files and `_SUCCESS` are skipped.
+    """
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
     is_glob = any(sign in location for sign in "*?[") and not (
@@ -182,8 +185,10 @@ def _input_file(url: str, name: str, size: int, format: str) -> InputFile:
 
 
 def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
-    """Ids derive from names: if two inputs have a file of the same name, all names get their
-    input's number as a prefix."""
+    """Prefix all names with their input's number if two inputs have a file of the same name.
+
+    Ids derive from names, so names must be unique.
+    """
     urls = Counter(file.url for files in inputs for file in files)
     if twice := [url for url, count in urls.items() if count > 1]:
         raise ValueError(f"{redact(twice[0])} is given twice; its documents would be written twice")
@@ -197,8 +202,10 @@ def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
 
 
 def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
-    """The units of some files: consecutive whole-text files share one of about `block_bytes`, other
-    files have one each."""
+    """Group files into units.
+
+    Consecutive text files share a unit of about `block_bytes`; any other file has its own.
+    """
     group: list[InputFile] = []
     for file in files:
         full = len(group) == _MAX_BLOCK_FILES or sum_bytes(group) >= block_bytes

@@ -1,10 +1,11 @@
-"""What a conversion has finished, stored at its output, so that a killed conversion resumes without
-losing or repeating a document.
+"""The journal of a conversion's finished shards, stored at the conversion's output.
 
-    .convert/config.json     what is converted, and how; a rerun must agree with it
+It allows a killed conversion to resume without losing or repeating a document.
+
+    .convert/config.json     the input and the config; a rerun must have the same
     .convert/00000.json      a finished shard: its index entry, and where the next shard begins
     shard.00000.mds.zstd     stored before its journal entry
-    convert-report.json      the report, by which a rerun knows that the conversion is complete
+    convert-report.json      the report, which tells a rerun that the conversion is complete
     index.json               stored last: a partial dataset is never readable
 
 A rerun resumes after the longest run of entries from 00000 on whose shards exist. The journal is
@@ -39,8 +40,10 @@ _LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report
 
 @dataclass(frozen=True)
 class Counts:
-    """What has been read: documents written, empty documents, bad records (and messages about the
-    first of them), bytes of input (stored) and of text."""
+    """Written documents, empty documents, bad records, stored input bytes, and bytes of text.
+
+    `bad_records` describes the first bad records.
+    """
 
     documents: int = 0
     empty: int = 0
@@ -68,8 +71,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did. `seconds`, `resumed_shards` and `already_complete` are about this run,
-    all other fields about the whole dataset."""
+    """The result of a conversion.
+
+    `seconds`, `resumed_shards` and `already_complete` describe this run. All other fields describe
+    the whole dataset.
+    """
 
     out: str
     """The dataset's location."""
@@ -80,7 +86,7 @@ class ConvertReport:
     bad: int
     """Bad records, left out."""
     bad_records: tuple[str, ...]
-    """Place and problem of the first 20 bad records."""
+    """Location and problem of each of the first 20 bad records."""
     files: int
     """Input files read."""
     input_bytes: int
@@ -92,9 +98,11 @@ class ConvertReport:
     stored_bytes: int
     """Bytes of the shards as stored."""
     shards: int
+    """Shards written."""
     columns: Mapping[str, str]
     """The encoding of each column."""
     seconds: float = 0.0
+    """Duration of this run."""
     resumed_shards: int = 0
     """Shards that an earlier run had written."""
     already_complete: bool = False
@@ -112,8 +120,7 @@ class ConvertReport:
 
 @dataclass(frozen=True)
 class InputPosition:
-    """Where a shard begins: the unit of the input, its block, the block's sample; and the counts
-    before that block."""
+    """The start of a shard in the input (unit, block, sample), and the counts before that block."""
 
     unit: int = 0
     start: BlockStart = field(default_factory=BlockStart)
@@ -133,8 +140,11 @@ class InputPosition:
 
 @dataclass(frozen=True)
 class FinishedWork:
-    """The part of a conversion that is finished: index entries of shards, columns once known, where
-    the next shard begins (None after the last), and the counts up to there."""
+    """The finished part of a conversion.
+
+    Holds the index entries of its shards, the columns once known, the start of the next shard (None
+    after the last), and the counts up to there.
+    """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     columns: tuple[Column, ...] | None = None
@@ -143,8 +153,7 @@ class FinishedWork:
 
 
 class Journal:
-    """The journal at an output location. `claim` identifies the conversion: its config and its
-    input."""
+    """The journal at an output location. `claim` identifies the conversion by config and input."""
 
     def __init__(self, location: str, claim: Mapping[str, Any]) -> None:
         self.location, self.claim, self._began = location, claim, time.monotonic()
@@ -163,14 +172,16 @@ class Journal:
                 delete_object(join_url(self.location, name))
 
     def finished_report(self) -> ConvertReport | None:
-        """The report if this very conversion is complete, else None. Raises `ConvertError` if the
-        output holds anything else."""
+        """The report if this conversion is already complete, else None.
+
+        Raises `ConvertError` if the output holds another conversion's data.
+        """
         names = self._list()
         if INDEX_NAME in names:
             stored = json.loads(self._read(REPORT_NAME)) if REPORT_NAME in names else None
             if stored is None:
                 raise ConvertError(
-                    f"{self.location} holds a dataset already. Choose another output, or overwrite "
+                    f"{self.location} already holds a dataset. Choose another output, or overwrite "
                     "it (--overwrite)"
                 )
             self._compare(stored["claim"])
@@ -178,14 +189,16 @@ class Journal:
             return ConvertReport.from_dict(stored["report"])
         if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
             raise ConvertError(
-                f"{self.location} holds shards of something else. Choose another output, or "
+                f"{self.location} holds shards of another dataset. Choose another output, or "
                 "overwrite it (--overwrite)"
             )
         return None
 
     def read(self) -> FinishedWork:
-        """The finished work: the longest run of entries whose shards exist. Raises `ConvertError`
-        if another conversion wrote it."""
+        """The finished work: the longest run of entries whose shards exist.
+
+        Raises `ConvertError` if another conversion wrote it.
+        """
         names = self._list()
         if f"{JOURNAL_FOLDER}/config.json" not in names or not any(
             map(_SHARD_NAME.fullmatch, names)
@@ -228,8 +241,8 @@ class Journal:
         if lost := [entry for entry in entries if not self._is_stored(entry, names)]:
             first = lost[0]["raw_data"]["basename"]
             raise ConvertError(
-                f"{self.location} lost {first} while it was written (in all {len(lost)} shards). "
-                "Run again to resume"
+                f"{len(lost)} shards disappeared from {self.location} during the conversion, "
+                f"such as {first}. Run again to resume"
             )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
         index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)
@@ -249,7 +262,7 @@ class Journal:
                 (local_path(self.location) / JOURNAL_FOLDER).rmdir()
 
     def _list(self) -> dict[str, int]:
-        """The bytes of every object below the output, by name."""
+        """The size of every object below the output, by name."""
         try:
             found = list_objects(self.location)
         except StoreError as error:
@@ -267,9 +280,9 @@ class Journal:
                 before, now = other[part].get(key), self.claim[part][key]
                 if before != now:
                     raise ConvertError(
-                        f"{redact(self.location)} was begun with other {part}: {key} was "
-                        f"{before!r} and is {now!r}. Run with the {part} it was begun with, choose "
-                        "another output, or start over (--overwrite)"
+                        f"the {part} of {redact(self.location)} changed: {key} was {before!r} and "
+                        f"is {now!r}. Run with the original {part}, choose another output, or "
+                        "start over (--overwrite)"
                     )
 
 
@@ -280,8 +293,10 @@ def record_shard(
     following: InputPosition | None,
     counts: Counts,
 ) -> None:
-    """Write the journal entry of a stored shard: its index entry, where the next shard begins, and
-    the counts up to there."""
+    """Write the journal entry of a stored shard.
+
+    It holds the shard's index entry, the start of the next shard, and the counts up to there.
+    """
     content = {
         "shard": entry,
         "next": asdict(following) if following else None,

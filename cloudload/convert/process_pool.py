@@ -1,10 +1,10 @@
-"""Worker processes for tasks that are mostly large bytes.
+"""Worker processes for tasks whose arguments and results are mostly large bytes.
 
     this process ── (function, argument) ──► worker process ── result ──►
                     small values are pickled; megabytes are passed as `SharedBytes`
 
-Each worker has its own socket and thread here. If a worker dies, its socket closes, and its task
-fails at once instead of waiting.
+In this process, each worker has its own socket and thread. If a worker dies, its socket closes, and
+its task fails immediately instead of hanging.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ class Inline:
 
 
 class ProcessPool:
-    """Worker processes, spawned because this process may have threads and clients. A worker that
-    loses its parent exits."""
+    """Worker processes, spawned because this process may have threads and clients.
+
+    A worker exits when its parent dies.
+    """
 
     def __init__(self, context: Any, processes: int) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -105,8 +107,10 @@ class ProcessPool:
         return future
 
     def close(self) -> None:
-        """Fail the tasks in the queue, and let each process finish its current one, so that it
-        leaves no temporary file; a process that takes longer than 30 s is killed."""
+        """Fail the tasks in the queue, and let each process finish its current one.
+
+        A process that finishes leaves no temporary file. One that takes longer than 30 s is killed.
+        """
         self._fail_all(WorkerError("the work was stopped"))
         for _ in self._processes:
             self._tasks.put(None)
@@ -122,12 +126,12 @@ class ProcessPool:
                     return
 
     def _run(self, task: Task, process: Any, pipe: socket.socket) -> bool:
-        """Have a process run a task; returns whether the process can take another."""
+        """Run a task in a process; return whether the process can take another."""
         future, function, argument = task
         try:
             message = Message.of((function, argument))
         except Exception as error:
-            what = f"cannot hand work to a worker process: {type(error).__name__}: {error}"
+            what = f"cannot send work to a worker process: {type(error).__name__}: {error}"
             future.set_exception(WorkerError(what))
             return True
         try:
@@ -151,10 +155,10 @@ class ProcessPool:
 
 
 def _describe_loss(process: Any, error: Exception) -> str:
-    """Why a process takes no more tasks: it ended, or this process cannot talk to it."""
+    """Why a process takes no more tasks: it ended, or communication with it failed."""
     worker = f"worker process {process.pid}"
     if not isinstance(error, EOFError | ConnectionError):
-        what = f"cannot talk to {worker}: {type(error).__name__}: {error}"
+        what = f"cannot communicate with {worker}: {type(error).__name__}: {error}"
         return f"{what}. Run again with fewer processes"
     process.join(_CLOSE_S)
     code = process.exitcode

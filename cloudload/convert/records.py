@@ -1,12 +1,12 @@
-"""What readers produce: units of input, the blocks of a unit, and the records of a block.
+"""The output of readers: units of input, the blocks of a unit, and the records of a block.
 
     units    a file of lines │ a Parquet file │ a group of whole text files │ rows of a dataset
     blocks   8 MB of whole lines │ a batch of rows │ a group of files
-    records  one a line, row or file: its fields, or what is wrong with it
+    records  one per line, row or file: its fields, or its problem
 
-A block depends on the data and `block_bytes` alone, never on who reads it, when, or how much the
-store returned at once. Blocks are made by one process, in order; any process may read their
-records.
+A block depends only on the data and `block_bytes`, never on the process that reads it, the time, or
+the chunks that the store returns. One process makes all blocks, in order; any process may read
+their records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Record(NamedTuple):
     """One record: its fields, or the problem with it."""
 
     where: str
-    """Its place, for messages."""
+    """Its location, for messages."""
     name: str
     """Its id if it has no id field."""
     fields: Mapping[str, Any] | None
@@ -35,8 +35,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockStart:
-    """Where a block begins in its unit; a reader can start there. The journal stores these
-    fields."""
+    """The start of a block in its unit; a reader can start here. The journal stores the fields."""
 
     block: int = 0
     """The block's number."""
@@ -59,8 +58,7 @@ class InputBlock(Protocol):
 
 
 class InputUnit(Protocol):
-    """A part of the input that can be read by itself; its name and size (bytes, or rows) identify
-    it."""
+    """A part of the input that can be read separately, identified by its name and size."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Blocks of records to shards.
+"""Encode blocks of records, cut them into shards, and store the shards.
 
 workers   encode_block: records ─► samples ─┐                ┌─► store_shard: compress, hash,
 parent                                      └─► ShardCutter ─┘   store, enter in the journal
@@ -32,7 +32,7 @@ _MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 
 @dataclass(frozen=True)
 class ShardContext:
-    """What every worker knows: the config, the shards' format, and the output location."""
+    """The context of every worker: the config, the shards' format, and the output location."""
 
     config: ConvertConfig
     form: ShardFormat
@@ -41,7 +41,7 @@ class ShardContext:
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """The samples of a block, concatenated, with the bytes of each: int64 [samples]."""
+    """The samples of a block, concatenated. `sizes` has the bytes of each: int64 [samples]."""
 
     data: bytes | SharedBytes
     sizes: Ints
@@ -50,8 +50,10 @@ class EncodedSamples:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to store: its samples, where the next shard begins (None after the last), and the
-    counts up to there."""
+    """A shard to store, with the start of the next shard (None after the last) and the counts.
+
+    `sizes` has the bytes of each sample: int64 [samples].
+    """
 
     number: int
     parts: tuple[bytes | SharedBytes, ...]
@@ -61,15 +63,17 @@ class ShardJob:
 
 
 class _BadRecordError(Exception):
-    """Why a record cannot be converted."""
+    """A record cannot be converted; the message says why."""
 
 
 # ---------------------------------------------------------------- encode
 
 
 def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> EncodedSamples:
-    """Encode the documents of a block; `numbered` is its unit's number and the block. Empty and bad
-    records are counted."""
+    """Encode the documents of a block, and count its empty and bad records.
+
+    `numbered` is the unit's number and the block.
+    """
     block = numbered[1]
     columns = context.form.columns
     variable = [column.name for column in columns if column.bytes is None]
@@ -104,7 +108,7 @@ def _encode_record(context: ShardContext, record: Record) -> bytes:
     except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
         raise _BadRecordError(f"a kept field does not fit its column ({error})") from error
     if len(sample) > _MAX_SAMPLE_BYTES:
-        raise _BadRecordError(f"{len(sample):,} bytes are more than an MDS shard can hold")
+        raise _BadRecordError(f"{len(sample):,} bytes exceed the limit of an MDS shard")
     return sample
 
 
@@ -141,15 +145,15 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
 def _kept_value(value: Any, column: Column) -> Any:
     if column.encoding == "json":
         is_plain = isinstance(value, str | int | float | None)
-        # what JSON cannot express, such as a date, becomes a string
+        # values that JSON cannot express, such as dates, become strings
         return value if is_plain else json.loads(json.dumps(value, default=str))
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
     numbers = (int, float) if column.encoding.startswith("float") else (int,)
     if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
         found = "missing" if value is None else type(value).__name__
         raise _BadRecordError(
-            f"the field {column.name!r} is {found}, not {column.encoding}; {column.name}:json "
-            "would keep any value"
+            f"the field {column.name!r} is {found}, not {column.encoding}; keep "
+            f"{column.name}:json to allow any value"
         )
     return value
 
@@ -158,8 +162,10 @@ def _kept_value(value: Any, column: Column) -> Any:
 
 
 def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
-    """Build, compress, hash and store a shard, then enter it in the journal; returns its index
-    entry. Raises `StoreError`."""
+    """Build, compress, hash and store a shard, enter it in the journal, and return its index entry.
+
+    Raises `StoreError`.
+    """
     parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
     raw = b"".join([encode_shard_head(context.form, job.sizes), *parts])
     name, stored, compression = f"shard.{job.number:05}.mds", raw, context.form.compression
@@ -174,7 +180,7 @@ def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
         entry["zip_data"] = _file_entry(context.form, name, stored)
     parent = multiprocessing.parent_process()
     if parent and not parent.is_alive():
-        raise SystemExit("the conversion was stopped")  # another run may write here by now
+        raise SystemExit("the conversion was stopped")  # another run may already write here
     write_object(join_url(context.location, name), stored)
     record_shard(context.location, job.number, entry, job.next, job.counts)
     return entry
@@ -191,8 +197,8 @@ def _file_entry(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
 class ShardCutter:
     """Cuts samples into shards as `MDSWriter` does, and tracks where in the input each shard ends.
 
-    A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample
-    larger than that has a shard to itself; no shard is ever empty.
+    A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample that
+    is larger by itself gets its own shard. No shard is empty.
     """
 
     def __init__(self, form: ShardFormat, number: int, position: InputPosition) -> None:
@@ -206,7 +212,7 @@ class ShardCutter:
         self._bytes = self._empty_bytes
 
     def cut(self, blocks: Iterable[tuple[InputPosition, EncodedSamples]]) -> Iterator[ShardJob]:
-        """The shards of these blocks, in order."""
+        """Cut blocks into shards, in order."""
         for position, samples in blocks:
             yield from self._cut_block(replace(position, counts=self.counts), samples)
             self.counts = self.counts.plus(samples.counts)
@@ -215,7 +221,7 @@ class ShardCutter:
 
     def _cut_block(self, position: InputPosition, samples: EncodedSamples) -> Iterator[ShardJob]:
         ends = np.concatenate([[0], np.cumsum(samples.sizes)])
-        costs = ends + 4 * np.arange(len(ends))  # each sample has an offset, too
+        costs = ends + 4 * np.arange(len(ends))  # each sample also has an offset
         first, self._skip = self._skip, 0
         while first < len(samples.sizes):
             room = self._limit - self._bytes

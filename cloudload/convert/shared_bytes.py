@@ -1,10 +1,10 @@
-"""Send large bytes between processes without a copy, as descriptors of anonymous memory.
+"""Send large bytes between processes without copying, as descriptors of anonymous memory.
 
     worker ── result: [memory] ──► parent ── task: [memory, cut] ──► worker
                                    never reads or copies the bytes
 
 Bytes that a worker returns arrive as `SharedBytes`, which can be cut and sent to another worker
-unread. The kernel frees them with the last process that holds them, however it ends.
+unread. The kernel frees them when the last process that holds them ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Descriptor:
 
 
 class SharedBytes:
-    """Bytes in anonymous memory that other processes may hold, too. A slice shares the memory."""
+    """Bytes in anonymous memory that other processes may also hold. A slice shares the memory."""
 
     def __init__(self, descriptor: _Descriptor, start: int, stop: int) -> None:
         self.descriptor, self.start, self.stop = descriptor, start, stop
@@ -68,7 +68,7 @@ class SharedBytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles large bytes as references to descriptors, which are sent apart."""
+    """Pickles large bytes as references to descriptors, which are sent separately."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -109,7 +109,7 @@ class Message:
 
     @staticmethod
     def of(value: Any) -> Message:
-        """Pickle a value. Raises whatever its pickling raises."""
+        """Pickle a value. Errors of pickling are raised unchanged."""
         buffer = io.BytesIO()
         pickler = _Pickler(buffer)
         pickler.dump(value)
@@ -125,8 +125,11 @@ class Message:
 
 
 def receive(pipe: socket.socket, convert: Callable[[SharedBytes], Any]) -> Any:
-    """The next value sent, with `convert` applied to its large bytes. Raises `EOFError` at the end
-    of the stream, and `OSError` if this process has too many open files."""
+    """Receive the next value, with `convert` applied to its large bytes.
+
+    Raises `EOFError` at the end of the stream, and `OSError` if this process has too many open
+    files.
+    """
     size, count = struct.unpack("<QQ", _receive_exactly(pipe, 16))
     descriptors: list[_Descriptor] = []
     while len(descriptors) < count:

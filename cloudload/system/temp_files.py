@@ -2,7 +2,7 @@
 
     shard.00000.mds                         a file that several processes want
     shard.00000.mds.lock                    exists while one of them works on it
-    shard.00000.mds.3f2a….part              what that process has written so far
+    shard.00000.mds.3f2a….part              the part written so far
 
 A process removes its own temporary files when it exits, even on SIGTERM. The next process removes
 the files of a killed process, which it recognizes by their names.
@@ -109,8 +109,7 @@ def remove_all() -> None:
 
 
 def remove_all_and_stop() -> None:
-    """Remove all registered files in a process that is about to exit, and keep its daemon threads
-    from creating more."""
+    """Remove all registered files in a process that is about to exit, and prevent new ones."""
     _exiting.add(os.getpid())
     for _ in range(2):
         remove_all()

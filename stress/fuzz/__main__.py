@@ -80,7 +80,9 @@ def _fuzz_and_report(name: str, engine: str, options: argparse.Namespace) -> tup
     options.findings.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     if engine == "atheris":
-        tried, found, why = start_atheris(name, TARGETS[name], options.seconds, options.findings)
+        tried, found, why = start_atheris(
+            name, TARGETS[name].seeds(), options.seconds, options.findings
+        )
     else:
         tried, data, why = fuzz(TARGETS[name], seconds=options.seconds, seed=options.seed)
         found = options.findings / f"{name}-{zlib.crc32(data or b''):08x}"

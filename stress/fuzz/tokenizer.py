@@ -45,8 +45,8 @@ def tokenizers() -> list[Case]:
             for token in json.loads(spec.json)["added_tokens"]
             if token["special"]
         }
-        backends = [DocumentTokenizer(spec, backend) for backend in (HF, FASTOKENS)]
-        found.append(Case(*backends, set(added), [*added.values(), EOS, END_OF_TEXT]))
+        hf, fastokens = (DocumentTokenizer(spec, backend) for backend in (HF, FASTOKENS))
+        found.append(Case(hf, fastokens, set(added), [*added.values(), EOS, END_OF_TEXT]))
     return found
 
 

@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_prepare_hands_back_the_loader_itself(folder: str) -> None:
 
 def test_a_loader_wrapped_in_a_dataloader_is_refused(folder: str) -> None:
     wrapped = Accelerator(cpu=True).prepare(
-        torch.utils.data.DataLoader(make_loader(folder), batch_size=None)
-    )  # type: ignore[arg-type]
+        torch.utils.data.DataLoader(cast(Any, make_loader(folder)), batch_size=None)
+    )
     with pytest.raises(TypeError, match="do not wrap it in a DataLoader"):
         next(iter(wrapped))

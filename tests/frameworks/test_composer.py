@@ -15,9 +15,11 @@ from torch import Tensor
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
 from tests.frameworks.small import SEQ_LEN, Model, make_loader, rows_of
+from tests.support import ROOT
 
-composer = pytest.importorskip("composer")
+pytest.importorskip("composer")
 
+import composer
 from composer import Time, Trainer
 from composer.loggers import InMemoryLogger
 
@@ -26,7 +28,7 @@ from cloudload.integrations.composer import CloudloadMonitor, data_spec, eval_sp
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class ComposerModel(composer.ComposerModel):  # type: ignore[misc]
+class ComposerModel(composer.ComposerModel):  # type: ignore[name-defined]
     """The small model as Composer calls it."""
 
     def __init__(self) -> None:
@@ -35,13 +37,14 @@ class ComposerModel(composer.ComposerModel):  # type: ignore[misc]
         self.trained, self.evaluated = self.model.trained, self.model.evaluated
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return self.model(batch["input_ids"], batch["labels"])["loss"]
+        loss: Tensor = self.model(batch["input_ids"], batch["labels"])["loss"]
+        return loss
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
         return outputs
 
     def eval_forward(self, batch: dict[str, Tensor], outputs: Any = None) -> Tensor:
-        return self(batch)
+        return self.forward(batch)
 
     def get_metrics(self, is_train: bool) -> dict[str, Any]:
         return {}
@@ -289,13 +292,13 @@ def test_what_was_read_is_logged(folder: str) -> None:
     assert "cloudload/padding" in memory.data
 
 
-def test_the_readmes_lines_run(
+def test_the_lines_of_its_page_run(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
-    [lines, _] = re.findall(r"^```py\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    page = (ROOT / "docs/guides/frameworks/composer.md").read_text("utf-8")
+    lines = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     monkeypatch.chdir(tmp_path)
-    given = {
+    given: dict[str, Any] = {
         "loader": make_loader(folder),
         "eval_loader": make_loader(folder, epochs=1),
         "composer_model": ComposerModel(),

@@ -35,7 +35,10 @@ def build(sizes: dict[str, Any], *, infinite: bool = True, **options: Any) -> Cl
         repeat=infinite,
     )
     tokenizer = HuggingFaceTokenizer(tokenizer_path=TOKENIZER)
-    return config.build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, **sizes)
+    loader: CloudloadDataLoader = config.build(
+        dp_world_size=1, dp_rank=0, tokenizer=tokenizer, **sizes
+    )
+    return loader
 
 
 def own_rows(**options: Any) -> CloudLoader:

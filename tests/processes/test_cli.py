@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_stdin_is_json_lines_and_goes_on_when_given_again(tmp_path: Path) -> Non
         command, cwd=ROOT, input=lines + b"nonsense\n", capture_output=True, check=False
     )
     assert broken.returncode == 1
-    assert b"stdin:501: broken JSON" in broken.stderr
+    assert b"stdin:501: invalid JSON" in broken.stderr
     done = subprocess.run(
         [*command, "--skip-bad", "--json"],
         cwd=ROOT,
@@ -70,7 +71,7 @@ def test_the_command_line_and_the_script_are_the_library(
     arguments += ["--shard-bytes", "8k", "--split", "train", "--processes", "1", "--quiet"]
     assert cli.main(["convert", *arguments, "--report", str(tmp_path / "report.json")]) == 0
     assert "is complete\n  documents  60 (" in capsys.readouterr().out
-    options = {
+    options: dict[str, Any] = {
         "keep": ["n:int32"],
         "hashes": ["sha1", "xxh64"],
         "compression": None,

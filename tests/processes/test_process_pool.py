@@ -63,7 +63,7 @@ def test_a_process_that_dies_is_said_to_be_dead(function: Any, how: str, message
 
 def test_what_cannot_be_sent_is_an_error_of_its_task_alone() -> None:
     with open_executor("", 2) as executor:
-        with pytest.raises(WorkerError, match="cannot hand work"):
+        with pytest.raises(WorkerError, match="cannot send work"):
             executor.submit(join, lambda: "not picklable").result(60)
         assert executor.submit(join, (b"a", b"b")).result(60) == b"ab"
         with pytest.raises(WorkerError, match="worker process"):

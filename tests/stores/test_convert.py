@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_every_store_is_read_and_written(store_url: str, tmp_path: Path) -> None
     corpus = write_corpus(tmp_path / "corpus")
     for item in list_objects(str(corpus)):
         write_object(f"{store_url}/in/{Path(item.url).relative_to(corpus)}", read_object(item.url))
-    options = {"shard_bytes": 100_000, "processes": 2, "progress": False}
+    options: dict[str, Any] = {"shard_bytes": 100_000, "processes": 2, "progress": False}
     convert_to_mds(corpus, tmp_path / "local", **options)
     report = convert_to_mds(f"{store_url}/in", f"{store_url}/out", **options)
     assert report.documents == 1200

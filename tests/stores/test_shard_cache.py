@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +165,19 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-DAMAGES = {
+def replace_by_link(path: Path, name: str) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name(name))
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:100]),
     "emptied": lambda path: path.write_bytes(b""),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
     "another byte in its head": lambda path: flip(path, 5),
     "another byte in a text": lambda path: flip(path, path.stat().st_size - 3),
     "another shard": lambda path: path.write_bytes(path.with_name("shard.00003.mds").read_bytes()),
-    "a link": lambda path: (path.unlink(), path.symlink_to(path.with_name("shard.00003.mds"))),
+    "a link": lambda path: replace_by_link(path, "shard.00003.mds"),
 }
 
 

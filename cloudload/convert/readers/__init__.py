@@ -1,3 +1,5 @@
-"""A reader for each kind of input: `lines` (JSON lines, or a document a line), `parquet`, `text`
-(whole files), and `rows` (of any iterable). Each has a unit and a block, as `records` defines them.
+"""A reader for each kind of input, with a unit and a block as `records` defines them.
+
+`lines` reads JSON lines or one document per line; `parquet`, Parquet files; `text`, whole files;
+and `rows`, any iterable.
 """

@@ -1,4 +1,4 @@
-"""Files of JSON lines, or of one document a line.
+"""Files of JSON lines, or of one document per line.
 
     file     {"text": "a"}⏎{"text": "b"}⏎{"text": "c"}⏎          block_bytes = 15
     blocks   {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
@@ -97,20 +97,22 @@ def _parse_json(line: bytes) -> _Parsed:
         return None, describe_not_utf8(error)
     except json.JSONDecodeError as error:
         is_list = line.lstrip().startswith(b"[")
-        hint = "; write one object a line, not a list of them" if is_list else ""
-        return None, f"broken JSON ({error.msg} at column {error.colno}){hint}"
+        hint = "; write one object per line, not a list of them" if is_list else ""
+        return None, f"invalid JSON ({error.msg} at column {error.colno}){hint}"
     except (ValueError, RecursionError) as error:
-        return None, f"broken JSON ({error})"
+        return None, f"invalid JSON ({error})"
     if isinstance(value, dict):
         return value, None
-    return None, f"a JSON {type(value).__name__}, not an object; write one object a line"
+    return None, f"a JSON {type(value).__name__}, not an object; write one object per line"
 
 
 def _cut_at_line_ends(
     chunks: Iterator[bytes], block_bytes: int
 ) -> Iterator[tuple[bytes, str | None]]:
-    """Blocks of whole lines, wherever the chunks end, each with the damage after it or None; a line
-    that damage cuts short is dropped."""
+    """Cut chunks into blocks of whole lines, each with the damage after it or None.
+
+    A line that is cut short by damage is dropped.
+    """
     pending, searched, damage = bytearray(), block_bytes - 1, None
     try:
         for chunk in chunks:

@@ -1,7 +1,7 @@
-"""Parquet files, one document a row.
+"""Parquet files, one document per row.
 
-A block is a batch of rows of one row group. Its number of rows follows from the file's metadata and
-`block_bytes` alone.
+A block is a batch of rows of one row group. Its number of rows depends only on the file's metadata
+and `block_bytes`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ParquetUnit(FileUnit):
 
 
 def _local_copy(file: InputFile, folder: Path) -> Path:
-    """A local path of the file's decompressed bytes, as Parquet is read from its end."""
+    """The path of a local, decompressed copy, because Parquet is read from its end."""
     if file.url != "-" and is_local(file.url) and file.compression is None:
         return local_path(file.url)
     path = folder / "file.parquet"

@@ -58,7 +58,7 @@ class RowsUnit:
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:
-    """Only the columns in use: others, such as images, are never decoded."""
+    """Select the columns in use, so that others, such as images, are never decoded."""
     names = getattr(rows, "column_names", None) or ()
     wanted = [name for name in names if name in fields]
     can_select = wanted and hasattr(rows, "select_columns")
@@ -68,7 +68,7 @@ def _select(rows: Any, fields: Sequence[str]) -> Any:
 def _batched(
     rows: Iterator[Any], block_bytes: int, fields: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Rows, reduced to `fields`, until their text fills a block."""
+    """Batch rows, reduced to `fields`, until their text fills a block."""
     batch: list[Any] = []
     size = 0
     for row in rows:

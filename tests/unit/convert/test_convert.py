@@ -22,6 +22,7 @@ from tests.support.conversions import (
     texts,
     write_corpus,
 )
+from tests.support.examples import EXAMPLES
 
 
 def test_the_block_size_does_not_show_in_the_output(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_raw_shards_and_index_are_those_of_mdswriter(
 
 def _raw_shard(folder: Path, entry: dict[str, Any]) -> bytes:
     if entry["zip_data"] is None:
-        return (folder / entry["raw_data"]["basename"]).read_bytes()
+        return Path(folder, entry["raw_data"]["basename"]).read_bytes()
     return decompress(
         "zstd", (folder / entry["zip_data"]["basename"]).read_bytes(), entry["raw_data"]["bytes"]
     )
@@ -120,9 +121,7 @@ def test_a_document_larger_than_a_shard_has_a_shard_to_itself(tmp_path: Path) ->
     ] == [1, 2, 1]
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=30
@@ -224,7 +223,7 @@ def test_what_cannot_be_converted_at_all_is_said_at_once(tmp_path: Path) -> None
         convert_lines(tmp_path, ['{"text": ""}'])
     with pytest.raises(ConvertError, match="has a field 'nope'"):
         convert_lines(tmp_path, ['{"text": "a"}'], keep=["nope"])
-    with pytest.raises(ValueError, match="lies within the input"):
+    with pytest.raises(ValueError, match="is inside the input"):
         convert_to_mds(tmp_path / "in", tmp_path / "in" / "mds", **QUIET)
     with pytest.raises(ValueError, match="is given twice"):
         convert_to_mds([tmp_path / "in", tmp_path / "in" / "a.jsonl"], tmp_path / "out2", **QUIET)

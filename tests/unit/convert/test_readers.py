@@ -119,14 +119,14 @@ def test_a_dataset_is_loaded_by_name(tmp_path: Path) -> None:
 
 
 BAD_LINES = {
-    '{"text": "a"': "broken JSON",
+    '{"text": "a"': "invalid JSON",
     "[1]": "a JSON list, not an object",
     '{"body": "a"}': "no text field 'text'; it has: body",
     '{"text": 7}': "'text' is int, not a string",
     '{"text": null}': "'text' is NoneType, not a string",
     b'{"text": "\xff"}': "not UTF-8",
     '{"text": "\\ud800", "n": 1}': "not UTF-8",
-    "[" * 100_000: "broken JSON",
+    "[" * 100_000: "invalid JSON",
     '{"text": "a", "n": "one"}': "the field 'n' is str, not int",
     '{"text": "a", "n": 99999999999999999999}': "a kept field does not fit",
 }
@@ -179,6 +179,6 @@ def test_kept_fields_may_be_missing_only_as_json(tmp_path: Path) -> None:
         {"k": [1]},
     ]
     with pytest.raises(
-        ConvertError, match="'meta' is missing, not str; meta:json would keep any value"
+        ConvertError, match="'meta' is missing, not str; keep meta:json to allow any value"
     ):
         convert_lines(tmp_path, lines, keep=["meta:str"], overwrite=True)

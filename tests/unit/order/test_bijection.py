@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from cloudload.order.bijection import permute, scramble
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def moved(size: int, keys: Ids, places: Ids | None = None, *, inverse: bool = False) -> Ids:
+def moved(size: int, keys: Words, places: Ids | None = None, *, inverse: bool = False) -> Ids:
     """Where each place of 0 … size - 1 goes under each key: int64 [keys, size]."""
     grid = np.broadcast_to(
         np.arange(size) if places is None else places,
@@ -26,7 +28,7 @@ def moved(size: int, keys: Ids, places: Ids | None = None, *, inverse: bool = Fa
     return there.astype(np.int64).reshape(grid.shape)
 
 
-def keys_of(number: int) -> Ids:
+def keys_of(number: int) -> Words:
     return scramble(np.arange(number, dtype=np.uint64) + np.uint64(77))
 
 
@@ -73,5 +75,5 @@ def test_where_neighbours_land_is_uniform_and_independent(size: int) -> None:
     assert chi_square(cells, expected) < 63 + 5 * math.sqrt(2 * 63)
 
 
-def chi_square(counts: Ids, expected: Ids) -> float:
+def chi_square(counts: Ids, expected: Floats) -> float:
     return float(((counts - expected) ** 2 / expected).sum())

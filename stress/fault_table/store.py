@@ -1,32 +1,27 @@
-"""What a user sees, and when, of each fault: Markdown tables, by section.
+"""What is seen of each way in which a store fails: the section `store`.
 
-    PYTHONPATH=. python scripts/fault_table.py [--only store|cache|processes|data|state ...] [NAME ...]
-
-store        each way in which a store fails, with the default `Retry()`: here. About 3 minutes: what may pass is tried for 120 s
-cache        damaged caches and shards, full disks: `fault_table_files.py`, as are `data` and `state`
-processes    every end of a job of real processes, and what it leaves: `fault_table_jobs.py`. About 5 minutes
-
-All faults, or those named; on loopback servers; as root, who may mount small file systems. A read
-of the section `store` runs in a process of its own, from an environment with that fault; those that
-are tried again until the deadline run side by side, after the others.
+Each read is a process whose environment has that fault (`python -m stress.fault_table.store URL`).
+Reads that are retried until the deadline run side by side, after the others.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cloudload.errors import StoreError
+from cloudload.storage.objects import read_object, write_object
+from tests.support import ROOT
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.fault_rows import shorten, table
 from tests.support.servers import (
@@ -40,33 +35,32 @@ from tests.support.servers import (
 )
 
 NOWHERE = "http://no-such-host.invalid:9"
-FOR_EVER_S = 600.0
-SECTIONS = ("store", "cache", "processes", "data", "state")
+FOREVER_S = 600.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fault in one store; a variable that is empty is not set."""
+    """One fault in one store; an empty variable is not set."""
 
     name: str
     store: str
     url: str
     variables: Mapping[str, str] = field(default_factory=dict)
     fault: Fault | None = None
-    is_passing: bool = False
+    is_transient: bool = False
 
 
 def cases(s3: dict[str, str], gcs: dict[str, str], folder: Path) -> Iterator[Case]:
-    """Every fault; the variables given lead to S3 and GCS through a proxy each."""
-    yield from _passing("S3", "s3", s3, ("AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"), is_json=False)
-    yield from _passing("GCS", "gs", gcs, ("API_ENDPOINT_OVERRIDE",), is_json=True)
+    """Every fault; the variables lead to S3 and GCS, each through a proxy."""
+    yield from _transient("S3", "s3", s3, ("AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"), is_json=False)
+    yield from _transient("GCS", "gs", gcs, ("API_ENDPOINT_OVERRIDE",), is_json=True)
     yield from _s3_refusals(s3)
     yield from _gcs_refusals(gcs, folder)
     os.mkfifo(folder / "pipe")
     yield Case("FIFO", "file", str(folder / "pipe"))
 
 
-def _passing(
+def _transient(
     store: str, scheme: str, variables: dict[str, str], endpoints: tuple[str, ...], *, is_json: bool
 ) -> Iterator[Case]:
     busy: dict[str, Any] = (
@@ -75,7 +69,7 @@ def _passing(
         else {"status": 503, "code": "SlowDown"}
     )
     faults = {
-        "503 for ever": Fault(
+        "503 forever": Fault(
             "/503",
             "status",
             code="backendError" if is_json else "ServiceUnavailable",
@@ -86,18 +80,18 @@ def _passing(
         ),
         "reset": Fault("/reset", "reset"),
         "truncation": Fault("/truncation", "truncate", at=1_000),
-        "stall": Fault("/stall", "stall", at=1_000, seconds=FOR_EVER_S),
+        "stall": Fault("/stall", "stall", at=1_000, seconds=FOREVER_S),
     }
     for name, fault in faults.items():
         yield Case(
-            name, store, f"{scheme}://cloudload{fault.match}", variables, fault, is_passing=True
+            name, store, f"{scheme}://cloudload{fault.match}", variables, fault, is_transient=True
         )
     for name, endpoint in {
         "refused": f"http://127.0.0.1:{free_ports(1)[0]}",
         "DNS failure": NOWHERE,
     }.items():
         elsewhere = variables | dict.fromkeys(endpoints, endpoint)
-        yield Case(name, store, f"{scheme}://cloudload/key", elsewhere, is_passing=True)
+        yield Case(name, store, f"{scheme}://cloudload/key", elsewhere, is_transient=True)
 
 
 def _s3_refusals(variables: dict[str, str]) -> Iterator[Case]:
@@ -135,7 +129,7 @@ def _s3_refusals(variables: dict[str, str]) -> Iterator[Case]:
 def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
     denied = "reader does not have storage.objects.get access to the Google Cloud Storage object."
     anonymous = "Anonymous caller does not have storage.objects.get access."
-    bucket = "The specified bucket does not exist."  # the server of the tests says no more than 404
+    bucket = "The specified bucket does not exist."  # the test server says only 404
     refusals = {
         "403": Fault(
             "/denied", "status", status=403, code="forbidden", message=denied, as_json=True
@@ -161,42 +155,7 @@ def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
     yield Case("no credentials", "GCS", "gs://cloudload/private", variables | nobody, fault)
 
 
-def main(arguments: list[str]) -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="of faults; all of the sections by default"
-    )
-    parser.add_argument(
-        "--only", action="append", choices=SECTIONS, help="a section; all by default"
-    )
-    asked = parser.parse_args(arguments)
-    sections = asked.only or SECTIONS
-    if len(sections) == 1:
-        print(_measure(sections[0], asked.names), flush=True)
-        return
-    for (
-        section
-    ) in sections:  # each in a process of its own, whose clients know no server of another
-        subprocess.run([sys.executable, __file__, "--only", section, *asked.names], check=True)
-
-
-def _measure(section: str, names: list[str]) -> str:
-    if section == "store":
-        return measure_store(names)
-    if section == "processes":
-        from stress import fault_table_jobs
-
-        return fault_table_jobs.measure(names)
-    from stress import fault_table_files
-
-    with tempfile.TemporaryDirectory(prefix="cloudload-faults-") as folder:
-        return fault_table_files.measure(section, names, Path(folder))
-
-
-def measure_store(names: list[str]) -> str:
+def measure(names: Sequence[str]) -> str:
     """The table of the faults of stores with these names, or of all."""
     with ExitStack() as running:
         folder = Path(
@@ -224,22 +183,20 @@ def measure_store(names: list[str]) -> str:
             proxies[server].set_faults(
                 [case.fault for case in found if case.fault and case.store == store]
             )
-        rows = [_read(case) for case in found if not case.is_passing]
+        rows = [_read(case) for case in found if not case.is_transient]
         with ThreadPoolExecutor(len(found) or 1) as threads:
-            rows = [*threads.map(_read, [case for case in found if case.is_passing]), *rows]
+            rows = [*threads.map(_read, [case for case in found if case.is_transient]), *rows]
     return table("Store", ("fault", "store", "seconds:", "message"), rows)
 
 
 def _signed_in(server: GCSServer, proxy: FaultProxy) -> dict[str, str]:
-    """For what `STORAGE_EMULATOR_HOST` names, clients would not sign in."""
+    """Variables without `STORAGE_EMULATOR_HOST`, for which clients would not sign in."""
     variables = server.environment()
     variables["STORAGE_EMULATOR_HOST"] = ""
     return variables | {"API_ENDPOINT_OVERRIDE": proxy.endpoint}
 
 
 def _store_objects(s3: S3Server, gcs: GCSServer, found: list[Case]) -> None:
-    from cloudload.storage.objects import write_object
-
     os.environ.update(s3.environment() | gcs.environment())
     for case in found:
         write_object(case.url, os.urandom(100_000))
@@ -250,18 +207,16 @@ def _read(case: Case) -> tuple[str, ...]:
     variables = {
         name: value for name, value in (os.environ | dict(case.variables)).items() if value
     }
-    command = [sys.executable, str(Path(__file__).resolve()), "--read", case.url]
+    command = [sys.executable, "-m", "stress.fault_table.store", case.url]
     printed = subprocess.run(
-        command, env=variables, capture_output=True, text=True, check=True
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True
     ).stdout
     seconds, message = json.loads(printed)
     return (case.name, case.store, f"{seconds:.1f}", shorten(message))
 
 
-def _print_failure(url: str) -> None:
-    from cloudload.errors import StoreError
-    from cloudload.storage.objects import read_object
-
+def print_failure(url: str) -> None:
+    """Print how long a read took, and its error."""
     start = time.monotonic()
     try:
         message = f"read {len(read_object(url))} bytes"
@@ -271,7 +226,4 @@ def _print_failure(url: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--read"]:
-        _print_failure(sys.argv[2])
-    else:
-        main(sys.argv[1:])
+    print_failure(sys.argv[1])

@@ -1,15 +1,17 @@
-"""What is seen of each end of a training job, how soon, and what it leaves: the section `processes`
-of `fault_table.py`.
+"""What is seen of each end of a training job, how soon, and what it leaves: the section
+`processes`.
 
-Each job is `lone_trainer.py` with 2 workers, in a session of its own, and reads a hundred zstd
-shards from S3 through a proxy of its own. "Answers": the store works. "Silent": bodies of shards
-stop in their middle, and fetches hang there as the fault comes.
+Each job is `lone_trainer.py` with 2 workers, in its own session, and reads a hundred zstd shards
+from S3 through its own proxy. "Answers": the store works. "Silent": bodies of shards stop in the
+middle, and fetches hang there when the fault occurs.
 
-seconds     from the signal, or the call, to the end of the last process of the job, or of the call. From a fault in a transform,
-            which happens while workers run ahead, the loop's steps up to it are in the time
-left        processes / names in /dev/shm (torch_, psm_, sem., mp-) / lock and part files in the cache; after calls, the first
-            are worker processes, for the training process lives on
-message     the last error on stderr, its class and text; of calls: what the iterator that was in use then does
+seconds     from the signal, or the call, to the end of the job's last process, or of the call. For
+            a fault in a transform, which happens while workers run ahead, the loop's steps up to it
+            are included
+left        processes / names in /dev/shm (torch_, psm_, sem., mp-) / lock and part files in the
+            cache; after calls, worker processes first, because the training process lives on
+message     the last error on stderr, its class and text; for calls: what the iterator that was in
+            use then does
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudload.cache.folder import sweep
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.fault_rows import left_overs, orphans, shorten, soon, table
@@ -39,7 +42,7 @@ from tests.support.servers import S3Server, start_s3
 HEADS = ("fault", "store", "seconds:", "end", "left", "message")
 SILENCE_S = 600.0
 MOST_S = 200.0
-"""Before a job is taken to hang: longer than a store is tried."""
+"""After which a job is taken to hang: longer than a request is retried."""
 _CGROUP_BYTES = 64 << 20
 _ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?((?:\w*Error|KeyboardInterrupt|SystemExit)\b.*)",
@@ -73,7 +76,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Ground:
-    """What all jobs share, and one has for itself: a proxy and a folder."""
+    """What all jobs share; and a proxy and a folder for one job."""
 
     data: str
     server: S3Server
@@ -111,7 +114,7 @@ def cases() -> Iterator[tuple[str, Case, bool]]:
     yield from ((name, end_by_transform, False) for name in TRANSFORMS)
 
 
-def measure(names: list[str], threads: int = 2) -> str:
+def measure(names: Sequence[str], threads: int = 2) -> str:
     """The table of the faults with these names, or of all."""
     with ExitStack() as running:
         server = running.enter_context(start_s3())
@@ -181,7 +184,7 @@ def end_by_transform(ground: Ground, name: str) -> Row:
 
 
 def end_by_call(ground: Ground, name: str) -> Row:
-    """What the training process does itself, between two batches."""
+    """A call by the training process, between two batches."""
     job = ground.start(way=WAYS[name])
     job.wait_for_line("ready")
     ground.silence(job)
@@ -198,7 +201,7 @@ def end_by_call(ground: Ground, name: str) -> Row:
     if ended[4] != left:
         left += f"; {ended[4]} at its end"
     message = f"next() of the old iterator: {message}" if message else "nothing"
-    return (name, _store(ground), f"{seconds:.1f}", "goes on", left, shorten(message))
+    return (name, _store(ground), f"{seconds:.1f}", "continues", left, shorten(message))
 
 
 def end_a_rank(ground: Ground, name: str) -> Row:
@@ -252,20 +255,20 @@ def _other_left(job: Job) -> str:
 
 
 def _after_sweep(cache: Path) -> int:
-    """What a loader that starts there next does not sweep."""
-    from cloudload.cache.folder import sweep
-
+    """The left-overs that the next loader there does not sweep."""
     sweep(cache)
     return len(left_overs(cache))
 
 
-def _status(code: int) -> str:
+def _status(code: int | None) -> str:
+    if code is None:
+        return "still running"
     return signal.Signals(-code).name if code < 0 else f"status {code}"
 
 
 def _message(errors: str) -> str:
-    """The error that ended the process: its class and message, of a chain the last."""
-    errors = re.sub(r"^\[rank\d+\]:? ?", "", errors, flags=re.MULTILINE)  # as torch has it
+    """The class and message of the error that ended the process, the last of a chain."""
+    errors = re.sub(r"^\[rank\d+\]:? ?", "", errors, flags=re.MULTILINE)  # torch prefixes it
     last = re.split(r"\n\n(?:The above exception|During handling)[^\n]*\n\n", errors)[-1]
     if found := _ERROR.search(last):
         return shorten(found[1])
@@ -273,7 +276,7 @@ def _message(errors: str) -> str:
 
 
 def _has_killed(group: str) -> bool:
-    """Whether the kernel ended a process there for want of memory."""
+    """Whether the kernel ended a process there because memory ran out."""
     return bool(
         re.search(r"^oom_kill [1-9]", Path(group, "memory.oom_control").read_text(), re.MULTILINE)
     )
@@ -281,7 +284,7 @@ def _has_killed(group: str) -> bool:
 
 @contextlib.contextmanager
 def _control_group() -> Iterator[str | None]:
-    """A memory control group below this process's own, of 64 MiB; None where none can be made
+    """A memory control group of 64 MiB below that of this process; None where none can be made
     (cgroup v1, as root)."""
     own = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     group = Path(f"/sys/fs/cgroup/memory{own[1] if own else ''}", f"cloudload-faults-{os.getpid()}")

@@ -1,0 +1,1 @@
+"""What a user sees of each fault, and how soon: `python -m stress.fault_table`."""

@@ -1,0 +1,64 @@
+"""What a user sees of each fault, and how soon: Markdown tables, by section.
+
+    python -m stress.fault_table [--only store|cache|processes|data|state ...] [NAME ...]
+
+store        each way in which a store fails, with the default `Retry()`; about 3 minutes, because
+             transient failures are retried for 120 s
+cache        damaged caches and shards, full disks
+processes    every end of a job of real processes, and what it leaves; about 5 minutes
+data         hostile and damaged datasets
+state        damaged states
+
+All faults, or those named; on loopback servers; as root, who may mount small file systems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from stress.fault_table import cache, data, processes, state, store
+from stress.fault_table.reads import measure_reads
+from tests.support import ROOT
+
+READS = {"cache": cache.CASES, "data": data.CASES, "state": state.CASES}
+SECTIONS = ("store", "cache", "processes", "data", "state")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="of faults; all of the sections by default"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=SECTIONS, help="a section; all by default"
+    )
+    args = parser.parse_args(arguments)
+    sections = args.only or SECTIONS
+    if len(sections) == 1:
+        print(measure(sections[0], args.names), flush=True)
+        return
+    for section in sections:  # each in a process, whose clients know no server of another
+        command = [sys.executable, "-m", "stress.fault_table", "--only", section, *args.names]
+        subprocess.run(command, cwd=ROOT, check=True)
+
+
+def measure(section: str, names: Sequence[str]) -> str:
+    """The table of a section: the faults with these names, or all."""
+    if section == "store":
+        return store.measure(names)
+    if section == "processes":
+        return processes.measure(names)
+    with tempfile.TemporaryDirectory(prefix="cloudload-faults-") as folder:
+        return measure_reads(section, READS[section], names, Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,156 @@
+"""Damaged caches and shards, and full disks: the section `cache`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cloudload.storage.objects import delete_object, read_object, write_object
+from stress.fault_table.reads import (
+    DOCUMENTS,
+    OTHERS,
+    Act,
+    Ground,
+    Seen,
+    change,
+    flip,
+    read_index,
+    zipped_name,
+)
+from tests.support.corpora import write_mds
+
+
+def cached_shard(damage: Callable[[bytes], bytes]) -> Act:
+    """A cached shard that was written to."""
+
+    def act(ground: Ground) -> Seen:
+        data, cache = ground.data(), ground.place()
+        ground.read(data, cache)
+        change(next(cache.rglob("shard.00002.mds")), damage)
+        return ground.read(data, cache)
+
+    return act
+
+
+def cached_order(damage: Callable[[bytes], bytes]) -> Act:
+    """A cached order that was written to."""
+
+    def act(ground: Ground) -> Seen:
+        data, cache = ground.data(), ground.place()
+        ground.read(data, cache)
+        orders = [path for path in (cache / "orders").rglob("*") if path.is_file()]
+        assert orders
+        for path in orders:
+            change(path, damage)
+        return ground.read(data, cache)
+
+    return act
+
+
+def corrupt_in_store(ground: Ground) -> Seen:
+    """The store gives the same wrong bytes each time."""
+    data = ground.data()
+    url = f"{data}/{zipped_name(data, 2)}"
+    write_object(url, flip(read_object(url)))
+    return ground.read(data)
+
+
+def missing_in_store(ground: Ground) -> Seen:
+    """The index lists a shard that is not there."""
+    data = ground.data()
+    delete_object(f"{data}/{zipped_name(data, 2)}")
+    return ground.read(data)
+
+
+def other_header(ground: Ground) -> Seen:
+    """The index says another encoding of the column than the shard."""
+    data = ground.data()
+    index = read_index(data)
+    index["shards"][2]["column_encodings"] = ["bytes"]
+    write_object(f"{data}/index.json", json.dumps(index).encode())
+    return ground.read(data)
+
+
+def republished(ground: Ground) -> Seen:
+    """The dataset of a full cache is another one now."""
+    data, cache = ground.data(), ground.place()
+    ground.read(data, cache)
+    _republish(data)
+    return ground.read(data, cache)
+
+
+def _republish(data: str) -> None:
+    write_mds(data, OTHERS, shard_bytes=4_000, compression="zstd")
+
+
+def republished_while_read(ground: Ground) -> Seen:
+    """The dataset is replaced after a loader has read its index."""
+    data = ground.data()
+    return ground.read(data, meanwhile=lambda: _republish(data))
+
+
+def full_disk(ground: Ground) -> Seen:
+    """A file system that holds less than a shard."""
+    with _small_disk(ground, "32k") as cache:
+        return ground.read(ground.data(shard_bytes=80_000), cache)
+
+
+@contextlib.contextmanager
+def _small_disk(ground: Ground, size: str) -> Iterator[Path]:
+    folder = ground.place("small")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def read_only(*, is_filled: bool) -> Act:
+    """A file system that may not be written to (root may write to any folder, whatever its
+    mode)."""
+
+    def act(ground: Ground) -> Seen:
+        data = ground.data()
+        with _small_disk(ground, "1m") as cache:
+            if is_filled:
+                ground.read(data, cache)
+            subprocess.run(["mount", "-o", "remount,ro", str(cache)], check=True)
+            return ground.read(data, cache)
+
+    return act
+
+
+def small_limit(ground: Ground) -> Seen:
+    """Less than what the workers have in use at a time."""
+    return ground.read(ground.data(), cache_limit=9_000)
+
+
+def cache_in_dataset(ground: Ground) -> Seen:
+    """`local` names a folder of the dataset."""
+    folder = ground.place("local")
+    write_mds(folder, DOCUMENTS, shard_bytes=4_000)
+    return ground.read(str(folder), folder / "cache")
+
+
+CASES: dict[str, Act] = {
+    "cached shard cut short": cached_shard(lambda data: data[:100]),
+    "byte flipped in a cached shard": cached_shard(flip),
+    "cached shard emptied": cached_shard(lambda _: b""),
+    "shard corrupt in the store": corrupt_in_store,
+    "shard missing in the store": missing_in_store,
+    "shard's header disagrees with the index": other_header,
+    "dataset republished, same cache": republished,
+    "dataset republished while it is read": republished_while_read,
+    "disk full": full_disk,
+    "cache_limit below the working set": small_limit,
+    "cache read-only, empty": read_only(is_filled=False),
+    "cache read-only, filled": read_only(is_filled=True),
+    "cache within a local dataset": cache_in_dataset,
+    "order file cut short": cached_order(lambda data: data[:-100]),
+    "byte flipped in the order file": cached_order(flip),
+    "order file emptied": cached_order(lambda _: b""),
+}

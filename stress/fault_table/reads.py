@@ -1,0 +1,204 @@
+"""Reads of damaged caches, data and states: the sections `cache`, `data` and `state`.
+
+Each read is a process with 2 workers, from the construction of the loader to the end of its epoch,
+or to the error. The datasets of `cache` are on S3, those of `data` and `state` in a folder.
+
+seen        the error's class and message; or the number of rows, compared with those of sound data;
+            and warnings, if any
+seconds     from the construction of the loader to that
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from cloudload import CloudLoader
+from cloudload.storage.objects import read_object
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from tests.support.fault_rows import left_overs, orphans, shared_memory, shorten, table
+from tests.support.servers import start_s3
+
+HEADS = ("fault", "seconds:", "seen")
+MOST_S = 200.0
+DOCUMENTS = random_documents(3, 300)
+OTHERS = random_documents(4, 300)
+State = dict[str, Any]
+
+
+def nothing() -> None:
+    """No fault."""
+
+
+@dataclass
+class Ground:
+    """Folders, datasets and reads of one section."""
+
+    folder: Path
+    root: str
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def place(self, kind: str = "cache") -> Path:
+        """A new name in the folder."""
+        return self.folder / f"{kind}-{next(self.numbers)}"
+
+    def data(self, documents: list[str] = DOCUMENTS, **settings: Any) -> str:
+        """A new dataset, in the section's store."""
+        return write_mds(
+            f"{self.root}/mds-{next(self.numbers)}",
+            documents,
+            **{"shard_bytes": 4_000, "compression": "zstd", **settings},
+        )
+
+    def read(
+        self,
+        data: Any,
+        cache: Path | None = None,
+        *,
+        meanwhile: Callable[[], None] = nothing,
+        **settings: Any,
+    ) -> Seen:
+        """Read an epoch in a process; `meanwhile` is called there after its loader is made."""
+        before, cache = shared_memory(), cache or self.place()
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe(duplex=False)
+        log = self.place("log")
+        process = context.Process(
+            target=_read, args=(theirs, log, meanwhile, {"data": data, "local": cache, **settings})
+        )
+        process.start()
+        theirs.close()
+        seen = Seen(MOST_S, "it hangs", "")
+        if ours.poll(MOST_S):
+            with contextlib.suppress(EOFError):
+                seconds, message = ours.recv()
+                seen = Seen(seconds, message, log.read_text())
+        process.join(10)
+        process.kill()
+        left = [
+            *sorted(orphans(before)),
+            *(path.name for path in left_overs(cache) if not cache.is_mount()),
+        ]
+        return Seen(
+            seen.seconds, f"{seen.message}{f'. LEFT: {left}' if left else ''}", seen.warnings
+        )
+
+    def state(self, data: str, **settings: Any) -> State:
+        """A state of a few batches."""
+        loader = _make_loader({"data": data, "local": self.place(), "num_workers": 0, **settings})
+        with loader:
+            list(loader.take(3))
+            return dict(loader.state_dict())
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The outcome of one read."""
+
+    seconds: float
+    message: str
+    warnings: str
+
+
+def _make_loader(settings: Mapping[str, Any]) -> CloudLoader:
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 64,
+        "batch_size": 4,
+        "num_workers": 2,
+        "num_lanes": 12,
+    }
+    given = {**defaults, "epochs": 1, **settings}
+    return CloudLoader(given.pop("data"), **given)
+
+
+def _read(
+    answer: Connection, log: Path, meanwhile: Callable[[], None], settings: dict[str, Any]
+) -> None:
+    """Read an epoch; runs in a process."""
+    logging.basicConfig(filename=log, format="%(levelname)s %(message)s", level=logging.WARNING)
+    log.touch()
+    state, began, digest, rows = settings.pop("state", None), time.monotonic(), hashlib.sha256(), 0
+    try:
+        with _make_loader(settings) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            meanwhile()
+            for batch in loader:
+                digest.update(batch["input_ids"].numpy().tobytes())
+                rows += len(batch["input_ids"])
+        message = f"{rows} rows #{digest.hexdigest()[:8]}"
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    answer.send((time.monotonic() - began, message))
+
+
+def measure_reads(
+    section: str, cases: Mapping[str, Act], names: Sequence[str], folder: Path
+) -> str:
+    """The table of one section: the faults with these names, or all."""
+    with contextlib.ExitStack() as running:
+        root = str(folder / "store")
+        if section == "cache":
+            server = running.enter_context(start_s3())
+            os.environ.update(server.environment())
+            root = "s3://cloudload/files"
+        ground = Ground(folder, root)
+        ground.state(ground.data())  # so that reads, which are forked, need not import
+        sound = {
+            ground.read(ground.data(documents)).message: kind
+            for documents, kind in ((DOCUMENTS, ""), (OTHERS, "new "))
+        }
+        rows = [
+            (name, *_show(act(ground), sound))
+            for name, act in cases.items()
+            if not names or name in names
+        ]
+    return table(section.capitalize(), HEADS, rows)
+
+
+def _show(seen: Seen, sound: Mapping[str, str]) -> tuple[str, str]:
+    message = seen.message
+    if message in sound:
+        message = f"every {sound[message]}row, as of sound data"
+    warnings = "".join(
+        f". Log: {shorten(line)}" for line in sorted(set(seen.warnings.splitlines()))
+    )
+    return f"{seen.seconds:.1f}", f"{shorten(message)}{warnings}"
+
+
+Act = Callable[[Ground], Seen]
+"""Brings about a fault, and reads."""
+
+
+def change(path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Rewrite a file."""
+    path.write_bytes(damage(path.read_bytes()))
+
+
+def flip(data: bytes) -> bytes:
+    """The data with one bit changed."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def read_index(url: str) -> dict[str, Any]:
+    """The index of a dataset."""
+    return dict(json.loads(read_object(f"{url}/index.json")))
+
+
+def zipped_name(url: str, number: int) -> str:
+    """The name of a stored shard."""
+    return str(read_index(url)["shards"][number]["zip_data"]["basename"])

@@ -1,0 +1,53 @@
+"""Damaged states: the section `state`."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stress.fault_table.reads import OTHERS, Act, Ground, Seen, State
+
+
+def changed_state(edit: Callable[[State], State], **settings: Any) -> Act:
+    """A state with some fields changed."""
+
+    def act(ground: Ground) -> Seen:
+        data = ground.data()
+        state = ground.state(data, **settings)
+        return ground.read(data, state={**state, **edit(state)}, **settings)
+
+    return act
+
+
+def other_dataset(ground: Ground) -> Seen:
+    """The state of a run over other data."""
+    return ground.read(ground.data(), state=ground.state(ground.data(OTHERS)))
+
+
+def _cursors(ordinal: int, offset: int, width: str = "<i4") -> str:
+    return base64.b64encode(np.array([(ordinal, offset)] * 12, width).tobytes()).decode()
+
+
+CASES: dict[str, Act] = {
+    "truncated base64": changed_state(lambda state: {"cursors": state["cursors"][:-3]}),
+    "cut to whole base64": changed_state(lambda state: {"cursors": state["cursors"][:-32]}),
+    "edited field (seed)": changed_state(lambda _: {"seed": 18}),
+    "edited field (rows: -4)": changed_state(lambda _: {"rows": -4}),
+    "field missing": lambda ground: ground.read(
+        data := ground.data(), state={"version": ground.state(data)["version"]}
+    ),
+    "newer version": changed_state(
+        lambda state: {"version": state["version"] + 1, "cloudload": "9.0"}
+    ),
+    "another dataset": other_dataset,
+    "cursor beyond any run": changed_state(lambda _: {"cursors": _cursors(1 << 39, 0, "<i8")}),
+    "cursor beyond its document": changed_state(lambda _: {"cursors": _cursors(0, 10**6)}),
+    "zlib bomb in residues": changed_state(
+        lambda _: {"residues": base64.b64encode(zlib.compress(bytes(1 << 26))).decode()},
+        packing="best_fit",
+    ),
+}
