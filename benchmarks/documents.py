@@ -95,7 +95,7 @@ def read_file(file: Path) -> Iterator[str]:
 
 def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
     """Sources and texts of this Python environment, as the demo takes them."""
-    from examples.demo.__main__ import collect_corpus
+    from examples.demo.corpus import collect_corpus
 
     collect_corpus(folder / "environment.jsonl", int(most_bytes))
     yield from read_file(folder / "environment.jsonl")

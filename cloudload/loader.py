@@ -424,7 +424,7 @@ class CloudLoader:
         return describe(repr(self), self._plan(), self._find_world(), is_resumed=self._is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
-        """Read the documents of a batch again, or those of one of its rows (0 is the first).
+        """Read the documents of a batch, or of one of its rows (0 is the first), again.
 
         Raises `ValueError` for a row that the batch does not have, and for a copy of a batch's
         tensors.

@@ -75,6 +75,7 @@ class Row:
     input_ids: tuple[int, ...]
     labels: tuple[int, ...]
     spans: tuple[tuple[int, ...], ...]
+    """(stream, epoch, sample, start, stop) of each span."""
 
     @property
     def is_padding(self) -> bool:

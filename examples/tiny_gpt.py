@@ -1,4 +1,4 @@
-"""What the examples share: a small GPT, and their arguments."""
+"""A small GPT and the arguments that all examples share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Takes a batch as the loader hands it out; the embedding is also the output layer."""
+    """Takes a batch of the loader; the embedding is also the output layer."""
 
     def __init__(self, vocab_size: int, args: argparse.Namespace) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         help="folder of checkpoints; default ./checkpoints",
     )
     parser.add_argument("--cache", help="folder of the shard cache")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument(
         "--steps", type=int, default=300, help="optimizer steps in all; default 300"
     )
@@ -94,9 +94,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--accumulate", type=int, default=1, help="batches an optimizer step; default 1"
     )
-    parser.add_argument(
-        "--epoch-batches", type=int, help="batches that the framework is to call an epoch"
-    )
+    parser.add_argument("--epoch-batches", type=int, help="batches in an epoch of the framework")
     parser.add_argument("--seq-len", type=int, default=256, help="tokens a row; default 256")
     parser.add_argument("--workers", type=int, default=2, help="worker processes a rank; default 2")
     parser.add_argument("--lr", type=float, default=1e-3)

@@ -24,12 +24,13 @@ import pytest
 from hypothesis import settings
 
 from tests.support.clients import environment, new_clients
+from tests.support.examples import EXAMPLES
 from tests.support.fault_proxy import FaultProxy, start_fault_proxy
 from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 from tests.support.shared_servers import shared
 
 # no test is a timed assertion
-settings.register_profile("cloudload", deadline=None)
+settings.register_profile("cloudload", deadline=None, max_examples=4 * EXAMPLES)
 settings.load_profile("cloudload")
 
 # thousands of tiny batches: waking a pool of threads costs more than the tokens

@@ -45,8 +45,7 @@ class CloudloadDataLoader(BaseDataLoader):
 
         `data` and `options` are arguments of `CloudLoader`. The tokenizer is torchtitan's unless
         `options` has one. By default no document attends to or predicts another, as with
-        torchtitan's loaders.
-        To allow it, pass the options fields=() and mask_edges=False.
+        torchtitan's loaders. To allow it, pass the options fields=() and mask_edges=False.
         """
 
         data: Any = None

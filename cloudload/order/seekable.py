@@ -9,7 +9,7 @@
 
 Memory: three numbers per span. As with StreamingDataset's shuffles, a canonical node reads the same
 shards in every epoch. If streams have a `repeat` or `choose`, runs are passes over a shard and
-draws from it, which are keyed bijections (`bijection`), too. Keys come from NumPy's `SeedSequence`.
+draws from it. Draws are keyed bijections (`bijection`), too. Keys are from NumPy's `SeedSequence`.
 """
 
 from __future__ import annotations

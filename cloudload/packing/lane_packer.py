@@ -4,8 +4,8 @@
     lane 1        d d d d d d d e         one row wanted                 ─►  d d d d d    d d e wait
 
 `PackerLanes` runs a reference packer (`packers`) for each lane, row by row: any packing.
-`ConcatLanes` and `BestFitLanes` are the vectorized twins of two of them; property tests hold them
-to the reference.
+`ConcatLanes` and `BestFitLanes` are the vectorized twins of two of them. Property tests compare
+them with the reference.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ def encode_cursors(cursors: Ints) -> str:
 def encode_residues(residues: Residues | None) -> str:
     """Base64 of a zlib stream of little-endian int32: the sizes of the residues, then the residues.
 
-    Sizes are in bytes; residues are those of all lanes of all components. The low bytes of all
-    numbers are first, then their second bytes, and so on. In this order they compress faster and to
-    three quarters of the size.
+    Sizes are in bytes, and all lanes of all components are included. The low bytes of all numbers
+    are first, then their second bytes, and so on. In this order they compress faster and to three
+    quarters of the size.
     """
     if residues is None:
         return ""

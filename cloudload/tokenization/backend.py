@@ -152,7 +152,7 @@ def _check_bytes(content: Mapping[str, Any]) -> str | None:
     elif model.get("byte_fallback"):
         symbols = [f"<0x{byte:02X}>" for byte in range(256)]
     else:
-        return "it is neither byte-level nor falls back to bytes"
+        return "it is not byte-level and does not fall back to bytes"
     missing = [symbol for symbol in symbols if symbol not in model["vocab"]]
     return (
         f"its vocabulary lacks {len(missing)} of 256 bytes, such as {missing[0]!r}"

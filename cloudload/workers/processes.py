@@ -153,7 +153,7 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -s
 
 
 def _describe_end(code: int | None) -> str:
-    """Describe how a process ended, by its exit code, and what to do about it."""
+    """Describe the end of a process with this exit code, and the next step."""
     if code == SIGTERM_STATUS:
         return "was terminated by SIGTERM"
     if code is None or code >= 0:

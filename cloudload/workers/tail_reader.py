@@ -3,8 +3,8 @@
     Measuring    lanes ─► documents left in each ─► their sizes, to be exchanged
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane, read when needed
 
-The rows of a tail hold documents of all lanes. They are distributed among workers like rows of
-lanes.
+The rows of a tail contain documents of all lanes. They are distributed among workers in the same
+way as rows of lanes.
 """
 
 from __future__ import annotations

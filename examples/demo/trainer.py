@@ -1,5 +1,5 @@
-"""The training job of the demo: a small GPT in plain torch, whose ranks write down, step by step,
-what they were handed."""
+"""The training job of the demo: a small GPT in plain torch, whose ranks record the rows of every
+step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def describe_rows(batch: Batch) -> dict[int, str]:
-    """What a rank was handed: each row's number in the run, and a hash of its tokens."""
+    """The rows of a batch: each row's number in the run, and a hash of its tokens."""
     hashes = [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in batch["input_ids"]]
     return {
         batch.first_row + place * batch.row_step: row_hash for place, row_hash in enumerate(hashes)
@@ -132,9 +132,9 @@ def main() -> None:
     parser.add_argument(
         "--record",
         type=Path,
-        help="existing folder where each rank writes down, step by step, what it was handed",
+        help="existing folder, where each rank records its rows, step by step",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument("--lr", type=float, default=2e-3)
     numbers = {
         "steps": 300,

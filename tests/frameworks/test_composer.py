@@ -28,7 +28,7 @@ from cloudload.integrations.composer import CloudloadMonitor, data_spec, eval_sp
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class ComposerModel(composer.ComposerModel):  # type: ignore[name-defined]
+class ComposerModel(composer.ComposerModel):
     """The small model as Composer calls it."""
 
     def __init__(self) -> None:

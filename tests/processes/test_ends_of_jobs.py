@@ -24,7 +24,7 @@ from cloudload.testing import Leg, run_leg
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.fault_rows import left_overs, shared_memory, soon
+from tests.support.fault_rows import left_overs, orphans, soon
 from tests.support.jobs import Job, command_of, start_job
 from tests.support.processes import children_of
 
@@ -38,7 +38,7 @@ def end(job: Job) -> str:
     assert soon(lambda: not job.family()), (
         f"left: {[command_of(pid) for pid in job.family()]}\n{errors}"
     )
-    assert shared_memory() <= job.shared_memory
+    assert soon(lambda: not orphans(job.shared_memory))
     return errors
 
 
@@ -175,7 +175,8 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(
         assert f"process {worker} was terminated by SIGTERM" in errors
     else:
         assert re.search(
-            rf"WorkerError: a worker process failed: .*process {worker} was killed by {number.name}",
+            rf"WorkerError: a worker process failed: .*process {worker} was killed "
+            rf"by {number.name}",
             errors,
         )
     assert "Resume from the last state" in errors

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.alone
 def test_ten_billion_samples_cost_neither_time_nor_memory() -> None:
     code = """
 import re, time

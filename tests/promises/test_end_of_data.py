@@ -127,7 +127,7 @@ def test_len_is_the_number_of_batches_where_every_document_is_a_row(
         {"eos": None},
         {"transform": leave_out},
     ],
-    ids=str,
+    ids=["concat", "best_fit", "overflow", "endless", "min_tokens", "no eos", "transform"],
 )
 def test_where_only_the_tokens_can_tell_len_is_a_type_error_and_list_works(
     write: Write, changes: dict[str, Any]
@@ -204,7 +204,7 @@ def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None
     with pytest.raises(
         RanksDisagreeError,
         match=r"epochs=1 on 3 ranks.*Initialize torch.distributed.*"
-        r"leave epochs out.*take\(n\)",
+        r"leave out epochs.*take\(n\)",
     ):
         next(iter(loader))
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ from cloudload.errors import CacheError, CloudloadError, DatasetError, Tokenizer
 from cloudload.mds.dataset import Dataset
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.writer import ShardFormat, encode_sample
-from tests.support import ROOT
 from tests.support.awkward import EOS, byte_tokenizer, tokenize
 from tests.support.corpora import encode_shard, random_documents, write_mds
 
@@ -71,55 +67,6 @@ def write_raw(folder: Path, columns: tuple[Column, ...], samples: list[dict[str,
     entry["raw_data"] = {"basename": "shard.mds", "bytes": len(raw), "hashes": {}}
     (folder / INDEX_NAME).write_text(json.dumps({"version": 2, "shards": [entry]}))
     return str(folder)
-
-
-# ---------------------------------------------------------------- documents
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
-def test_every_kind_of_document_comes_whole(tmp_path: Path, packing: str, num_workers: int) -> None:
-    texts = [
-        "",
-        "a",
-        "\0",
-        "\0" * 40,
-        "a\0b",
-        "",
-        "é\ufeff\u202e",
-        "x" * 5_000,
-        "\r\n\x1b[31m",
-        EOS,
-        f"{EOS}a{EOS}",
-        "\U0010ffff",
-    ]
-    data = write_mds(tmp_path / "mds", texts, shard_bytes=300, compression="zstd")
-    settings = {"packing": packing, "overflow": "rows", "num_workers": num_workers}
-    found = read_all(make_loader(data, tmp_path / "cache", **settings))
-    assert found == {(0, number): [*tokenize(text), EOS_ID] for number, text in enumerate(texts)}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
-def test_a_document_of_100_mb_comes_whole_in_less_than_6_gb(tmp_path: Path, packing: str) -> None:
-    size = 100_000_000
-    code = f"import sys; from {__name__} import read_book; read_book(*sys.argv[1:])"
-    write_mds(tmp_path / "mds", ["a", "ab cd é狐. " * (size // 13), "b"], compression="zstd")
-    command = [sys.executable, "-c", code, str(tmp_path), packing]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    tokens, peak_mb = map(int, done.stdout.split())
-    # a token is a byte of the text here, and there is one for the end of each document
-    assert tokens == size // 13 * 13 + 2 + 3
-    assert peak_mb < 6_000
-
-
-def read_book(folder: str, packing: str) -> None:
-    """In a process of its own: print the tokens of all rows, and the most megabytes that were in
-    use."""
-    settings = {"packing": packing, "overflow": "rows", "seq_len": 8192, "batch_size": 64}
-    with make_loader(f"{folder}/mds", Path(folder, "cache"), **settings) as loader:
-        print(sum(int((batch["labels"] != -100).sum()) for batch in loader), end=" ")
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 
 
 @pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", "seekable", None])
@@ -240,40 +187,6 @@ def test_a_document_that_a_tokenizer_cannot_encode_is_named(tmp_path: Path) -> N
         read_all(make_loader(data, tmp_path / "cache", tokenizer=words))
 
 
-def leave(sample: dict[str, Any]) -> str:
-    raise SystemExit(len(sample))
-
-
-class _Unspeakable(Exception):
-    def __repr__(self) -> str:
-        raise RuntimeError("no")
-
-    __str__ = __repr__
-
-
-def fail_unspeakably(sample: dict[str, Any]) -> str:
-    raise _Unspeakable(sample)
-
-
-def leave_generator(sample: dict[str, Any]) -> str:
-    raise GeneratorExit(sample)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("transform", [leave, fail_unspeakably, leave_generator])
-def test_however_a_transform_fails_it_does_not_look_like_a_dead_worker(
-    tmp_path: Path, transform: Callable[[dict[str, Any]], str], num_workers: int
-) -> None:
-    data = write_mds(tmp_path / "mds", ["a"])
-    with pytest.raises(
-        DatasetError,
-        match=rf"(?s)the transform failed on sample 0 of .*shard.*in {transform.__name__}",
-    ):
-        read_all(
-            make_loader(data, tmp_path / "cache", transform=transform, num_workers=num_workers)
-        )
-
-
 def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
     columns = (Column.of("id", "bytes"), Column.of("text", "bytes"))
     data = write_raw(tmp_path / "mds", columns, [{"id": b"\xff", "text": b"\xff"}])
@@ -286,9 +199,6 @@ def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
     (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
     with pytest.raises(DatasetError, match=r"sample 0 of .*shard\.mds is not UTF-8"):
         read_all(make_loader(data, tmp_path / "cache"))
-
-
-# ---------------------------------------------------------------- datasets
 
 
 def make_fifo(path: Path) -> None:
@@ -387,9 +297,6 @@ def test_nothing_outside_the_cache_is_written(tmp_path: Path) -> None:
 def test_a_dataset_does_not_show_the_credentials_of_its_location() -> None:
     dataset = Dataset("https://user:secret@host/data?signature=secret", (), "0" * 64)
     assert repr(dataset) == "Dataset('https://host/data', 0 shards, 000000000000)"
-
-
-# ---------------------------------------------------------------- states in files
 
 
 def nested(depth: int) -> Any:

@@ -4,6 +4,7 @@ of any epoch."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 

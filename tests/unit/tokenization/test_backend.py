@@ -67,7 +67,7 @@ DEFECTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "byte": (lose_byte, "its vocabulary lacks 1 of 256 bytes, such as 'Z'"),
     "no bytes": (
         lambda c: c.update(pre_tokenizer=None),
-        "it is neither byte-level nor falls back to bytes",
+        "it is not byte-level and does not fall back to bytes",
     ),
     "WordPiece": (
         lambda c: c.update(model={"type": "WordPiece", "vocab": {"a": 0}}),

@@ -1,0 +1,181 @@
+"""Every benchmark runs on tiny data, in seconds, and reports its figures.
+
+Peers that need their own environment are left out; `make bench` installs those.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.catalogue import RACES
+from tests.support import ROOT
+from tests.support.corpora import random_documents
+
+COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "trace"}
+TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
+Tables = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with some 200 KB of text."""
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = random_documents(5, 400, max_words=180)
+    with gzip.open(folder / "part.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    return folder
+
+
+def run(name: str, *arguments: str) -> str:
+    """The output of a benchmark."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def run_json(name: str, *arguments: str) -> Tables:
+    """The tables of a benchmark."""
+    tables: Tables = json.loads(run(name, "--json", *arguments))
+    for rows in tables.values():
+        assert rows
+        for cell in [cell for row in rows for cell in row.values()]:
+            for number in cell if isinstance(cell, list) else [cell]:
+                assert not isinstance(number, float) or math.isfinite(number), rows
+    return tables
+
+
+def test_every_benchmark_is_here() -> None:
+    folder = ROOT / "benchmarks"
+    modules = {path.stem: path for path in folder.glob("*.py")}
+    modules |= {path.parent.name: path for path in folder.glob("*/__main__.py")}
+    found = {name for name, path in modules.items() if "Options(__doc__" in path.read_text()}
+    assert found == COVERED
+
+
+def test_packing_reports_fill_and_speed(corpus: Path) -> None:
+    tables = run_json("packing", "--corpus", str(corpus))
+    drawn, of_corpus, speed = tables.values()
+    for rows in (drawn, of_corpus):
+        fills = {(row["rows by"], row["lanes"], row["seq_len"]): row for row in rows}
+        assert all(0 < row["fill"] <= 1 for row in rows)
+        for seq_len in ("2048", "4096"):
+            best = fills["best_fit, 16 open", 1, seq_len]
+            bound = fills["no padding but in the last row", None, seq_len]
+            assert fills["one_per_row, rows", 1, seq_len]["with open rows"] < best["with open rows"]
+            assert best["with open rows"] <= bound["with open rows"]
+            assert best["left out"] == 0
+    assert [row["packing"] for row in speed] == [
+        "concat",
+        "best_fit",
+        "one_per_row, rows",
+        "one_per_row, cut",
+    ]
+    assert speed[0]["rows / concat"] == [1.0]
+    assert all(row["rows/s, wall"][0] > 0 and row["worker µs/row"][0] > 0 for row in speed)
+
+
+def test_loader_reports_resumes_and_states(corpus: Path) -> None:
+    resumes, states = run_json("loader", "--corpus", str(corpus)).values()
+    assert [(row["resumed at"], row["cache"]) for row in resumes] == [
+        (place, cache) for place in ("1%", "50%", "99%") for cache in ("empty", "filled")
+    ]
+    assert all(row["s to the first batch"][0] > 0 for row in resumes)
+    concat, best_fit = states
+    assert 1_000 < concat["bytes of JSON"] < best_fit["bytes of JSON"]
+    assert concat["bytes of residues in it"] == 0 < best_fit["bytes of residues in it"]
+    assert len(concat["CPU µs of state_dict()"]) == 200
+
+
+@pytest.mark.long
+def test_order_reports_all_parts() -> None:
+    tables = run_json("order", "--documents", "200000")
+    assert list(tables) == ["scale", "quality", "window", "drift"]
+    scale, quality, window, drift = tables.values()
+    assert len(scale) == 9
+    assert all(row["build, s"] > 0 and row["peak RSS, MB"] > 0 for row in scale)
+    assert [row["algorithm"] for row in quality] == ["py1e", "py1br", "seekable"]
+    assert all(0 < row["mean / block"] < 1 for row in quality)
+    assert all(row["seekable: open at once"] >= 1 for row in window)
+    assert {row["dealt"] for row in drift} >= {"in turn", "bytes, to the least"}
+    assert all(row["GB in all"] > 0 for row in drift)
+
+
+def test_trace_finds_what_the_run_read(corpus: Path) -> None:
+    [[row]] = run_json("trace", "--corpus", str(corpus), "--steps", "40").values()
+    assert row["tokens of the run"] == 51 * 8 * 256
+    assert row["rows of a document"] > 0
+    assert row["s to trace 10 steps"] > 0
+
+
+def test_convert_reports_speed_and_hashes(corpus: Path) -> None:
+    tables = run_json("convert", "--corpus", str(corpus))
+    *speeds, hashes = tables.values()
+    assert [row["processes"] for rows in speeds for row in rows] == [1, 2, 1, 2]
+    assert all(row["MB/s"][0] > 0 for rows in speeds for row in rows)
+    assert [row["processes"] for row in hashes] == [1, 2, 5]
+    assert len({row["SHA-256"] for row in hashes}) == 1
+
+
+def test_memory_reports_both_processes(corpus: Path, tmp_path: Path) -> None:
+    where = ("--corpus", str(corpus), "--output", str(tmp_path), *TOKENIZERS)
+    run("memory", *where, "--name", "tokenizer")
+    *_, row = (tmp_path / "MEMORY.md").read_text().splitlines()
+    minutes, tokens, workers, _, trainers, _ = map(float, row.strip("| ").split(" | "))
+    assert minutes == 0.05
+    assert tokens > 0
+    assert workers > 10
+    assert trainers > 10
+
+
+@pytest.mark.long
+def test_cold_start_reports_first_batches_and_epochs(corpus: Path, tmp_path: Path) -> None:
+    where = ("--corpus", str(corpus), "--output", str(tmp_path), *TOKENIZERS)
+    run("cold_start", *where, "--name", "tokenizer")
+    results = json.loads((tmp_path / "cold_start.json").read_text())
+    assert list(results["first batch"]) == ["cloudload", "streaming"]
+    for [first] in results["first batch"].values():
+        assert 0 < first["seconds"] < first["process"]
+        assert first["bytes"] > 0
+    shares = {(epoch["loader"], epoch["nodes"]): epoch["shares"] for epoch in results["epoch"]}
+    assert len(shares) == 6
+    for loader in ("cloudload", "cloudload_finite", "streaming"):
+        [share] = shares[loader, 1]
+        assert 0.9 < share < 2
+        assert len(shares[loader, 2]) == 2
+    assert "How it was measured" in (tmp_path / "COLD_START.md").read_text()
+
+
+def test_the_race_reports_every_side_of_this_environment(corpus: Path, tmp_path: Path) -> None:
+    sides = ("HF tokenizers, bare", "cloudload, HF", "Streaming, documents in groups")
+    run(
+        "run",
+        *("--corpus", str(corpus), *TOKENIZERS, "--names", "tokenizer", "--output", str(tmp_path)),
+        *("--rounds", "2", "--seconds", "0.2", "--sides", *sides),
+    )
+    results = json.loads((tmp_path / "results.json").read_text())
+    found = {result["entry"]["name"]: result for result in results["races"]["peers, tokenizer"]}
+    assert set(found) == {*sides, "HF tokenizers, bare, same strings"}
+    for result in found.values():
+        assert not result["failure"]
+        assert len(result["turns"]) == 2
+        assert all(turn["tokens"] > 0 and turn["cpu"] > 0 for turn in result["turns"])
+    report = (tmp_path / "RESULTS.md").read_text()
+    assert all(f"| {side} | " in report for side in sides)
+    assert (tmp_path / "results.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("script", sorted({e.script for race in RACES for e in race.entries}))
+def test_every_side_can_be_imported_without_its_peer(script: str) -> None:
+    assert importlib.import_module(f"benchmarks.{script}").__doc__
