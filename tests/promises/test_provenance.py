@@ -143,6 +143,19 @@ def test_the_steps_of_a_document_are_found(
         assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
 
 
+@pytest.mark.parametrize("epochs", [None, 9])
+def test_a_document_that_does_not_exist_is_an_error(
+    make_loader: MakeLoader, epochs: int | None
+) -> None:
+    with make_loader(epochs=epochs) as loader:
+        _, state = consume(loader)
+        cache = loader.plan().cache_root
+    run = open_run(state)
+    for stream, sample, message in [(0, 9999, "has samples 0 to 199"), (7, 1, "streams 0 to 1")]:
+        with pytest.raises(ValueError, match=message):
+            next(find_document(run, stream, sample, SAVED + 9, local=cache, num_workers=0))
+
+
 def test_the_command_line_traces_a_checkpoint(
     make_loader: MakeLoader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
