@@ -36,7 +36,7 @@ _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*figures/([\w-]+)\.svg)" 
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that lie elsewhere in the repository."""
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File, InclusionLevel
 
     for path in ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *_list("benchmarks", "*.md")]:
         text = (ROOT / path).read_text("utf-8")
@@ -48,16 +48,11 @@ def on_files(files: Any, config: Any) -> Any:
     for path in _list("examples", "*.py"):
         name, code = Path(path).name, (ROOT / path).read_text("utf-8")
         page = f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n```py\n{code}```\n"
-        files.append(File.generated(config, site_path(path), content=page))
+        # linked from the guides, so it needs no entry in the navigation
+        inclusion = InclusionLevel.NOT_IN_NAV
+        uri = site_path(path)
+        files.append(File.generated(config, uri, content=page, inclusion=inclusion))
     return files
-
-
-def on_nav(nav: Any, files: Any, **_: Any) -> Any:
-    """Examples are linked from the guides, and need no entry in the navigation."""
-    for file in files.documentation_pages():
-        if file.src_uri.startswith("examples/"):
-            file.inclusion = file.inclusion.NOT_IN_NAV
-    return nav
 
 
 def _list(folder: str, pattern: str) -> list[str]:

@@ -62,19 +62,16 @@ def find_document(
     """Yield the places where a sample is read after the state, up to and including `last_step`.
 
     `stream` and `sample` are numbers, from 0. `delivery` are options of `DeliveryConfig`. Raises
-    `ValueError` for a `last_step` that is not after the state and, in an endless run, for a stream
-    or a sample that does not exist.
+    `ValueError` for a `last_step` that is not after the state, and for a stream or a sample that
+    does not exist.
     """
     last_row = run.rows_of_step(last_step)[-1]
-    if run.saved.fields["epochs"] is not None:
-        with run.loader(
-            batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery
-        ) as loader:
-            yield from _occurrences(run, loader, (stream, sample), None, last_row)
-        return
-    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+    with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         plan = loader.plan()
-        check_sample(plan, stream, sample)
+        _check_sample(plan, stream, sample)
+        if run.saved.fields["epochs"] is not None:
+            yield from _occurrences(run, loader, (stream, sample), None, last_row)
+            return
         epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0  # its residue may still be open
         # lanes are seldom one epoch apart, and two only if there are fewer documents than lanes
         while missed < _MISSED_EPOCHS:
@@ -106,7 +103,7 @@ def _occurrences(
             return
 
 
-def check_sample(plan: Plan, stream: int, sample: int) -> None:
+def _check_sample(plan: Plan, stream: int, sample: int) -> None:
     """Raises `ValueError` for a stream or a sample that does not exist."""
     sizes = np.diff(plan.recipe.corpus.stream_starts).tolist()
     if not 0 <= stream < len(sizes):

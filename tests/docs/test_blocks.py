@@ -120,10 +120,30 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
                         run_command(command, tmp_path)
             elif language == OUTPUT:
                 assert block in printed
+        if page in RESULTS:
+            RESULTS[page](names)
     finally:
         for value in names.values():
             if isinstance(value, CloudLoader):
                 value.close()
+
+
+def check_resumed(names: dict[str, Any]) -> None:
+    """The checkpoint is that of step 4, and the resumed loader continues with the fifth batch."""
+    assert names["checkpoint"]["step"] == 4
+    assert names["batch"].rows.tolist() == list(range(32, 40))
+
+
+def check_converted(names: dict[str, Any]) -> None:
+    """No document of the corpus is left out."""
+    assert names["report"].documents == 300
+
+
+RESULTS = {
+    "README.md": check_resumed,
+    "docs/quickstart.md": check_resumed,
+    "docs/guides/converter.md": check_converted,
+}
 
 
 def read_names(page: str, desk: Desk) -> dict[str, Any]:

@@ -175,7 +175,8 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(
         assert f"process {worker} was terminated by SIGTERM" in errors
     else:
         assert re.search(
-            rf"WorkerError: a worker process failed: .*process {worker} was killed by {number.name}",
+            rf"WorkerError: a worker process failed: .*process {worker} was killed "
+            rf"by {number.name}",
             errors,
         )
     assert "Resume from the last state" in errors

@@ -1,4 +1,5 @@
-"""Hostile documents, datasets and states: what can be read is read, and the rest is refused by name."""
+"""Whatever the data or a state holds: an error of ours that says what is wrong, and never a crash,
+a wait, or wrong rows."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ EOS_ID = 256
 
 
 def make_loader(data: Any, local: Path, **settings: Any) -> CloudLoader:
-    defaults = {
+    defaults: dict[str, Any] = {
         "tokenizer": byte_tokenizer(),
         "eos": EOS,
         "seq_len": 16,
@@ -163,7 +164,7 @@ def test_half_a_surrogate_pair_names_its_document(
         extra={"id": ("str", ["doc-0", "doc-1", "doc-2"])},
         compression="zstd",
     )
-    settings = {
+    settings: dict[str, Any] = {
         "tokenizer": tokenizer_folder,
         "eos": "<|endoftext|>",
         "tokenizer_backend": backend,

@@ -3,10 +3,7 @@ stream."""
 
 from __future__ import annotations
 
-import os
-import time
-from itertools import chain, islice
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -15,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, FromStart, Stream
-from cloudload.errors import RanksDisagreeError, WorkerError
+from cloudload.errors import RanksDisagreeError
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
 from tests.support.examples import EXAMPLES
-from tests.support.jobs import command_of
 
 NUM_DOCUMENTS = 60
 
@@ -32,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_loader(folder: str, **options: Any) -> CloudLoader:
-    defaults = {
+    defaults: dict[str, Any] = {
         "tokenizer": byte_tokenizer(),
         "eos": EOS,
         "seq_len": 16,
@@ -98,18 +94,6 @@ def test_a_pass_of_an_epoch_ends_where_as_many_documents_are_read(folder: str) -
     assert [len(each) for each in passes] == [pytest.approx(len(expected) / 3, rel=0.3)] * 3
 
 
-def test_an_endless_run_has_epochs_too_and_a_resume_ends_them_alike(folder: str) -> None:
-    loader = make_loader(folder, stop_every="epoch", num_workers=2)
-    lengths = [len(ids_of(loader)) for _ in range(3)]
-    other = make_loader(folder, stop_every="epoch")
-    list(other.take(lengths[0] + 1))
-    state = other.state_dict()
-    other = make_loader(folder, stop_every="epoch")
-    other.load_state_dict(state)
-    assert [len(ids_of(other)) for _ in range(2)] == [lengths[1] - 1, lengths[2]]
-    loader.close()
-
-
 def test_nothing_is_begun_before_the_first_batch_is_asked_for(folder: str) -> None:
     loader = make_loader(folder)
     first = iter(loader)
@@ -117,20 +101,6 @@ def test_nothing_is_begun_before_the_first_batch_is_asked_for(folder: str) -> No
     assert next(first)["input_ids"].tolist() == expected[0]
     iter(loader)
     assert next(first)["input_ids"].tolist() == expected[1]
-
-
-def test_the_workers_go_on_from_pass_to_pass_and_end_with_the_loader(folder: str) -> None:
-    loader = make_loader(folder, stop_every=2, num_workers=2)
-    list(loader)
-    workers = workers_of_this_process()
-    assert len(workers) == 2
-    list(loader)
-    assert workers_of_this_process() == workers
-    loader.load_state_dict(loader.state_dict())
-    assert wait_for_no_workers() == set()
-    list(loader)
-    loader.close()
-    assert wait_for_no_workers() == set()
 
 
 def test_what_is_skipped_counts_as_passed(folder: str) -> None:
@@ -174,37 +144,6 @@ def test_passes_are_the_same_rows_whatever_batches_they_come_in(folder: str) -> 
     assert len(ids_of(loader)) == 2
 
 
-def test_the_workers_go_on_where_nobody_asks_for_the_end_of_a_pass(folder: str) -> None:
-    loader = make_loader(folder, stop_every=2, num_workers=1)
-    seen = []
-    for _ in range(3):
-        seen += ids_of(islice(loader, 2))
-        seen_workers = workers_of_this_process()
-        assert len(seen_workers) == 1
-    first = seen_workers
-    seen += ids_of(islice(loader, 2))
-    assert workers_of_this_process() == first
-    assert seen == ids_of(make_loader(folder).take(8))
-    del loader
-    assert wait_for_no_workers() == set()
-
-
-def test_a_forked_child_cannot_take_its_parents_batches(folder: str) -> None:
-    loader = make_loader(folder, stop_every=2, num_workers=1)
-    list(loader)
-    child = os.fork()
-    if not child:
-        try:
-            list(loader)
-        except WorkerError:
-            os._exit(7)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 7
-    assert ids_of(loader) == ids_of(make_loader(folder).take(4))[2:]
-    loader.close()
-
-
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "day"])
 def test_a_wrong_stop_every_is_refused(folder: str, every: Any) -> None:
     with pytest.raises(ValueError, match="stop_every"):
@@ -230,26 +169,3 @@ def test_whoever_wraps_a_loader_in_a_dataloader_is_told(folder: str) -> None:
 @pytest.mark.parametrize("name", ["set_epoch", "dataset", "sampler", "batch_sampler", "generator"])
 def test_a_loader_has_nothing_that_a_framework_would_misuse(folder: str, name: str) -> None:
     assert not hasattr(make_loader(folder), name)
-
-
-def workers_of_this_process() -> set[int]:
-    children = {
-        int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    }
-    return {pid for pid in children if b"resource_tracker" not in command_of(pid)} - _BEFORE
-
-
-def wait_for_no_workers() -> set[int]:
-    deadline = time.monotonic() + 10
-    while workers_of_this_process() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return workers_of_this_process()
-
-
-_BEFORE: set[int] = set()
-
-
-@pytest.fixture(autouse=True)
-def _note_other_processes() -> None:
-    _BEFORE.clear()
-    _BEFORE.update(workers_of_this_process())

@@ -1,12 +1,8 @@
-"""What the model read is found again from a state and the data alone: the rows of any step, and the
-steps of any document."""
+"""Rows of any step, and steps of any document, are found again from a state and the data alone."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,6 @@ from tests.support.corpora import random_documents, write_mds
 
 STEPS, SAVED, BATCH = 40, 7, 6
 TEXTS = {"web": random_documents(1, 200), "books": random_documents(2, 30)}
-
 MakeLoader = Callable[..., CloudLoader]
 
 
@@ -43,7 +38,7 @@ def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
         ]
         if settings.get("epochs"):
             streams = [Stream(str(folder / name), name=name) for name in TEXTS]
-        defaults = {
+        defaults: dict[str, Any] = {
             "tokenizer": tokenizer_folder,
             "seq_len": 48,
             "num_lanes": 12,
@@ -148,6 +143,19 @@ def test_the_steps_of_a_document_are_found(
         assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
 
 
+@pytest.mark.parametrize("epochs", [None, 9])
+def test_a_document_that_does_not_exist_is_an_error(
+    make_loader: MakeLoader, epochs: int | None
+) -> None:
+    with make_loader(epochs=epochs) as loader:
+        _, state = consume(loader)
+        cache = loader.plan().cache_root
+    run = open_run(state)
+    for stream, sample, message in [(0, 9999, "has samples 0 to 199"), (7, 1, "streams 0 to 1")]:
+        with pytest.raises(ValueError, match=message):
+            next(find_document(run, stream, sample, SAVED + 9, local=cache, num_workers=0))
+
+
 def test_the_command_line_traces_a_checkpoint(
     make_loader: MakeLoader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,36 +180,6 @@ def test_the_command_line_traces_a_checkpoint(
     assert main(["where", str(checkpoint), "--sample", "1:4", "--until", "40", *options]) == 0
     assert capsys.readouterr().out == printed
     assert "books  epoch 1  sample 4" in printed
-
-
-def test_the_command_line_runs_as_a_process_of_its_own(
-    make_loader: MakeLoader, tmp_path: Path
-) -> None:
-    with make_loader() as loader:
-        batches, state = consume(loader)
-        spans = loader.trace(batches[29])
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    command = [
-        sys.executable,
-        "-m",
-        "cloudload.cli",
-        "trace",
-        str(tmp_path / "state.json"),
-        "--steps",
-        "30",
-        "--json",
-    ]
-    done = subprocess.run(
-        [*command, "--local", str(loader.plan().cache_root)],
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [
-        span.text for span in spans
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Packed documents are kept apart: the arrays, against one token at a time, and real models,
-against each document alone."""
+"""Packed documents are kept apart: a model gives each the logits that it has alone."""
 
 from __future__ import annotations
 
@@ -9,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cloudload.arrays import Ints
 from cloudload.segments import (
     IGNORED_LABEL,
-    cu_seqlens,
     document_attention_mask,
     mask_document_edges,
     position_ids,
@@ -24,14 +20,6 @@ from cloudload.segments import (
 
 # a batch: the lengths of each row's spans, and seq_len
 Packing = tuple[list[list[int]], int]
-TRACE: Packing = [[3, 1, 2], [5]], 8
-
-
-@st.composite
-def packings(draw: st.DrawFn) -> Packing:
-    """Any rows: full, padded, all padding, many spans of one token, or none at all."""
-    batch = draw(st.lists(st.lists(st.integers(1, 4), max_size=5), max_size=5))
-    return batch, max([1, *map(sum, batch)]) + draw(st.integers(0, 3))
 
 
 def spans(packing: Packing) -> tuple[Ints, Ints, tuple[int, int]]:
@@ -44,117 +32,6 @@ def spans(packing: Packing) -> tuple[Ints, Ints, tuple[int, int]]:
         (len(batch), seq_len),
     )
 
-
-def tokens_of(packing: Packing) -> list[list[tuple[int, int]]]:
-    """Of every token of the batch, its segment (0: padding) and its position in it, written one by
-    one."""
-    batch, seq_len = packing
-    tokens = []
-    for lengths in batch:
-        row = [
-            (number, position)
-            for number, length in enumerate(lengths, 1)
-            for position in range(length)
-        ]
-        tokens.append(row + [(0, position) for position in range(seq_len - len(row))])
-    return tokens
-
-
-def test_the_trace_of_the_docstring() -> None:
-    rows, lengths, shape = spans(TRACE)
-    assert segment_ids(rows, lengths, shape).tolist() == [
-        [1, 1, 1, 2, 3, 3, 0, 0],
-        [1, 1, 1, 1, 1, 0, 0, 0],
-    ]
-    assert position_ids(rows, lengths, shape).tolist() == [
-        [0, 1, 2, 0, 0, 1, 0, 1],
-        [0, 1, 2, 3, 4, 0, 1, 2],
-    ]
-    ends, longest = cu_seqlens(rows, lengths, shape)
-    assert (ends.tolist(), longest) == ([0, 3, 4, 6, 8, 13, 16], 5)
-    labels = np.full(shape, 7)
-    mask_document_edges(labels, rows, lengths)
-    assert labels.tolist() == [[-100, 7, 7, -100, -100, 7, 7, 7], [-100, 7, 7, 7, 7, 7, 7, 7]]
-
-
-@pytest.mark.parametrize(
-    ("batch", "ids", "ends", "longest"),
-    [
-        ([[], []], [[0, 0, 0], [0, 0, 0]], [0, 3, 6], 3),
-        ([[3], [3]], [[1, 1, 1], [1, 1, 1]], [0, 3, 6], 3),
-        ([[1, 1, 1], [], [1]], [[1, 2, 3], [0, 0, 0], [1, 0, 0]], [0, 1, 2, 3, 6, 7, 9], 3),
-    ],
-    ids=["all is padding", "each row is one span", "spans of one token"],
-)
-def test_rows_at_the_extremes(
-    batch: list[list[int]], ids: list[list[int]], ends: list[int], longest: int
-) -> None:
-    arguments = spans((batch, 3))
-    assert segment_ids(*arguments).tolist() == ids
-    found = cu_seqlens(*arguments)
-    assert (found[0].tolist(), found[1]) == (ends, longest)
-
-
-@given(packings())
-def test_every_token_knows_its_segment_and_its_place_in_it(packing: Packing) -> None:
-    tokens = tokens_of(packing)
-    ids, positions = segment_ids(*spans(packing)), position_ids(*spans(packing))
-    assert ids.dtype == positions.dtype == np.int64
-    assert ids.shape == positions.shape == (len(packing[0]), packing[1])
-    assert ids.tolist() == [[number for number, _ in row] for row in tokens]
-    assert positions.tolist() == [[position for _, position in row] for row in tokens]
-
-
-@given(packings())
-def test_the_segments_of_a_batch_follow_on_from_each_other(packing: Packing) -> None:
-    flat = [position for row in tokens_of(packing) for _, position in row]
-    expected = [place for place, position in enumerate(flat) if position == 0] + [len(flat)]
-    ends, longest = cu_seqlens(*spans(packing))
-    assert ends.dtype == np.int32
-    assert ends.tolist() == (expected if flat else [0])
-    assert longest == max(flat, default=-1) + 1
-
-
-@given(packings())
-def test_only_the_first_token_of_a_document_loses_its_label(packing: Packing) -> None:
-    rows, lengths, shape = spans(packing)
-    labels = np.arange(shape[0] * shape[1]).reshape(shape)
-    expected = labels.tolist()
-    for row, tokens in enumerate(tokens_of(packing)):
-        for column, (number, position) in enumerate(tokens):
-            if number and position == 0:
-                expected[row][column] = IGNORED_LABEL
-    mask_document_edges(labels, rows, lengths)
-    assert labels.tolist() == expected
-
-
-@given(packings())
-def test_a_token_attends_to_its_own_segment_up_to_itself(packing: Packing) -> None:
-    ids = segment_ids(*spans(packing))
-    mask = document_attention_mask(torch.from_numpy(ids))
-    assert mask.dtype == torch.bool
-    assert mask.shape == (len(ids), 1, packing[1], packing[1])
-    places = range(packing[1])
-    expected = [
-        [[[row[query] == row[key] and key <= query for key in places] for query in places]]
-        for row in ids.tolist()
-    ]
-    assert mask.tolist() == expected
-    assert mask.any(-1).all()
-
-
-def test_spans_that_overflow_their_row_are_refused() -> None:
-    rows, lengths, _ = spans(TRACE)
-    for function in (segment_ids, position_ids, cu_seqlens):
-        with pytest.raises(
-            ValueError,
-            match=r"the spans of row 0 hold 6 tokens, more than a row's 5\. "
-            r"Pass the shape of this batch",
-        ):
-            function(rows, lengths, (2, 5))
-
-
-# ---------------------------------------------------------------- real models
 
 VOCABULARY = 50
 BATCH: Packing = [[7, 1, 5], [16], [1, 1, 9, 2], [4, 12]], 16

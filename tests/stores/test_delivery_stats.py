@@ -1,5 +1,4 @@
-"""The shares of streams, and how the batches came: against what the store says that it gave
-away."""
+"""How batches arrived: against what the store says that it gave away."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from cloudload.storage.objects import list_objects, read_object, write_object
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.trainer import streams_of
 
 DOCUMENTS = random_documents(12, 300)
 NO_STALL = 0.0
@@ -177,28 +175,3 @@ def test_what_was_counted_stays_when_workers_start_anew_and_is_not_in_the_state(
         resumed.load_state_dict(loader.state_dict())
         assert resumed.stats().delivery == DeliveryStats(NO_STALL, 0, 0, 0)
         assert resumed.stats() == loader.stats(), "of one run"
-
-
-def test_streams_have_shares_of_the_tokens(tmp_path: Path) -> None:
-    folders = [write_mds(tmp_path / name, DOCUMENTS, shard_bytes=4_000) for name in "ab"]
-    with loader_of(streams_of(*folders), tmp_path / "cache", num_workers=0) as loader:
-        assert [stream.share for stream in loader.stats().streams.values()] == [0, 0]
-        list(loader.take(50))
-        stats = loader.stats()
-        assert {name: stream.share for name, stream in stats.streams.items()} == pytest.approx(
-            {"a": 0.7, "b": 0.3}, abs=0.01
-        )
-        assert stats.streams["a"].share == stats.streams["a"].tokens / stats.tokens
-
-
-def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Path) -> None:
-    write(local_url)
-    with loader_of([Stream(local_url, name="web")], tmp_path) as loader:
-        read_epochs(loader)
-        numbers = loader.stats().as_dict()
-    assert all(type(value) in (int, float) for value in numbers.values())
-    assert numbers["streams/web/share"] == 1
-    names = ["stall_s", "cache_hits", "cache_misses", "bytes_downloaded"]
-    assert [numbers[f"delivery/{name}"] for name in names] == list(
-        vars(loader.stats().delivery).values()
-    )

@@ -23,7 +23,7 @@ LANGUAGES = ["en" if number % 3 else "de" for number in range(len(TEXTS))]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("documents")
     scores = [number / 10 for number in range(len(TEXTS))]
-    extra = {
+    extra: dict[str, tuple[str, list[Any]]] = {
         "language": ("str", LANGUAGES),
         "score": ("float64", scores),
         "meta": ("json", [{"n": number} for number in range(len(TEXTS))]),
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_loader(folder: Path, **settings: Any) -> CloudLoader:
-    defaults = {
+    defaults: dict[str, Any] = {
         "tokenizer": byte_tokenizer(),
         "eos": EOS,
         "seq_len": 32,
@@ -170,7 +170,7 @@ def test_without_an_eos_empty_documents_are_counted(folder: Path) -> None:
 
 def test_the_state_carries_the_counts(folder: Path) -> None:
     def make_rank(**rank: Any) -> CloudLoader:
-        settings = {
+        settings: dict[str, Any] = {
             "tokenizer": byte_tokenizer(),
             "eos": EOS,
             "seq_len": 32,

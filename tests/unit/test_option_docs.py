@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
+from typing import Any
 
 import pytest
 
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.config import DeliveryConfig, RowsConfig
-from cloudload.delivery.collate import FIELDS
 from cloudload.option_docs import field_docs
+from cloudload.segments import FIELDS
 
 NOT_FIELDS = {"self", "data", "tokenizer", "device_mesh"}
 NOT_OPTIONS = {"streams", "has_mesh"}
@@ -27,7 +28,7 @@ def test_every_option_is_a_field_of_one_config() -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_signature_and_config_agree(option: object) -> None:
+def test_signature_and_config_agree(option: Field[Any]) -> None:
     parameter = PARAMETERS[option.name]
     assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
     if option.name == "retry":  # None is a fresh one
@@ -42,12 +43,12 @@ def test_signature_and_config_agree(option: object) -> None:
 def test_help_explains_every_field(cls: type) -> None:
     for name, text in field_docs(cls).items():
         assert len(text) > 10, f"{cls.__name__}.{name} has no docstring"
-        assert f"\n    {name}: " in cls.__doc__
+        assert f"\n    {name}: " in str(cls.__doc__)
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"self", "dp_rank"}))
 def test_help_of_the_loader_explains_every_argument(name: str) -> None:
-    assert CloudLoader.__doc__.count(f"\n    {name}: ") == 1
+    assert str(CloudLoader.__doc__).count(f"\n    {name}: ") == 1
 
 
 @pytest.mark.parametrize("field", FIELDS)

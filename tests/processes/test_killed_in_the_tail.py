@@ -1,0 +1,58 @@
+"""A job killed in the tail of a finite run ends on another world with the rows of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cloudload import CloudLoader
+from cloudload.testing import Leg, run_leg
+from tests.support.corpora import write_mds
+from tests.support.finite_runs import (
+    trimmed,
+)
+from tests.support.torchrun import Corpus as TorchrunCorpus
+from tests.support.torchrun import Run, launch
+
+
+def test_ranks_killed_in_the_tail_end_on_another_world_with_the_rows_of_one_process(
+    tmp_path: Path,
+) -> None:
+    """One lane has but ends of text and ends early: what is left is most of the run, and the sizes
+    of 1,284 documents of a rank, which are more than the exchange begins with."""
+    texts = ["" if number % 12 == 0 else str(number + 1_000) for number in range(4_800)]
+    url = write_mds(tmp_path / "mds", texts, shard_bytes=20_000, compression="zstd")
+    corpus = TorchrunCorpus(url, url, tmp_path / "cache")
+    chosen: dict[str, Any] = {"packing": "best_fit", "open_rows": 2, "shuffle": False}
+
+    def make_loader(**rank: Any) -> CloudLoader:
+        return corpus.make_loader(epochs=1, **chosen, **rank)
+
+    expected, states = run_leg(make_loader, Leg(batch_size=30, batches=None))
+    killed_after = next(number for number, state in enumerate(states) if state["tail"]) + 4
+    assert 2 < killed_after < len(states) - 5, "killed in the tail, and not at its ends"
+
+    expected = trimmed(expected)
+    found = launch(
+        corpus,
+        tmp_path,
+        0,
+        Run(3, 10, 2, killed_after, killed=True),
+        epochs=1,
+        settings=dict(chosen),
+    )
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert state == {**states[killed_after - 1], "sources": state["sources"]}
+    again = launch(corpus, tmp_path, 1, Run(2, 16, 2, 10_000), epochs=1, settings=dict(chosen))
+    assert all(again.get(row, ids) == ids for row, ids in found.items()), (
+        "rows that are read again are the same"
+    )
+    found |= again
+    assert min(again) == state["rows"] == 30 * (killed_after - 1)
+    assert [found[row] for row in range(len(expected))] == [list(row.input_ids) for row in expected]
+    assert len(found) - len(expected) < 32
+    steps = {
+        len((tmp_path / f"run-1-rank-{rank}.jsonl").read_text().splitlines()) for rank in range(2)
+    }
+    assert steps == {len(again) // 32}, "both ranks end on the same step"

@@ -1,0 +1,121 @@
+"""At the end of a finite run every document was counted once, whatever became of it."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cloudload.errors import DatasetError
+from cloudload.run.state import State
+from cloudload.testing import Leg, Row
+from tests.support.awkward import EOS
+from tests.support.finite_runs import (
+    PACKINGS,
+    THOROUGH,
+    Packing,
+    Write,
+    every_packing,
+    leave_out,
+    tokens_in,
+    write_corpus,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A corpus of which documents are left out, and worlds."""
+
+    documents: tuple[str, ...]
+    settings: dict[str, Any]
+    legs: tuple[Leg, ...]
+
+
+@st.composite
+def cases(draw: st.DrawFn, packings: Sequence[Packing] = PACKINGS) -> Case:
+    """Tiny corpora of few kinds of documents, so that rows are full, and lanes dry, by chance."""
+    texts = st.sampled_from(
+        ["", "-", "a", "bb", "cccc", "d" * 7, "e" * 8, "f" * 9, "-" * 9, "g" * 40]
+    )
+    lanes = draw(st.sampled_from([1, 2, 3, 4, 6, 12]))
+    chosen = {
+        "eos": draw(st.sampled_from([EOS, None])),
+        "seq_len": draw(st.sampled_from([1, 3, 8, 9, 16])),
+        "num_lanes": lanes,
+        "epochs": draw(st.integers(1, 3)),
+        "shuffle": draw(st.booleans()),
+        **draw(st.sampled_from(packings)),
+        "open_rows": draw(st.integers(1, 3)),
+        "min_tokens": draw(st.sampled_from([0, 0, 1, 3])),
+        "transform": leave_out,
+    }
+    legs = [
+        Leg(
+            draw(st.sampled_from([ranks for ranks in (1, 2, 3, 4, 6) if lanes % ranks == 0])),
+            draw(st.integers(0, 3)),
+            draw(st.integers(1, 4)),
+            draw(st.integers(1, 4)),
+        )
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    return Case(
+        tuple(draw(st.lists(texts, min_size=1, max_size=25))),
+        chosen,
+        (*legs[:-1], replace(legs[-1], batches=None)),
+    )
+
+
+# a document that is left out, and no row after it: at the end of a batch, or within one
+BARREN = {"eos": EOS, "seq_len": 8, "num_lanes": 1, "epochs": 1, "transform": leave_out}
+
+
+@THOROUGH
+@given(case=cases())
+@example(case=Case(("d" * 7, "-"), BARREN, (Leg(batches=None),)))
+@example(case=Case(("d" * 7, "-"), BARREN, (Leg(batch_size=2, batches=None),)))
+def test_at_the_end_every_document_was_counted_once_whatever_became_of_it(
+    scratch: Path, case: Case
+) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        corpus = write_corpus(Path(folder), case.documents, **case.settings)
+        if not corpus.expected:
+            with pytest.raises(DatasetError, match="gave any tokens"):
+                corpus.run(replace(case.legs[0], batches=None))
+            return
+        rows: list[Row] = []
+        state: State | None = None
+        for leg in case.legs:
+            more, states = corpus.run(leg, state)
+            rows, state = rows + more, states[-1]
+    assert tokens_in(rows) == corpus.expected
+    for stats in corpus.stats:
+        assert {
+            name: getattr(stats, name) for name in corpus.expected_counts
+        } == corpus.expected_counts
+
+
+@every_packing
+def test_documents_left_out_after_the_last_row_are_counted_wherever_the_batches_end(
+    write: Write, packing: Packing
+) -> None:
+    for last, batch_size in itertools.product(("ccc", "c"), (1, 2, 3, 4)):
+        documents = ["a" * 7, "b" * 7, last, "-", "-", "c"]
+        corpus = write(
+            documents, **packing, num_lanes=1, shuffle=False, min_tokens=3, transform=leave_out
+        )
+        wanted = corpus.expected_counts["documents"], corpus.expected_counts["filtered"], 1.0
+        _, states = corpus.run(Leg(batch_size=batch_size, batches=None))
+        for seq_len in (8, 5):
+            corpus.run(Leg(batches=None), states[-1], seq_len=seq_len)
+            [stats] = corpus.stats
+            [stream] = stats.streams.values()
+            assert (stats.documents, stats.filtered, stream.epoch) == wanted, (
+                f"{documents} by {batch_size}, then {seq_len}"
+            )

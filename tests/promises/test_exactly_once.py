@@ -1,0 +1,244 @@
+"""Every token of every epoch comes once, whatever the worlds and the lengths of rows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudload import CloudLoader
+from cloudload.errors import DatasetError
+from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.packing.residue import residue_spans
+from cloudload.run.state import State, read_state
+from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
+from tests.support.awkward import EOS, EOS_ID, Case, byte_tokenizer, cases, tokenize
+from tests.support.corpora import random_documents, write_mds
+from tests.support.kinds import (
+    FINITE_KINDS,
+    THOROUGH,
+    kind_of,
+    loaders_of,
+    tokens_of,
+)
+from tests.support.reference_order import canonical_order
+
+
+@pytest.mark.parametrize(("packing", "mixture", "ends"), FINITE_KINDS)
+@THOROUGH
+@given(data=st.data())
+def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(
+    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
+) -> None:
+    check_every_token(scratch, data.draw(cases(**kind_of(packing, mixture, ends), most_legs=3)))
+
+
+def test_an_empty_document_between_others_is_passed_over(scratch: Path) -> None:
+    legs = (Leg(), Leg())
+    check_every_token(
+        scratch, Case((("a" * 10, "", "b" * 3),), 4, 1, 1, False, "py1e", 2, 0, 1, legs, eos=False)
+    )
+
+
+def check_every_token(scratch: Path, case: Case) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        legs = [*case.legs[:-1], replace(case.legs[-1], batches=None)]
+        rows = check_worlds(loaders_of(case, folder), legs)
+    if case.repeats is None:
+        assert tokens_of(rows) == tokens_expected(case)
+    assert Counter(row_tokens(rows)) == tokens_counted(case)
+    check_packing(case, rows)
+
+
+def documents_of(case: Case) -> dict[tuple[int, int], str]:
+    """The texts by stream and sample."""
+    return {
+        (stream, sample): text
+        for stream, shards in enumerate(case.streams)
+        for sample, text in enumerate(text for shard in shards for text in shard)
+    }
+
+
+def tokens_expected(case: Case) -> dict[tuple[int, int, int], tuple[int, ...]]:
+    """The tokens of each document (stream, epoch, sample) that has any, tokenized on their own."""
+    documents = {key: case.kept(text) for key, text in documents_of(case).items()}
+    return {
+        (stream, epoch, sample): ids
+        for epoch in range(case.epochs or 0)
+        for (stream, sample), ids in documents.items()
+        if ids
+    }
+
+
+def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
+    """How often each token (stream, epoch, sample, place) should come."""
+    counts: Counter[tuple[int, int, int, int]] = Counter()
+    streams = [[text for shard in shards for text in shard] for shards in case.streams]
+    sizes = np.array([len(shard) for shard in case.shards])
+    repeats = case.repeats or [1] * len(streams)
+    sampling = Sampling.of(
+        [len(stream) for stream in streams],
+        [len(shards) for shards in case.streams],
+        repeats,
+        [None] * len(streams),
+    )
+    order = OrderConfig(
+        case.shuffle,
+        case.shuffle_algo,
+        case.shuffle_block_size,
+        case.num_canonical_nodes,
+        case.seed,
+    )
+    documents = [(stream, sample, text) for (stream, sample), text in documents_of(case).items()]
+    for epoch in range(case.epochs or 0):
+        for number in canonical_order(sizes, order, epoch, sampling).tolist():
+            stream, sample, text = documents[number]
+            counts.update((stream, epoch, sample, place) for place in range(len(case.kept(text))))
+    return counts
+
+
+def row_tokens(rows: Sequence[Row]) -> Iterator[tuple[int, int, int, int]]:
+    """Each token that rows have: stream, epoch, sample, place."""
+    for row in rows:
+        for stream, epoch, sample, start, stop in row.spans:
+            yield from ((stream, epoch, sample, place) for place in range(start, stop))
+
+
+def check_packing(case: Case, rows: list[Row]) -> None:
+    """What each packing promises of whole runs."""
+    while rows and rows[-1].is_padding:
+        rows = rows[:-1]
+    lengths = [sum(stop - start for *_, start, stop in row.spans) for row in rows]
+    spans = [span for row in rows for span in row.spans]
+    if case.packing == "concat":
+        assert all(length == case.seq_len for length in lengths[:-1]), "only the last row is padded"
+    if case.packing == "best_fit":
+        documents = documents_of(case)
+        for stream, _, sample, start, stop in spans:
+            size = len(case.tokens(documents[stream, sample]))
+            assert stop - start == min(case.seq_len, size - start), (
+                "no document that fits a row is split"
+            )
+            assert start % case.seq_len == 0
+    if case.packing == "one_per_row":
+        assert all(len(row.spans) == 1 for row in rows)
+        assert all(start % case.seq_len == 0 for *_, start, _ in spans)
+
+
+@pytest.mark.parametrize(
+    ("packing", "mixture", "ends"),
+    [kind for kind in FINITE_KINDS if kind.values[0] != "one_per_row"],
+)
+@THOROUGH
+@given(data=st.data())
+def test_another_seq_len_on_resume_loses_and_repeats_no_token(
+    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
+) -> None:
+    check_seq_lens(scratch, data.draw(cases(**kind_of(packing, mixture, ends))))
+
+
+def test_another_seq_len_within_a_long_document(scratch: Path) -> None:
+    legs = (Leg(batches=1), Leg(batches=2))
+    check_seq_lens(scratch, Case((("a" * 40,),), 5, 2, 1, False, "py1e", 2, 0, 1, legs))
+
+
+def check_seq_lens(scratch: Path, case: Case) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        rows, state = [], None
+        seq_lens = [case.seq_len, 3, 11, 1]
+        for number, leg in enumerate(
+            [*(replace(leg, exchange_every=1) for leg in case.legs), Leg(batches=None)]
+        ):
+            loaders = loaders_of(case, folder, seq_len=seq_lens[number % 4])
+            more, states = run_leg(loaders, leg, state)
+            rows += more
+            state = states[-1]
+    if case.repeats is None:
+        assert tokens_of(rows) == tokens_expected(case)
+    assert Counter(row_tokens(rows)) == tokens_counted(case)
+
+
+def emitted_by(state: State, lane: int) -> dict[int, int | None]:
+    """How many tokens a lane has emitted of each document (by ordinal) that it has begun; None is
+    all."""
+    position = read_state(state).position
+    head, offset = position.cursors[0, lane].tolist()
+    held_back = {
+        ordinal: start for ordinal, start, _ in residue_spans(position.residue(0, lane), head)
+    }
+    return {**dict.fromkeys(range(head)), **held_back, head: offset}
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(
+    tmp_path: Path, packing: str
+) -> None:
+    texts = random_documents(7, 50)
+    folder = write_mds(tmp_path / "corpus", texts)
+    rows: list[Row] = []
+    state = None
+    for seq_len, leg in [
+        (16, Leg(3, batches=9)),
+        (64, Leg(batch_size=5, batches=4)),
+        (5, Leg(2, 3, 4, 11)),
+        (40, Leg(6, 1, 2, 7)),
+    ]:
+
+        def make_loader(seq_len: int = seq_len, **rank: Any) -> CloudLoader:
+            settings: dict[str, Any] = {
+                "seq_len": seq_len,
+                "num_lanes": 6,
+                "packing": packing,
+                "shuffle": False,
+                "num_canonical_nodes": 1,
+            }
+            return CloudLoader(
+                folder,
+                local=tmp_path / "cache",
+                tokenizer=byte_tokenizer(),
+                eos=EOS,
+                **settings,
+                **rank,
+            )
+
+        more, states = run_leg(make_loader, leg, state)
+        rows, state = rows + more, states[-1]
+    for lane in range(6):
+        own = rows[lane::6]
+        # unshuffled, lane l reads documents l, l + 6, …, epoch after epoch
+        stream = [(epoch, sample) for epoch in range(9) for sample in range(lane, 50, 6)]
+        tokens = tokens_of(own)
+        joined = [token for epoch, sample in stream for token in tokens.get((0, epoch, sample), ())]
+        expected = [token for _, sample in stream for token in (*tokenize(texts[sample]), EOS_ID)]
+        assert set(tokens) <= {(0, *document) for document in stream}
+        if packing == "concat":
+            assert real_tokens(own) == joined == expected[: len(joined)]
+        # the last of nine positions of an epoch is a hole for most lanes
+        for ordinal, count in emitted_by(state or {}, lane).items():
+            if (sample := lane + 6 * (ordinal % 9)) < 50:
+                ids = (*tokenize(texts[sample]), EOS_ID)
+                assert tokens.pop((0, ordinal // 9, sample), ()) == ids[:count]
+        assert not tokens
+
+
+def test_a_corpus_without_a_token_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "corpus", [""] * 7)
+    loader = CloudLoader(
+        folder,
+        local=tmp_path / "cache",
+        tokenizer=byte_tokenizer(),
+        eos=None,
+        seq_len=8,
+        batch_size=1,
+        num_workers=0,
+    )
+    with pytest.raises(DatasetError, match="gave no token"):
+        next(iter(loader))

@@ -1,0 +1,125 @@
+"""Local states of ranks that do not communicate merge to the state of the run."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload import CloudLoader, merge_state_dicts, testing
+from cloudload.errors import RanksDisagreeError, StreamChangedError
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
+
+
+def make_loader(folder: str, **settings: Any) -> CloudLoader:
+    defaults: dict[str, Any] = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 16,
+        "batch_size": 4,
+        "num_workers": 0,
+        "num_lanes": 12,
+    }
+    return CloudLoader(folder, **{**defaults, **settings})
+
+
+def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(folder: str) -> None:
+    loaders = [make_loader(folder, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    for loader in loaders:
+        list(loader.take(2))
+        loader.seek(loader.rows)
+        with pytest.raises(RanksDisagreeError):
+            loader.state_dict()
+    single = make_loader(folder, batch_size=8)
+    list(single.take(2))
+    whole = merge_state_dicts([loader.local_state_dict() for loader in loaders])
+    assert {**whole, "batches": 2, "global_batch": 8} == {
+        **single.state_dict(),
+        "batches": 2,
+        "global_batch": 8,
+    }
+
+
+def table(*cursors: tuple[int, int]) -> str:
+    return base64.b64encode(np.array(cursors, "<i4").tobytes()).decode()
+
+
+def test_local_states_of_all_ranks_merge_and_others_do_not(folder: str) -> None:
+    loaders = [make_loader(folder, dp_rank=rank, dp_world_size=3) for rank in range(3)]
+    for loader in loaders:
+        next(iter(loader))
+    parts = [loader.local_state_dict() for loader in loaders]
+    whole = merge_state_dicts(parts)
+    assert merge_state_dicts(list(reversed(parts))) == whole
+    single = make_loader(folder, batch_size=12)
+    next(iter(single))
+    assert whole == single.state_dict()
+    with pytest.raises(StreamChangedError, match="leave lanes without a cursor"):
+        merge_state_dicts(parts[:2])
+    with pytest.raises(StreamChangedError, match="there are no local states"):
+        merge_state_dicts([])
+    next(iter(loaders[0]))
+    with pytest.raises(StreamChangedError, match="rows differs among the local states"):
+        merge_state_dicts([loaders[0].local_state_dict(), *parts[1:]])
+
+
+def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(folder: str) -> None:
+    leg = testing.Leg(ranks=3, batch_size=2)
+    with testing._Ranks(lambda **rank: make_loader(folder, **rank), leg) as ranks:
+        loaders = ranks.loaders
+        ranks.start()
+        assert len(ranks.next_batches()) == 3
+        parts = [loader.local_state_dict() for loader in loaders]
+        assert merge_state_dicts(parts) == loaders[0].state_dict() == loaders[2].state_dict()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"part": "1/2"}, None),
+        ({"counts": "[["}, "counts: "),
+        (
+            {"cursors": table(*[(0, 0)] * 12)},
+            "part: '1/2' has lanes that another local state also has",
+        ),
+        (
+            {"cursors": table(*[(-7, 0)] * 12)},
+            "leave lanes without a cursor|has lanes that another local state also has",
+        ),
+        ({"rows": 1 << 70}, "rows: "),
+        ({"sources": []}, "sources: list"),
+        ({"mixture": "other"}, "mixture differs among the local states"),
+    ],
+)
+def test_damaged_parts_do_not_merge(
+    folder: str, damage: dict[str, Any], message: str | None
+) -> None:
+    parts = [
+        make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in range(2)
+    ]
+    parts[1] = {**parts[1], **damage}
+    if message is None:
+        assert merge_state_dicts(parts)["part"] == ""
+        return
+    with pytest.raises(StreamChangedError, match=message):
+        merge_state_dicts(parts)
+
+
+def test_a_part_given_twice_is_refused_for_it_would_count_twice(folder: str) -> None:
+    parts = [
+        make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in (0, 1, 1)
+    ]
+    with pytest.raises(
+        StreamChangedError,
+        match=r"part: '1/2' has lanes that another local state also has\. "
+        r"Give each rank's state once",
+    ):
+        merge_state_dicts(parts)

@@ -1,0 +1,272 @@
+"""A state saved near the end of a finite run, or in its tail, resumes to the same end."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudload.errors import StreamChangedError
+from cloudload.run.state import State
+from cloudload.testing import Leg, Row, assert_same_rows, real_tokens
+from tests.support.awkward import EOS
+from tests.support.finite_runs import (
+    PACKINGS,
+    THOROUGH,
+    TO_THE_END,
+    Packing,
+    Write,
+    counts_of,
+    every_packing,
+    leave_out,
+    tokens_in,
+    trimmed,
+    uneven,
+    write_corpus,
+)
+
+
+def test_a_run_that_seeks_in_its_tail_can_be_saved_there(write: Write) -> None:
+    corpus = write(uneven(14, 20))
+    whole, states = corpus.run(Leg(batches=None))
+    state = next(state for state in states if state["tail"])
+    loader = corpus.make_loader(batch_size=1, num_workers=0)
+    loader.load_state_dict(state)
+    loader.seek(state["rows"] + 2)
+    rest, _ = corpus.run(Leg(2, batches=None), loader.state_dict())
+    assert trimmed(rest) == whole[state["rows"] + 2 :]
+
+
+@pytest.mark.parametrize("tail", ["0:1", "-8:1", "8:2", "8:0", "8:1,5:1", "8:2,8:-1"])
+def test_a_tail_that_cannot_be_is_damage(write: Write, tail: str) -> None:
+    corpus = write(uneven(14, 20))
+    state = next(state for state in corpus.run(Leg(batches=None))[1] if state["tail"])
+    assert state["tail"] == "8:1"
+    with pytest.raises(StreamChangedError, match=r"tail.*damaged"):
+        corpus.make_loader(batch_size=1, num_workers=0).load_state_dict({**state, "tail": tail})
+
+
+@every_packing
+def test_a_state_saved_anywhere_goes_on_to_the_same_end_on_any_world(
+    write: Write, packing: Packing
+) -> None:
+    corpus = write(uneven(8, 34), **packing, min_tokens=2, seq_len=6)
+    whole, states = corpus.run(Leg(batches=None))
+    first = next(taken for taken, state in enumerate(states) if state["tail"])
+    assert 3 < first <= len(states) - 3, "three states before the tail, and at least three in it"
+    for taken in range(first - 3, len(states)):
+        leg = replace(TO_THE_END[taken % 3], workers=taken % 4)
+        rest, after = corpus.run(leg, states[taken])
+        assert_same_rows(trimmed(rest), whole[taken:], f"saved after row {taken}, {leg}")
+        assert {**counts_of(after[-1]), "padding": 0} == {**counts_of(states[-1]), "padding": 0}
+
+
+@every_packing
+def test_a_run_stopped_after_every_batch_on_another_world_is_the_run_that_never_stopped(
+    write: Write, packing: Packing
+) -> None:
+    corpus = write(uneven(9, 30), **packing)
+    worlds = [(1, 1), (6, 1), (2, 2), (3, 1), (1, 5)]
+    legs = [
+        Leg(ranks, number % 3, size, batches=1) for number in range(6) for ranks, size in worlds
+    ]
+    rows = corpus.check_worlds([*legs, Leg(batches=None)])
+    assert tokens_in(rows) == corpus.expected
+
+
+@every_packing
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_a_run_that_has_ended_has_nothing_more(write: Write, packing: Packing, tail: str) -> None:
+    corpus = write(uneven(10, 20), **packing)
+    _, states = corpus.run(Leg(3, batch_size=2, batches=None), tail=tail)
+    # what was dropped is handed out to batches that it fills
+    for leg in [
+        *(TO_THE_END if tail == "pad" else []),
+        Leg(2, 1, 3, batches=None),
+        Leg(6, batch_size=50, batches=None),
+    ]:
+        rows, again = corpus.run(leg, states[-1], tail=tail)
+        assert rows == []
+        assert again == [states[-1]], "looking for more does not move it"
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_another_seq_len_at_every_point_of_the_tail_loses_and_repeats_no_token(
+    write: Write, packing: str
+) -> None:
+    corpus = write(uneven(11, 24), packing=packing, open_rows=2, seq_len=6)
+    whole, states = corpus.run(Leg(batches=None))
+    first = next(taken for taken, state in enumerate(states) if state["tail"])
+    assert len(states) - first >= 4
+    for taken in range(first - 1, len(states)):
+        rows, state = whole[:taken], states[taken]
+        for ranks, seq_len, batches in [
+            (1, 6, 1),
+            (3, 13, 1),
+            (2, 2, 2),
+            (1, 6, 1),
+            (6, 7 + taken, None),
+        ]:
+            more, later = corpus.run(Leg(ranks, taken % 3, batches=batches), state, seq_len=seq_len)
+            rows, state = rows + more, later[-1]
+        assert tokens_in(rows) == corpus.expected, f"from row {taken} on"
+        assert counts_of(state)["documents"] == len(corpus.expected)
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_rows_of_another_seq_len_do_not_depend_on_the_world_either(
+    write: Write, packing: str
+) -> None:
+    corpus = write(uneven(12, 40), packing=packing, open_rows=1, seq_len=9)
+    for first in (0, 3, 5, 7):
+        chains = []
+        for ranks in (1, 2, 6):
+            rows, states = corpus.run(Leg(ranks, 2, 6 // ranks, batches=first))
+            for seq_len, batches in [(4, 2), (17, 1), (3, 2), (6, None)]:
+                more, states = corpus.run(
+                    Leg(ranks, 1, 6 // ranks, batches=batches), states[-1], seq_len=seq_len
+                )
+                rows += more
+            chains.append((rows, states[-1]))
+        assert chains[0] == chains[1] == chains[2]
+        assert tokens_in(chains[0][0]) == corpus.expected
+
+
+@pytest.mark.parametrize(
+    ("field", "before", "after"), [("open_rows", 4, 1), ("min_tokens", 0, 4), ("min_tokens", 4, 0)]
+)
+@pytest.mark.parametrize("where", ["in the tail", "between exchanges"])
+def test_what_packs_the_rows_does_not_change_where_rows_are_packed_again(
+    write: Write, field: str, before: int, after: int, where: str
+) -> None:
+    epochs = 1 if where == "in the tail" else None
+    corpus = write(uneven(15, 40), packing="best_fit", epochs=epochs, **{field: before})
+    _, states = corpus.run(Leg(batches=None if epochs else 10, exchange_every=4))
+    state = next(
+        state
+        for state in states
+        if (state["tail"] if epochs else state["rows"] > state["table_rows"])
+    )
+    loader = corpus.make_loader(batch_size=1, num_workers=0, **{field: after})
+    with pytest.raises(StreamChangedError, match=rf"{field}: .*(exchange|tail)"):
+        loader.load_state_dict(state, on_change={field: "accept"})
+
+
+def test_an_endless_run_becomes_finite_at_an_exchange_only(write: Write) -> None:
+    corpus = write(uneven(16, 40), epochs=None)
+    rows, states = corpus.run(Leg(batches=6, exchange_every=4))
+    finite = corpus.make_loader(batch_size=1, num_workers=0, epochs=1)
+    with pytest.raises(StreamChangedError, match=r"epochs: .*exchange"):
+        finite.load_state_dict(states[6], on_change={"epochs": "accept"})
+    finite.load_state_dict(states[4], on_change={"epochs": "accept"})
+    rest = [
+        token for batch in finite for token in batch["input_ids"][batch["labels"] >= 0].tolist()
+    ]
+    assert len(real_tokens(rows[:4]) + rest) == sum(
+        len(corpus.tokens(text)) for text in corpus.documents
+    )
+
+
+def test_fewer_open_rows_taken_on_purpose_give_one_stream_of_rows_again(write: Write) -> None:
+    corpus = write(uneven(12, 60), packing="best_fit", open_rows=6, num_lanes=1, epochs=None)
+    _, states = corpus.run(Leg(batches=5))
+    at_once, one_by_one = (
+        corpus.make_loader(batch_size=1, num_workers=0, open_rows=2) for _ in range(2)
+    )
+    for loader in (at_once, one_by_one):
+        loader.load_state_dict(states[-1], on_change={"open_rows": "accept"})
+    whole = [batch["input_ids"].tolist() for batch in at_once.take(12)]
+    assert [batch["input_ids"].tolist() for _ in whole for batch in one_by_one.take(1)] == whole
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+@pytest.mark.parametrize("epochs", [None, 1])
+def test_a_document_that_has_begun_is_read_to_its_end_though_it_is_too_short_now(
+    write: Write, packing: str, epochs: int | None
+) -> None:
+    corpus = write(
+        ["a" * 20, "b" * 40, "c" * 20], packing=packing, num_lanes=1, shuffle=False, epochs=epochs
+    )
+    rows, states = corpus.run(Leg(batches=1))
+    loader = corpus.make_loader(batch_size=1, num_workers=0, min_tokens=30)
+    loader.load_state_dict(states[-1], on_change={"min_tokens": "accept"})
+    rest = [
+        span[2:]
+        for batch in loader.take(20)
+        for span in batch.spans.tolist()
+        if span[1] == 0 and span[2] == 0
+    ]
+    assert rows[0].spans == ((0, 0, 0, 0, 8),)
+    assert (
+        sum(stop - start for sample, start, stop in (span[-3:] for span in rest) if sample == 0)
+        == 13
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A corpus of which documents are left out, and worlds."""
+
+    documents: tuple[str, ...]
+    settings: dict[str, Any]
+    legs: tuple[Leg, ...]
+
+
+@st.composite
+def cases(draw: st.DrawFn, packings: Sequence[Packing] = PACKINGS) -> Case:
+    """Tiny corpora of few kinds of documents, so that rows are full, and lanes dry, by chance."""
+    texts = st.sampled_from(
+        ["", "-", "a", "bb", "cccc", "d" * 7, "e" * 8, "f" * 9, "-" * 9, "g" * 40]
+    )
+    lanes = draw(st.sampled_from([1, 2, 3, 4, 6, 12]))
+    chosen = {
+        "eos": draw(st.sampled_from([EOS, None])),
+        "seq_len": draw(st.sampled_from([1, 3, 8, 9, 16])),
+        "num_lanes": lanes,
+        "epochs": draw(st.integers(1, 3)),
+        "shuffle": draw(st.booleans()),
+        **draw(st.sampled_from(packings)),
+        "open_rows": draw(st.integers(1, 3)),
+        "min_tokens": draw(st.sampled_from([0, 0, 1, 3])),
+        "transform": leave_out,
+    }
+    legs = [
+        Leg(
+            draw(st.sampled_from([ranks for ranks in (1, 2, 3, 4, 6) if lanes % ranks == 0])),
+            draw(st.integers(0, 3)),
+            draw(st.integers(1, 4)),
+            draw(st.integers(1, 4)),
+        )
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    return Case(
+        tuple(draw(st.lists(texts, min_size=1, max_size=25))),
+        chosen,
+        (*legs[:-1], replace(legs[-1], batches=None)),
+    )
+
+
+@THOROUGH
+@given(
+    case=cases(packings=PACKINGS[:2]), seq_lens=st.lists(st.integers(1, 20), min_size=4, max_size=4)
+)
+def test_any_chain_of_seq_lens_and_worlds_up_to_the_end_has_every_token_once(
+    scratch: Path, case: Case, seq_lens: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        corpus = write_corpus(Path(folder), case.documents, **case.settings)
+        rows: list[Row] = []
+        state: State | None = None
+        for leg, seq_len in zip(case.legs, seq_lens, strict=False):
+            if not corpus.expected:
+                return
+            more, states = corpus.run(leg, state, seq_len=seq_len)
+            rows, state = rows + more, states[-1]
+    assert tokens_in(rows) == corpus.expected
+    assert [stats.documents for stats in corpus.stats] == [len(corpus.expected)] * len(corpus.stats)

@@ -1,0 +1,191 @@
+"""Finite runs over tiny corpora, and what their rows and statistics should be."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from cloudload import CloudLoader
+from cloudload.run.state import State
+from cloudload.stats import COUNTS, Stats
+from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
+from tests.support.awkward import EOS, EOS_ID, byte_tokenizer, tokenize
+from tests.support.corpora import write_mds
+from tests.support.examples import EXAMPLES
+
+THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+Packing = dict[str, str]
+PACKINGS: list[Packing] = [
+    {"packing": "concat"},
+    {"packing": "best_fit"},
+    {"packing": "one_per_row", "overflow": "cut"},
+    {"packing": "one_per_row", "overflow": "rows"},
+]
+every_packing = pytest.mark.parametrize(
+    "packing", PACKINGS, ids=["-".join(each.values()) for each in PACKINGS]
+)
+LANES = 6
+TO_THE_END = [
+    Leg(6, batch_size=1, batches=None),
+    Leg(3, workers=2, batch_size=4, batches=None, exchange_every=3),
+    Leg(batch_size=7, batches=None),
+]
+"""Six rows a batch, twelve, and seven, which divides nothing."""
+
+
+@dataclass
+class Corpus:
+    """Documents as an MDS dataset, and loaders of it. A document that begins with `-` is left out
+    by the transform."""
+
+    folder: Path
+    documents: Sequence[str]
+    settings: dict[str, Any]
+    stats: list[Stats] = field(default_factory=list)
+    """Of the ranks of the last leg, at its end."""
+
+    def make_loader(self, **settings: Any) -> CloudLoader:
+        loader = CloudLoader(
+            self.folder / "mds",
+            local=self.folder / "cache",
+            tokenizer=byte_tokenizer(),
+            **{**self.settings, **settings},
+        )
+
+        def close() -> None:
+            self.stats.append(loader.stats())
+            CloudLoader.close(loader)
+
+        vars(loader)["close"] = close
+        return loader
+
+    def loaders(self, **changes: Any) -> Callable[..., CloudLoader]:
+        return lambda **rank: self.make_loader(**changes, **rank)
+
+    def run(
+        self, leg: Leg, state: State | None = None, **changes: Any
+    ) -> tuple[list[Row], list[State]]:
+        self.stats.clear()
+        return run_leg(self.loaders(**changes), leg, state)
+
+    def check_worlds(self, legs: Sequence[Leg], **changes: Any) -> list[Row]:
+        return check_worlds(self.loaders(**changes), legs)
+
+    def tokens(self, document: str) -> tuple[int, ...]:
+        """What a document becomes, less what is left out."""
+        ids = tokenize(document) + (EOS_ID,) * (self.settings["eos"] is not None)
+        is_left_out = document.startswith("-") or len(ids) < self.settings.get("min_tokens", 0)
+        return () if is_left_out else ids
+
+    @property
+    def cut_at(self) -> int | None:
+        is_cut = (self.settings.get("packing"), self.settings.get("overflow", "cut")) == (
+            "one_per_row",
+            "cut",
+        )
+        return self.settings["seq_len"] if is_cut else None
+
+    @property
+    def expected(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """The tokens of each document (epoch, sample) that has any in rows."""
+        ids = {
+            sample: self.tokens(text)[: self.cut_at] for sample, text in enumerate(self.documents)
+        }
+        return {
+            (epoch, sample): kept
+            for epoch in range(self.settings["epochs"])
+            for sample, kept in ids.items()
+            if kept
+        }
+
+    @property
+    def expected_counts(self) -> dict[str, int]:
+        """What the statistics of the whole run should say, from each document on its own."""
+        frame = self.settings["eos"] is not None
+        empty = [
+            not text.startswith("-") and not tokenize(text) and not frame for text in self.documents
+        ]
+        # where there is a floor, a document without a token is below it
+        empty = [is_empty and not self.settings.get("min_tokens", 0) for is_empty in empty]
+        sizes = [len(self.tokens(text)) for text in self.documents]
+        once = {
+            "tokens": sum(len(self.tokens(text)[: self.cut_at]) for text in self.documents),
+            "documents": sum(size > 0 for size in sizes),
+            "filtered": sum(
+                not size and not is_empty for size, is_empty in zip(sizes, empty, strict=True)
+            ),
+            "empty": sum(empty),
+            "truncated": sum(max(0, size - (self.cut_at or size)) for size in sizes),
+        }
+        return {name: self.settings["epochs"] * number for name, number in once.items()}
+
+
+def leave_out(sample: dict[str, Any]) -> str | None:
+    text = str(sample["text"])
+    return None if text.startswith("-") else text
+
+
+Write = Callable[..., Corpus]
+
+
+def write_corpus(folder: Path, documents: Sequence[str], **settings: Any) -> Corpus:
+    write_mds(folder / "mds", documents, shard_bytes=400)
+    return Corpus(
+        folder, documents, {"eos": EOS, "seq_len": 8, "num_lanes": LANES, "epochs": 1, **settings}
+    )
+
+
+def uneven(seed: int, count: int, *, most: int = 20) -> list[str]:
+    """Documents of very different sizes, empty ones among them: the lanes are far apart when the
+    first of them ends."""
+    sizes = random.Random(seed)
+    return [
+        chr(97 + number % 26) * (sizes.randint(0, most) if number % 5 else sizes.randint(0, 3))
+        for number in range(count)
+    ]
+
+
+def tokens_in(rows: Sequence[Row]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """The tokens of each document (epoch, sample) in its order; `best_fit` may hand a beginning out
+    after its end."""
+    parts: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = {}
+    for row in rows:
+        ids = iter(row.input_ids)
+        for _, epoch, sample, start, stop in row.spans:
+            parts.setdefault((epoch, sample), []).append(
+                (start, tuple(next(ids) for _ in range(stop - start)))
+            )
+    joined = {}
+    for document, pieces in parts.items():
+        found: tuple[int, ...] = ()
+        for start, piece in sorted(pieces):
+            assert start == len(found), (
+                f"document {document} has a gap, or tokens that came twice, at {start}"
+            )
+            found += piece
+        joined[document] = found
+    assert len(real_tokens(rows)) == sum(map(len, joined.values())), "every real token is in a span"
+    return joined
+
+
+def trimmed(rows: Sequence[Row]) -> list[Row]:
+    """Less the rows past the end."""
+    number = len(rows)
+    while number and rows[number - 1].is_padding:
+        number -= 1
+    return list(rows[:number])
+
+
+def length(row: Row) -> int:
+    return sum(stop - start for *_, start, stop in row.spans)
+
+
+def counts_of(state: State) -> dict[str, int]:
+    return dict(zip(COUNTS, map(sum, zip(*json.loads(state["counts"]), strict=True)), strict=True))

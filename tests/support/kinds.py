@@ -1,0 +1,78 @@
+"""Every kind of run, loaders of drawn cases, and the documents in their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from cloudload import CloudLoader
+from cloudload.testing import MakeLoader, Row, real_tokens
+from tests.support.awkward import EOS, Case, byte_tokenizer, write_case
+from tests.support.examples import EXAMPLES
+
+THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+PACKINGS = ("concat", "best_fit", "one_per_row")
+MIXTURES = ("one stream", "one corpus", "repeated", "mixed")
+KINDS = [
+    pytest.param(
+        packing, mixture, ends, id=f"{packing}, {mixture}, {'finite' if ends else 'endless'}"
+    )
+    for packing in PACKINGS
+    for mixture in MIXTURES
+    for ends in (False, True)
+    if not (ends and mixture == "mixed")
+]
+FINITE_KINDS = [kind for kind in KINDS if kind.values[2]]
+
+
+def kind_of(packing: str, mixture: str, ends: bool) -> dict[str, Any]:
+    """What cases of a kind are drawn from."""
+    return {"packings": [packing], "mixtures": [mixture], "epochs": [1, 2] if ends else [None]}
+
+
+def loaders_of(case: Case, folder: str, **changes: Any) -> MakeLoader:
+    """Writes the case's corpus into `folder`, and makes loaders of it."""
+    streams = write_case(folder, case)
+    settings: dict[str, Any] = {
+        "seq_len": case.seq_len,
+        "num_lanes": case.num_lanes,
+        "num_canonical_nodes": case.num_canonical_nodes,
+        "shuffle": case.shuffle,
+        "shuffle_algo": case.shuffle_algo,
+        "shuffle_block_size": case.shuffle_block_size,
+        "seed": case.seed,
+        "epochs": case.epochs,
+        "packing": case.packing,
+        "open_rows": case.open_rows,
+        "overflow": case.overflow,
+        "min_tokens": case.min_tokens,
+    }
+    settings.update(changes)
+
+    def make_loader(**rank: Any) -> CloudLoader:
+        return CloudLoader(
+            streams,
+            local=f"{folder}/cache",
+            tokenizer=byte_tokenizer(),
+            eos=EOS if case.eos else None,
+            **settings,
+            **rank,
+        )
+
+    return make_loader
+
+
+def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]]:
+    """The tokens of each document (stream, epoch, sample), which come in order and without gaps."""
+    tokens: dict[tuple[int, int, int], list[int]] = {}
+    for row in rows:
+        ids = iter(row.input_ids)
+        for stream, epoch, sample, start, stop in row.spans:
+            found = tokens.setdefault((stream, epoch, sample), [])
+            assert len(found) == start, "a document's tokens come in order, without gaps"
+            found += [next(ids) for _ in range(stop - start)]
+    assert len(real_tokens(rows)) == sum(map(len, tokens.values())), "every real token is in a span"
+    return {document: tuple(ids) for document, ids in tokens.items()}

@@ -1,0 +1,78 @@
+"""Texts of tokenizer.json files: bytes, byte-level, sentencepiece; and with something changed."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers
+
+from cloudload.tokenization import backend as gate
+from cloudload.tokenization import encoders
+from tests.support.awkward import byte_tokenizer
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tokenizer" / "tokenizer.json"
+needs_fastokens = pytest.mark.skipif(
+    find_spec("fastokens") is None, reason="fastokens, of the extra `fast`, is not installed"
+)
+BACKENDS = ["hf", pytest.param("fastokens", marks=needs_fastokens)]
+
+
+def forget() -> None:
+    encoders.load_fastokens.cache_clear()
+    encoders._comparison.cache_clear()
+    encoders._kept.clear()
+    gate._refusals.clear()
+
+
+def sentencepiece(letters: str = string.printable.strip() + "é") -> str:
+    """As Llama 2's: `▁` for spaces, and bytes for what is not in the vocabulary."""
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *letters,
+        "th",
+        "▁th",
+        "▁the",
+    ]
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    merges = [("t", "h"), ("▁", "th"), ("▁th", "e")]
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return str(tokenizer.to_str())
+
+
+JSONS: dict[str, Callable[[], str]] = {
+    "bytes": lambda: byte_tokenizer().to_str(),
+    "byte-level": lambda: EXAMPLE.read_text("utf-8"),
+    "sentencepiece": sentencepiece,
+}
+
+
+def changed(change: Callable[[dict[str, Any]], Any], name: str = "byte-level") -> str:
+    """A tokenizer.json with something done to it."""
+    content = json.loads(JSONS[name]())
+    change(content)
+    return json.dumps(content, ensure_ascii=False)
+
+
+def lose_byte(content: dict[str, Any]) -> None:
+    """Give the id of the byte `Z` to something else."""
+    model = content["model"]
+    model["vocab"] = {
+        "ZZ☃" if token == "Z" else token: number for token, number in model["vocab"].items()
+    }
+    model["merges"] = [pair for pair in model["merges"] if "Z" not in "".join(pair)]

@@ -1,0 +1,220 @@
+"""Vectorized lanes beside their reference, a packer for each lane, over any documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cloudload.arrays import Ints
+from cloudload.packing.lane_packer import CutRows, LaneRows, PackerLanes
+from cloudload.packing.packers import Packing
+from cloudload.packing.residue import unpack_residue
+from cloudload.packing.rows import Framing, fill_rows
+from cloudload.packing.tables import (
+    BASE,
+    COUNT,
+    EPOCH,
+    FLAT_LANE,
+    NUM_DOCUMENT_COLUMNS,
+    ORDINAL,
+    PIECE_DOCUMENT,
+    PIECE_ROW,
+    PIECE_START,
+    PIECE_STOP,
+    SAMPLE,
+    SIZE,
+    STREAM,
+    Documents,
+)
+from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
+
+LANES = 4
+FRAMES = [(None, None), (1, None), (None, 2), (1, 2)]
+"""By stream."""
+FRAMING = Framing.of(FRAMES)
+NUM_FRAMING = np.array([sum(each is not None for each in frame) for frame in FRAMES])
+NUM_BOS = np.array([frame[0] is not None for frame in FRAMES])
+
+
+@dataclass(frozen=True)
+class Step:
+    """Documents arrive in each lane, and rows are wanted of it."""
+
+    arrivals: Sequence[int]
+    wanted: Sequence[int]
+    is_interleaved: bool = False
+    """Whether the lanes' documents take turns."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """From a state to the next one."""
+
+    seq_len: int
+    open_rows: int
+    steps: Sequence[Step]
+
+
+Twin = Callable[[Packing, Ints, list[bytes] | None], LaneRows]
+"""Makes vectorized lanes of a packing at cursors with residues."""
+
+
+@dataclass
+class Corpus:
+    """Documents without end: the texts of a lane have these sizes, again and again."""
+
+    sizes: Sequence[int]
+
+    def read(self, slots: Ints, ordinals: Ints) -> Documents:
+        table = np.zeros((len(slots), NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, FLAT_LANE], table[:, ORDINAL] = slots, ordinals
+        table[:, STREAM] = streams = (slots + ordinals) % len(FRAMES)
+        table[:, EPOCH], table[:, SAMPLE] = ordinals // 10, 100 * slots + ordinals
+        bodies = np.array(self.sizes, np.int64)[(7 * slots + ordinals) % len(self.sizes)]
+        is_left_out = bodies == 3
+        table[:, BASE] = np.cumsum(bodies) - bodies - NUM_BOS[streams]
+        table[:, SIZE] = np.where(is_left_out, 0, bodies + NUM_FRAMING[streams])
+        table[:, COUNT] = np.where(
+            is_left_out, FILTERED, np.where(table[:, SIZE] > 0, DOCUMENTS, EMPTY)
+        )
+        ids = np.repeat(1_000 * (1_000 * slots + ordinals), bodies) + np.arange(bodies.sum())
+        firsts = np.repeat(np.cumsum(bodies) - bodies, bodies)
+        return Documents(table, (ids - firsts).astype(np.int32))
+
+
+@dataclass
+class Lanes:
+    """Both kinds of lanes, side by side; and the state after the rows that they gave."""
+
+    packing: Packing
+    twin: Twin
+    cursors: Ints
+    residues: list[bytes]
+    both: list[LaneRows] = field(init=False)
+
+    def __post_init__(self) -> None:
+        residues = list(self.residues) if self.packing.has_residue else None
+        self.both = [
+            PackerLanes(self.packing, LANES, self.cursors.copy(), residues),
+            self.twin(self.packing, self.cursors.copy(), residues),
+        ]
+        self.begun = self.cursors.copy()
+        self.next = self.cursors[:, 0].copy()
+
+    def add(self, corpus: Corpus, slots: Ints, ordinals: Ints) -> None:
+        for lanes in self.both:
+            has_begun = (self.begun[slots, 0] == ordinals) & (self.begun[slots, 1] > 0)
+            lanes.add(corpus.read(slots, ordinals), has_begun)
+
+    def take(self, corpus: Corpus, step: Step) -> None:
+        """One step, in which both kinds say the same."""
+        slots = np.flatnonzero(np.array(step.arrivals) + np.array(step.wanted))
+        again, others = (lanes.unread(slots) for lanes in self.both)
+        np.testing.assert_array_equal(again, others)
+        self.add(corpus, *again)
+        numbers = np.array(step.arrivals)[slots]
+        new = np.repeat(slots, numbers)
+        turns = np.arange(len(new)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+        order = np.argsort(turns, kind="stable") if step.is_interleaved else np.arange(len(new))
+        self.add(corpus, new[order], (self.next[new] + turns)[order])
+        self.next[slots] += numbers
+        wanted = np.array(step.wanted)[slots]
+        missing, other = (lanes.missing(slots, wanted) for lanes in self.both)
+        np.testing.assert_array_equal(missing, other)
+        expected, found = (lanes.cut(slots, wanted) for lanes in self.both)
+        self.compare(expected, found)
+        self.advance(slots, found)
+
+    def compare(self, expected: CutRows, found: CutRows) -> None:
+        for name in ("num_rows", "cursors", "counted"):
+            np.testing.assert_array_equal(getattr(expected, name), getattr(found, name), name)
+            assert getattr(found, name).dtype == np.int64
+        assert (expected.residues is None) == (found.residues is None)
+        assert list(expected.residues or ()) == list(found.residues or ())
+        # which document of its table a piece is of is up to `concat`
+        compared = slice(None) if self.packing.has_residue else [PIECE_ROW, PIECE_START, PIECE_STOP]
+        assert expected.pieces.dtype == found.pieces.dtype == np.int64
+        np.testing.assert_array_equal(expected.pieces[:, compared], found.pieces[:, compared])
+        columns = [FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT]
+        documents, others = (
+            cut.table[cut.pieces[:, PIECE_DOCUMENT]][:, columns] for cut in (expected, found)
+        )
+        np.testing.assert_array_equal(documents, others)
+        np.testing.assert_array_equal(self.tokens(expected), self.tokens(found))
+
+    def tokens(self, cut: CutRows) -> Ints:
+        out = np.full((len(cut.cursors), self.packing.seq_len), -1, np.int32)
+        fill_rows(out, cut.table, cut.buffers, cut.pieces, FRAMING)
+        return out.astype(np.int64)
+
+    def advance(self, slots: Ints, cut: CutRows) -> None:
+        for slot, stop, number in zip(
+            slots.tolist(), np.cumsum(cut.num_rows).tolist(), cut.num_rows.tolist(), strict=True
+        ):
+            if number:
+                self.cursors[slot] = cut.cursors[stop - 1]
+                if cut.residues is not None:
+                    self.residues[slot] = cut.residues[stop - 1]
+
+
+def run(name: str, twin: Twin, corpus: Corpus, legs: Sequence[Leg]) -> int:
+    """Go through the legs, each from the state at the end of the one before. Returns the number of
+    rows."""
+    cursors, residues = np.zeros((LANES, 2), np.int64), [b""] * LANES
+    rows = 0
+    for number, leg in enumerate(legs):
+        if number and leg.seq_len != legs[number - 1].seq_len:
+            residues = [
+                unpack_residue(residue, int(at))
+                for residue, at in zip(residues, cursors[:, 0], strict=True)
+            ]
+        packing = Packing(name, leg.seq_len, leg.open_rows, "cut")
+        lanes = Lanes(packing, twin, cursors, residues)
+        for step in leg.steps:
+            lanes.take(corpus, step)
+            rows += sum(step.wanted)
+        cursors, residues = lanes.cursors, lanes.residues
+    return rows
+
+
+def numbers_of_lanes(most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, most), min_size=LANES, max_size=LANES)
+
+
+steps = st.builds(Step, numbers_of_lanes(8), numbers_of_lanes(4), st.booleans())
+legs = st.builds(
+    Leg, st.integers(5, 40), st.integers(1, 5), st.lists(steps, min_size=1, max_size=6)
+)
+same_or_other = st.lists(legs, min_size=1, max_size=3) | st.builds(
+    lambda leg, more: [leg, *(Leg(leg.seq_len, leg.open_rows, each) for each in more)],
+    legs,
+    st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=2),
+)
+corpora = st.builds(
+    Corpus, st.lists(st.integers(0, 12) | st.integers(0, 130), min_size=1, max_size=40)
+)
+
+
+def long_run(seed: int) -> tuple[Corpus, list[Leg]]:
+    """Many states, most of them between legs of one `seq_len`."""
+    rng = np.random.default_rng(seed)
+    sizes = np.where(rng.random(301) < 0.9, rng.integers(0, 30, 301), rng.integers(0, 200, 301))
+    legs = [
+        Leg(
+            int(rng.integers(5, 41)) if number % 3 == 0 else 24,
+            int(rng.integers(1, 6)),
+            [
+                Step(
+                    rng.integers(0, 12, LANES).tolist(),
+                    rng.integers(0, 6, LANES).tolist(),
+                    bool(step % 2),
+                )
+                for step in range(15)
+            ],
+        )
+        for number in range(8)
+    ]
+    return Corpus(sizes.tolist()), legs

@@ -1,0 +1,70 @@
+"""Arguments that make no sense are refused before anything is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader, convert_to_mds
+from cloudload.errors import DatasetError
+from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import random_documents, write_mds
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
+
+
+def make_loader(folder: str, **settings: Any) -> CloudLoader:
+    defaults = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": 16,
+        "batch_size": 4,
+        "num_workers": 0,
+        "num_lanes": 12,
+    }
+    return CloudLoader(folder, **{**defaults, **settings})
+
+
+def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(folder: str) -> None:
+    with pytest.raises(
+        DatasetError, match=r"has no column 'body'\. Set text_key to one of its text columns: text"
+    ):
+        make_loader(folder, text_key="body")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": -1}, "seed is -1"),
+        ({"shuffle": "no"}, "shuffle is 'no'"),
+        ({"predownload": 0}, "predownload is 0"),
+        ({"start_method": "thread"}, "start_method is 'thread'; use one of None, fork"),
+        ({"retry": 5}, "retry is 5"),
+        ({"eos": 0}, "eos is 0"),
+        ({"num_workers": True}, "num_workers is True"),
+        ({"exchange_timeout_s": 0}, "exchange_timeout_s is 0"),
+        (
+            {"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1},
+            "device_mesh sets dp_rank and dp_world_size",
+        ),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(
+    folder: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_loader(folder, **settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["", " ", "s3://", "s3:///folder", "s3:/bucket/folder", "gs:bucket"]
+)
+def test_a_broken_location_is_refused_not_taken_for_a_folder(url: str) -> None:
+    with pytest.raises(ValueError, match=r"empty|names no bucket|neither a path nor a URL"):
+        make_loader(url)
+    with pytest.raises(ValueError, match=r"empty|names no bucket|neither a path nor a URL"):
+        convert_to_mds(iter(["a"]), url, processes=1)

@@ -1,0 +1,51 @@
+"""`ConcatLanes` gives what a packer for each lane gives: the same rows, cursors and counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from cloudload.arrays import Ints
+from cloudload.packing.concat_lanes import ConcatLanes
+from cloudload.packing.lane_packer import LaneRows
+from cloudload.packing.packers import Packing
+from tests.support.examples import EXAMPLES
+from tests.support.twin_lanes import LANES, Corpus, Leg, corpora, long_run, run, same_or_other
+
+
+def concat_lanes(packing: Packing, cursors: Ints, residues: list[bytes] | None) -> LaneRows:
+    assert residues is None
+    return ConcatLanes(packing.seq_len, LANES, cursors)
+
+
+@settings(max_examples=5 * EXAMPLES)
+@given(corpora, same_or_other)
+def test_lanes_of_any_documents_and_any_state_give_what_packers_give(
+    corpus: Corpus, legs: list[Leg]
+) -> None:
+    run("concat", concat_lanes, corpus, legs)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_long_runs_with_many_states_give_what_packers_give(seed: int) -> None:
+    assert run("concat", concat_lanes, *long_run(seed))
+
+
+def test_the_trace_of_the_docstring() -> None:
+    lanes, lane = ConcatLanes(5, 1, np.zeros((1, 2), np.int64)), np.array([0])
+    documents = Corpus([4, 7, 2]).read(np.zeros(3, np.int64), np.arange(3))
+    documents.table[:, 5] = [4, 7, 2]
+    lanes.add(documents, np.zeros(3, np.bool_))
+    assert lanes.missing(lane, np.array([3])).tolist() == [2]
+    cut = lanes.cut(lane, np.array([9]))
+    assert cut.pieces.tolist() == [[0, 0, 0, 4], [0, 1, 0, 1], [1, 1, 1, 6]]
+    assert cut.cursors.tolist() == [[1, 1], [1, 6]]
+    assert cut.counted[:, 0].tolist() == [0]
+
+
+def test_a_cursor_beyond_the_end_of_its_document_names_the_lane() -> None:
+    lanes = ConcatLanes(8, 2, np.array([[0, 0], [4, 30]]))
+    documents = Corpus([21]).read(np.array([1]), np.array([4]))
+    with pytest.raises(ValueError, match=r"^lane 1: the cursor is at token 30 of document 4, but"):
+        lanes.add(documents, np.array([True]))

@@ -1,0 +1,69 @@
+"""Residues are small integers in bytes, and refused where they cannot be a lane's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cloudload.packing.residue import (
+    EMPTY_GROUP,
+    Span,
+    decode_residue,
+    encode_group,
+    encode_spans,
+    extend_group,
+    residue_spans,
+    split_residues,
+    unpack_residue,
+)
+
+WAITING: list[Span] = [(0, 2, 9)]
+OPEN: list[list[Span]] = [[(1, 0, 4), (4, 0, 3)], [(3, 5, 6)]]
+RESIDUE = b"".join(map(encode_group, [WAITING, *OPEN]))
+
+
+def test_waiting_spans_and_open_rows_come_back() -> None:
+    assert decode_residue(RESIDUE, 5) == (WAITING, OPEN)
+    assert decode_residue(b"", 0) == ([], [])
+    assert residue_spans(RESIDUE, 5) == [*WAITING, *OPEN[0], *OPEN[1]]
+
+
+def test_for_rows_of_another_length_all_spans_wait() -> None:
+    spans = residue_spans(RESIDUE, 5)
+    assert decode_residue(unpack_residue(RESIDUE, 5), 5) == (spans, [])
+    assert unpack_residue(b"", 5) == b""
+    assert unpack_residue(EMPTY_GROUP, 5) == b""
+
+
+def test_spans_that_are_added_one_by_one_are_the_group_of_all() -> None:
+    group = EMPTY_GROUP
+    for span in encode_spans(np.array(OPEN[0])):
+        group = extend_group(group, span)
+    assert group == encode_group(OPEN[0])
+
+
+def test_joined_residues_are_split_by_their_sizes() -> None:
+    assert split_residues(b"aabccc", [2, 0, 1, 3]) == [b"aa", b"", b"b", b"ccc"]
+
+
+def encoded(*numbers: int) -> bytes:
+    return np.array(numbers, "<i4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("residue", "message"),
+    [
+        (RESIDUE[:-1], "bytes length not a multiple"),
+        (encoded(-1), "spans outside"),
+        (encoded(1, 0, 0), "spans outside"),
+        (encoded(1, 5, 0, 4), "spans outside"),
+        (encoded(1, -1, 0, 4), "spans outside"),
+        (encoded(1, 0, 4, 4), "spans outside"),
+        (encoded(1, 0, -1, 4), "spans outside"),
+        (encoded(0, 0), "an open row without a span"),
+        (encoded(0, 2, 1, 0, 4, 1, 4, 8), "two spans of one document"),
+    ],
+)
+def test_what_cannot_be_a_residue_is_refused(residue: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode_residue(residue, 5)

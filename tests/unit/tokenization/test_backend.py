@@ -1,0 +1,211 @@
+"""A backend is taken for a tokenizer only where it gives the ids of tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload.config.choices import HF
+from cloudload.errors import TokenizerError
+from cloudload.tokenization import backend as gate
+from cloudload.tokenization import encoders
+from cloudload.tokenization.backend import choose_backend
+from tests.support.corpora import random_documents, write_mds
+from tests.support.tokenizer_files import (
+    JSONS,
+    changed,
+    forget,
+    lose_byte,
+    needs_fastokens,
+    sentencepiece,
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_process() -> Iterator[None]:
+    """What a process keeps is forgotten before and after each test."""
+    forget()
+    yield
+    forget()
+
+
+class Tampered:
+    """A fastokens.Tokenizer that gives texts with `mark` another first id."""
+
+    def __init__(self, text: str, mark: str) -> None:
+        self._fast, self._mark = encoders.load_fastokens(text), mark
+
+    def encode_batch_flat(self, documents: list[str], **options: bool) -> tuple[bytes, bytes]:
+        ids, offsets = self._fast.encode_batch_flat(documents, **options)
+        changed = np.frombuffer(ids, np.int32).copy()
+        for number, start in enumerate(np.frombuffer(offsets, np.int64)[:-1].tolist()):
+            changed[start : start + 1] += self._mark in documents[number]
+        return changed.tobytes(), offsets
+
+
+DEFECTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "id": (
+        lambda c: c["added_tokens"][0].update(id=7),
+        r"added token '<\|endoftext\|>' has the id 7, but 0 in the vocabulary",
+    ),
+    "lstrip": (lambda c: c["added_tokens"][0].update(lstrip=True), r"'<\|endoftext\|>' has lstrip"),
+    "rstrip": (lambda c: c["added_tokens"][0].update(rstrip=True), r"'<\|endoftext\|>' has rstrip"),
+    "single_word": (
+        lambda c: c["added_tokens"][0].update(single_word=True),
+        r"'<\|endoftext\|>' has single_word",
+    ),
+    "dropout": (lambda c: c["model"].update(dropout=0.1), "its model has dropout"),
+    "prefix": (
+        lambda c: c["model"].update(continuing_subword_prefix="##"),
+        "its model has a continuing_subword_prefix",
+    ),
+    "byte": (lose_byte, "its vocabulary lacks 1 of 256 bytes, such as 'Z'"),
+    "no bytes": (
+        lambda c: c.update(pre_tokenizer=None),
+        "it is not byte-level and does not fall back to bytes",
+    ),
+    "WordPiece": (
+        lambda c: c.update(model={"type": "WordPiece", "vocab": {"a": 0}}),
+        "its model is WordPiece, not BPE",
+    ),
+    "Unigram": (
+        lambda c: c.update(model={"type": "Unigram", "vocab": [["a", 0.0]]}),
+        "its model is Unigram, not BPE",
+    ),
+}
+
+
+@needs_fastokens
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_the_gate_names_what_is_wrong_with_a_tokenizer(defect: str, tmp_path: Path) -> None:
+    change, named = DEFECTS[defect]
+    text = changed(change)
+    choice = choose_backend(text, "auto", tmp_path)
+    assert choice.name == HF
+    with pytest.raises(
+        TokenizerError,
+        match=f"tokenizer_backend is 'fastokens', but .*{named}.* Use 'auto' or 'hf'",
+    ):
+        choose_backend(text, "fastokens", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_fastokens
+def test_a_sentencepiece_vocabulary_that_lacks_a_byte_is_refused(tmp_path: Path) -> None:
+    text = changed(lambda content: content["model"]["vocab"].pop("<0x0A>"), "sentencepiece")
+    assert (
+        choose_backend(text, "auto", tmp_path).reason
+        == "its vocabulary lacks 1 of 256 bytes, such as '<0x0A>'"
+    )
+
+
+@needs_fastokens
+@pytest.mark.parametrize("name", JSONS)
+def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
+    for asked in ("auto", "fastokens"):
+        choice = choose_backend(JSONS[name](), asked, tmp_path)
+        assert (choice.name, choice.reason) == ("fastokens", None)
+        assert choice.versions.startswith("fastokens 0.")
+        # which compared with special tokens as what they are, too
+        assert encoders.load_hf(JSONS[name]()).encode_special_tokens
+    assert choose_backend(JSONS[name](), "hf", tmp_path).name == HF
+
+
+@needs_fastokens
+def test_a_tokenizer_for_which_fastokens_makes_tokens_of_text_is_refused(tmp_path: Path) -> None:
+    """Where `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the id of a new
+    line."""
+    choice = choose_backend(sentencepiece("thequickbrwnfxé"), "auto", tmp_path)
+    assert str(choice.reason).startswith("it gives different ids than tokenizers for ")
+
+
+@needs_fastokens
+def test_what_fastokens_does_not_load_is_refused(tmp_path: Path) -> None:
+    text = changed(lambda content: content.update(normalizer={"type": "NFKC"}))
+    assert "it does not load this tokenizer" in str(choose_backend(text, "auto", tmp_path).reason)
+
+
+@pytest.mark.parametrize("found", ["0.3.0", "9.9"])
+def test_a_version_that_was_not_measured_is_refused(
+    found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "version", lambda _: found)
+    reason = choose_backend(JSONS["byte-level"](), "auto", tmp_path).reason
+    assert reason == f"fastokens {found} has not been verified, only 0.3.5"
+
+
+def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name == "fastokens":
+            raise PackageNotFoundError
+        return "1.0"
+
+    monkeypatch.setattr(gate, "version", version)
+    assert choose_backend(JSONS["byte-level"](), "auto", tmp_path).name == HF
+    with pytest.raises(
+        TokenizerError, match=r"fastokens is not installed: pip install 'cloudload\[fast\]'"
+    ):
+        choose_backend(JSONS["byte-level"](), "fastokens", tmp_path)
+
+
+@needs_fastokens
+@pytest.mark.parametrize(
+    ("mark", "named"),
+    [
+        ("<|endoftext|>", r"it gives different ids than tokenizers for '.*<\|endoftext\|>"),
+        (
+            "\U00013000",
+            r"it gives different ids than tokenizers for 1 code points, such as U\+13000",
+        ),
+    ],
+)
+def test_other_ids_for_a_probe_or_a_code_point_are_refused(
+    mark: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "load_fastokens", lambda text: Tampered(text, mark))
+    with pytest.raises(TokenizerError, match=named):
+        choose_backend(JSONS["byte-level"](), "fastokens", tmp_path)
+
+
+@needs_fastokens
+def test_the_sweep_of_code_points_is_made_once_for_a_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps: list[int] = []
+
+    def sweep(_: Any, points: Sequence[int]) -> list[int]:
+        sweeps.append(len(points))
+        return []
+
+    monkeypatch.setattr(gate, "sweep_code_points", sweep)
+    for folder in (tmp_path / "one", tmp_path / "one", tmp_path / "two"):
+        gate._refusals.clear()
+        assert choose_backend(JSONS["byte-level"](), "auto", folder).name == "fastokens"
+    assert len(sweeps) == 2
+    assert min(sweeps) > 100_000
+
+
+@needs_fastokens
+def test_what_the_sweep_found_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "sweep_code_points", lambda *_: [0x41, 0x42])
+    first = choose_backend(JSONS["byte-level"](), "auto", tmp_path)
+    gate._refusals.clear()
+    monkeypatch.undo()
+    assert choose_backend(JSONS["byte-level"](), "auto", tmp_path) == first
+    assert (
+        first.reason == "it gives different ids than tokenizers for 2 code points, such as U+0041"
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
