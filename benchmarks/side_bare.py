@@ -5,8 +5,8 @@ ids not looked at.
     hf          encode_batch_fast(documents, add_special_tokens=False), with encode_special_tokens
 
 `"documents": "fresh"` decodes the strings again before each call, outside of the timing, like a
-program that reads files. With "kept", every pass has the same strings, which keep the UTF-8 that the
-first pass made of them.
+program that reads files. With "kept", every pass has the same strings, which keep the UTF-8 that
+the first pass made of them.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ def main() -> None:
     args = parse_arguments(__doc__)
     if not args.resume and (args.out / "checkpoint").exists():
         raise SystemExit(
-            f"{args.out} has checkpoints, and torchtitan would continue from them. Add --resume, or "
-            "give another --out"
+            f"{args.out} has checkpoints, and torchtitan would continue from them. Add --resume, "
+            "or give another --out"
         )
     init_logger()
     vocab_size = HuggingFaceTokenizer(tokenizer_path=args.tokenizer).get_vocab_size()
