@@ -16,7 +16,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.packing.tables import CURSOR_ORDINAL, SIZE_ABSENT, UNIT_SIZE
+from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_SIZE, SIZE_ABSENT
 from cloudload.packing.tail import Stages, Tail, pack_tail
 from cloudload.stats import EMPTY, FILTERED
 from cloudload.workers.block import Block
@@ -69,16 +69,16 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
     return sum(int(message[1]) for message in messages)
 
 
-def count_units(plan: Plan, units: Ints) -> Ints:
+def count_remnants(plan: Plan, remnants: Ints) -> Ints:
     """The statistics of documents without tokens, if no row is left to count them with.
 
-    `units` is int64 [units, 5]; returns int64 [streams, counts].
+    `remnants` is int64 [remnants, 5]; returns int64 [streams, counts].
     """
     recipe = plan.recipe
     [component] = recipe.components
     orders, counts = component.orders(plan.cache_root), np.zeros_like(plan.position.counts)
-    for lane, ordinal, _, _, size in units[units[:, UNIT_SIZE] != SIZE_ABSENT].tolist():
-        epoch, place = component.lanes.place(lane, ordinal)
+    for lane, ordinal, _, _, size in remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT].tolist():
+        epoch, place = component.lanes.epoch_position(lane, ordinal)
         stream = recipe.corpus.streams_of(orders(epoch)[place])
         counts[stream, FILTERED if size < 0 else EMPTY] += 1
     return counts

@@ -59,15 +59,15 @@ class Lanes:
             return self.num_positions
         return -(-self.num_positions // self.num_lanes) * self.num_lanes
 
-    def place(self, lane: int, ordinal: int) -> tuple[int, int]:
+    def epoch_position(self, lane: int, ordinal: int) -> tuple[int, int]:
         """(epoch, position) of a lane's document.
 
         A position of `num_positions` or more is a hole: the lane has no document there.
         """
         return divmod(ordinal * self.num_lanes + int(self.first_positions[lane]), self.stride)
 
-    def places(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
-        """`place` for many documents: (epochs, positions), int64 [documents] each."""
+    def epoch_positions(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+        """`epoch_position` for many documents: (epochs, positions), int64 [documents] each."""
         epochs, positions = np.divmod(
             ordinals * self.num_lanes + self.first_positions[lanes], self.stride
         )

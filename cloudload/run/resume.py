@@ -218,7 +218,7 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
                 "past the end of these epochs"
             )
     ordinals, offsets = cursors.T
-    _, positions = lanes.places(np.arange(lanes.num_lanes), ordinals)
+    _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)
     if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
         raise StreamChangedError(
             f"cursors: lane {within[0]} is within document {ordinals[within[0]]}, which does not "
