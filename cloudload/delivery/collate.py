@@ -26,9 +26,10 @@ def join_blocks(
     rows: range,
     delivery: DeliveryConfig,
 ) -> Batch:
-    """Batch `number` of the workers' blocks, which has the `rows` of the run.
+    """Join the workers' parts of the batch with index `number` in their blocks.
 
-    `batch_rows` has the indices of each worker's rows in `rows`.
+    The batch has the `rows` of the run. `batch_rows` has the indices of each worker's rows within
+    the batch.
     """
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Merge the reports of all ranks on a window of rows into one cursor table, equal on every rank.
+"""Merge the reports of all ranks on a window of rows into a cursor table, equal on every rank.
 
     blocks of a batch ─► Report ─► merged over a Window ─► exchanged ─► Update ─► lane arrays
 
@@ -95,7 +95,7 @@ class Window(NamedTuple):
     recipe: Recipe
 
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], list[Report]]:
-        """Start to gather the reports of all ranks; returns a function that waits for them."""
+        """Start gathering the reports of all ranks, and return a function that waits for them."""
         if exchange.is_alone:
             return lambda: [report]
         finish = exchange.start(self._encode(report))
@@ -139,7 +139,7 @@ class Window(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The reports of all ranks on a window; only the rows before `stop` count."""
+    """The reports of all ranks on a window; rows from `stop` on are ignored."""
 
     window: Window
     reports: Sequence[Report]

@@ -26,7 +26,7 @@ _HEADER = 2
 
 
 def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
-    """The message of this rank (int64 [n]), from its workers' blocks of sizes."""
+    """Build the message of this rank (int64 [n]) from its workers' blocks of sizes."""
     sizes: dict[int, Ints] = {}
     for worker, block in enumerate(blocks):
         lanes = plan.own_lanes(worker)
@@ -37,7 +37,7 @@ def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> I
 
 
 def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
-    """Pack the tail from the messages of all ranks; `stages` are its rows that were already read.
+    """Pack the tail from the messages of all ranks; `stages` are its stages before the resume.
 
     Raises `StreamChangedError` if the state does not fit the documents, and `DatasetError` if the
     whole run has no tokens.
@@ -70,16 +70,16 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
 
 
 def count_remnants(plan: Plan, remnants: Ints) -> Ints:
-    """The statistics of documents without tokens, if no row is left to count them with.
+    """Count documents without tokens, if the tail has no row to count them with.
 
-    `remnants` is int64 [remnants, 5]; returns int64 [streams, counts].
+    `remnants` is int64 [remnants, 5]. Returns int64 [streams, counts].
     """
     recipe = plan.recipe
     [component] = recipe.components
     orders, counts = component.orders(plan.cache_root), np.zeros_like(plan.position.counts)
     for lane, ordinal, _, _, size in remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT].tolist():
-        epoch, place = component.lanes.epoch_position(lane, ordinal)
-        stream = recipe.corpus.streams_of(orders(epoch)[place])
+        epoch, position = component.lanes.epoch_position(lane, ordinal)
+        stream = recipe.corpus.streams_of(orders(epoch)[position])
         counts[stream, FILTERED if size < 0 else EMPTY] += 1
     return counts
 

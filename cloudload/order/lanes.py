@@ -27,9 +27,9 @@ class Lanes:
     num_positions: int
     """Documents in an epoch."""
     epochs: int | None
-    """None: endless."""
+    """Number of passes over the documents; None if endless."""
     num_nodes: int = 1
-    """Canonical nodes of the order."""
+    """Number of canonical nodes of the order."""
 
     @cached_property
     def first_positions(self) -> Ints:
@@ -60,7 +60,7 @@ class Lanes:
         return -(-self.num_positions // self.num_lanes) * self.num_lanes
 
     def epoch_position(self, lane: int, ordinal: int) -> tuple[int, int]:
-        """(epoch, position) of a lane's document.
+        """(epoch, position) of the document with this ordinal in a lane.
 
         A position of `num_positions` or more is a hole: the lane has no document there.
         """

@@ -57,12 +57,12 @@ def resample(
 
 
 def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:
-    """The narrowest type used for sample ids."""
+    """The integer type of sample ids: uint32 if they fit, otherwise int64."""
     return np.dtype(np.uint32 if shard_sizes.sum() < 1 << 32 else np.int64)
 
 
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
-    """The number of a stream's `choose` samples in each of its shards: int64 [shards].
+    """How many of a stream's `choose` samples are read from each of its shards: int64 [shards].
 
     Equal to Streaming's `get_sampling`.
     """

@@ -46,7 +46,7 @@ def wide(*cursors: tuple[int, int]) -> str:
     [
         ({"version": 1}, "version: the state has 1"),
         ({"cursors": "%%%"}, "cursors: not base64"),
-        ({"cursors": "AAAA"}, "cursors: 3 bytes, but 12 lanes need 96"),
+        ({"cursors": "AAAA"}, "cursors: it has 3 bytes, but 12 lanes need 96 or 192"),
         ({"cursors": table(*[(-1, 0)] * 12)}, "cursors: lane 0 has no cursor"),
         ({"cursors": table(*[(0, -5)] * 12)}, "cursors: lane 0 has no cursor"),
         ({"cursors": 5}, "cursors: not base64"),
@@ -140,19 +140,19 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
         ({"residues": base64.b64encode(zlib.compress(b"12345")).decode()}, "residues: "),
         (
             {"residues": base64.b64encode(zlib.compress(bytes(1 << 26))).decode()},
-            "residues: more than the 1,056 bytes that the cursors",
+            "residues: it unpacks to more than 1,056 bytes, the most that these cursors",
         ),
         (
             {"residues": base64.b64encode(zlib.compress(bytes(48))[:-1]).decode()},
-            "residues: not one whole zlib stream",
+            "residues: it is not one complete zlib stream",
         ),
         (
             {"residues": base64.b64encode(zlib.compress(bytes(48)) + b"x").decode()},
-            "residues: not one whole zlib stream",
+            "residues: it is not one complete zlib stream",
         ),
         ({"cursors": table(*[((1 << 30) + 1, 0)] * 12)}, "cursors: lane 0 is at"),
-        ({"residues": residues(sizes=[4] * 12)}, "residues: sizes that do not add up"),
-        ({"residues": residues(sizes=[-4] + [0] * 11)}, "residues: sizes that do not add up"),
+        ({"residues": residues(sizes=[4] * 12)}, "residues: its sizes do not add up"),
+        ({"residues": residues(sizes=[-4] + [0] * 11)}, "residues: its sizes do not add up"),
         ({"residues": residues([0, 1, 1, 0])}, "residues: lane 0 has spans outside"),
         ({"residues": residues([0, 1, 9, 0, 4])}, "residues: lane 0 has spans outside"),
         ({"residues": residues([0, 1, 1, 4, 4])}, "residues: lane 0 has spans outside"),
@@ -169,7 +169,7 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
         ({"counts": "[]"}, "counts: "),
         (
             {"counts": "[[0,0,0,0,0,0],[0,0,0,0,0,0]]"},
-            "counts: the state has 2 streams, but the loader 1",
+            "counts: the state has 2 streams, but the loader has 1",
         ),
         ({"mixture": "{}"}, "mixture"),
         ({"num_canonical_nodes": "x"}, "num_canonical_nodes: 'x' is not a list of numbers"),
