@@ -43,7 +43,8 @@ from benchmarks.documents import (
     read_corpus,
     read_environment,
 )
-from benchmarks.harness import ROOT, Options, Row, commit, hardware, note, shown_command, table
+from benchmarks.figures import Row, table
+from benchmarks.harness import ROOT, Options, commit, hardware, note, shown_command
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.servers import S3Server, free_ports, start_s3
 
