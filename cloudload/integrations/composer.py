@@ -26,7 +26,7 @@ from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
 from cloudload.loader import CloudLoader
-from cloudload.segments import IGNORED_LABEL
+from cloudload.segments import FIELDS_OF_BATCH, IGNORED_LABEL
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, 
         rows = {
             name: tensor[start:stop]
             for name, tensor in batch.items()
-            if name not in ("cu_seqlens", "max_seqlen")
+            if name not in FIELDS_OF_BATCH
         }
         if "cu_seqlens" in batch:
             ends = batch["cu_seqlens"]
