@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.documents import add_documents, read_or_generate
-from benchmarks.harness import Options, Row, print_tables
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options
 from cloudload import convert_to_mds
 
 MOST_TEXT_BYTES, FILE_BYTES = 40e6, 8e6

@@ -25,16 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.documents import add_documents, read_or_generate, write_dataset
-from benchmarks.harness import (
-    Message,
-    Options,
-    Row,
-    Side,
-    Take,
-    last_cores,
-    note,
-    print_tables,
-)
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Message, Options, Side, Take, last_cores, note
 from benchmarks.packing.sizes import draw_sizes
 from cloudload import CloudLoader
 from cloudload.arrays import Ints

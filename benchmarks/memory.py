@@ -17,7 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.documents import beside, find_tokenizers, lay_out
-from benchmarks.harness import ROOT, Options, Row, commit, hardware, note, shown_command, table
+from benchmarks.figures import Row, table
+from benchmarks.harness import ROOT, Options, commit, hardware, note, shown_command
 from benchmarks.run import BATCH_SIZE, SEQ_LEN
 from cloudload import CloudLoader
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.catalogue import BARE, CEILING, OURS, PEER, Race
-from benchmarks.harness import ROOT, Spread, spread_of
+from benchmarks.figures import Spread, spread_of
+from benchmarks.harness import ROOT
 from benchmarks.race import Result
 from benchmarks.side import Turn
 

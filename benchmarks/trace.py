@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from benchmarks.documents import add_documents, read_or_generate, write_dataset
-from benchmarks.harness import Options, Row, note, print_tables
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options, note
 from cloudload import Batch, CloudLoader
 from cloudload.packing.tables import SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
 from cloudload.provenance import find_document, open_run, trace_steps

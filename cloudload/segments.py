@@ -1,4 +1,4 @@
-"""Arrays that keep the documents of a row apart in a model.
+"""The optional tensors of a batch (`fields=`), which keep the documents of a row apart in a model.
 
     spans            rows [0 0 0 1]  lengths [3 1 2 5]      shape (2, 8)
     tokens           a a a b c c . .     d d d d d . . .
@@ -127,4 +127,7 @@ FIELDS: dict[str, Callable[[Ints, Ints, tuple[int, int]], dict[str, Array]]] = {
     "segment_ids": lambda *spans: {"segment_ids": segment_ids(*spans)},
     "cu_seqlens": _flash_attention,
 }
-"""The entries of `CloudLoader(fields=…)`, and the function that computes the arrays of each."""
+"""The entries of `CloudLoader(fields=…)`: each computes one or more named arrays from the spans."""
+
+FIELDS_OF_BATCH = ("cu_seqlens", "max_seqlen")
+"""The arrays that describe a whole batch. All others have one entry per row, on the first axis."""

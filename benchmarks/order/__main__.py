@@ -18,7 +18,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 
-from benchmarks.harness import Options, Row, exit_on_sigterm, print_tables
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options, exit_on_sigterm
 from benchmarks.order.drift import simulate_drift
 from benchmarks.order.quality import measure_quality
 from benchmarks.order.scale import measure_scale

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import Row, note
+from benchmarks.figures import Row
+from benchmarks.harness import note
 from benchmarks.order.scale import BLOCK, SHARD_BYTES, SHARDS_PER_WINDOW
 from cloudload.arrays import Ints
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.harness import Row
+from benchmarks.figures import Row
 from benchmarks.order.scale import BLOCK, PER_SHARD, SEED
 from cloudload.arrays import Ints
 from cloudload.order import streaming_shuffles as shuffles

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Message, Row, Side, Take, serve
+from benchmarks.figures import Row
+from benchmarks.harness import Message, Side, Take, serve
 from cloudload.arrays import Ints
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.harness import Row
+from benchmarks.figures import Row
 from benchmarks.order.scale import PER_SHARD, SEED, SHARD_BYTES
 from cloudload.arrays import Ints
 from cloudload.order.spec import OrderConfig

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.documents import add_documents, read_or_generate, write_dataset
-from benchmarks.harness import Options, Row, exit_on_sigterm, print_tables
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options, exit_on_sigterm
 from benchmarks.packing.fill import measure_fill
 from benchmarks.packing.sizes import count_tokens, draw_sizes, repeat_shuffled
 from benchmarks.packing.speed import race

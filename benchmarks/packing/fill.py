@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.harness import Row
+from benchmarks.figures import Row
 from cloudload.packing.packers import Packer, Packing
 
 SEQ_LENS, OPEN_ROWS = (2048, 4096), (4, 16, 64)

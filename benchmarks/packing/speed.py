@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.harness import Message, Row, Side, Take, cpu_of, last_cores, note, serve
+from benchmarks.figures import Row
+from benchmarks.harness import Message, Side, Take, cpu_of, last_cores, note, serve
 from benchmarks.packing.fill import count, run_packer
 from cloudload import CloudLoader
 from cloudload.config.choices import Overflow, PackingName

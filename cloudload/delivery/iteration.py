@@ -3,10 +3,15 @@
     workers ─► fetch: join blocks, start the exchange ─► hand out: finish it, move the position
                                                               └─► batch
 
-A finite run changes phase at the first row that a lane cannot fill. Batches that were already
-fetched from there on are discarded. The ranks measure the documents left in their lanes, exchange
-the sizes (`tail_exchange`), and continue with the rows of the tail, which end on the same step on
-every rank.
+A finite run ends in three phases, as values of `workers.plan`:
+
+    Steady       rows come from the lanes, until an exchange shows a dry row: one that its lane
+                 cannot fill. That batch is discarded, and so are the batches fetched after it.
+    Measuring    new workers report the sizes of the documents left in all lanes. The ranks
+                 exchange them and pack the same tail (`tail_exchange`).
+    InTail       new workers rebuild the discarded batch: rows before the dry row from the lanes,
+                 the others from the tail. The tail ends on the same step on every rank; its last
+                 batch is padded, or dropped with tail="drop".
 """
 
 from __future__ import annotations
@@ -77,7 +82,10 @@ class Iteration(Iterator[Batch]):
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self._failure: Exception | None = None
-        self._ended, self._tokens_before_end = plan.position, 0
+        self._lanes_end = plan.position
+        """The position at which the lanes ended; in the tail, cursors do not move."""
+        self._discarded_tokens = 0
+        """The discarded batch's tokens before the dry row; of all ranks once the tail is packed."""
 
     def __next__(self) -> Batch:
         if self._failure is not None:
@@ -162,15 +170,18 @@ class Iteration(Iterator[Batch]):
         if self._blocks is None:
             self._open_plan(plan)
             for replayed in plan.replays():
-                self._report(*replayed)
+                self._take_rows(*replayed)
         rows = plan.rank_rows(start, stop)
-        batch_rows = self._report(start, stop)
+        batch_rows = self._take_rows(start, stop)
         batch = join_blocks(self._current, self._number, batch_rows, rows, plan.delivery)
         self._fetched_rows = stop
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
-    def _report(self, start: int, stop: int) -> list[slice | Ints]:
-        """Take the blocks of rows [start, stop), report on them, and return the batch rows."""
+    def _take_rows(self, start: int, stop: int) -> list[slice | Ints]:
+        """Make the blocks of rows [start, stop) current, and add a report of their cursors.
+
+        Returns the indices in this rank's batch of each worker's rows.
+        """
         plan = self._plan
         self._advance()
         batch_rows = plan.rows_by_worker(plan.rank_rows(start, stop))
@@ -212,8 +223,7 @@ class Iteration(Iterator[Batch]):
             lanes = lanes.with_update(Update(window, reports, fetched.stop), move_lanes)
             table_rows = fetched.stop
             if self._plan.tail is not None:
-                # in the tail, the cursors do not move
-                lanes = self._ended.with_lanes(counts=lanes.arrays.counts).lanes
+                lanes = self._lanes_end.with_lanes(counts=lanes.arrays.counts).lanes
                 table_rows, seq_len = self._plan.phase.start, self._plan.recipe.config.seq_len
                 tail = next_stages(tail or (), seq_len, table_rows, fetched.stop)
         rows, skipped = fetched.stop, before.skipped
@@ -237,7 +247,7 @@ class Iteration(Iterator[Batch]):
 
     def _measure(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
         """Go back to before `batch`, in which the lanes ended at row `first_dry`."""
-        self._tokens_before_end = batch.count_tokens_before(first_dry)
+        self._discarded_tokens = batch.count_tokens_before(first_dry)
         for fetched in self._fetched:
             if fetched is not None:
                 fetched.finish()
@@ -253,10 +263,10 @@ class Iteration(Iterator[Batch]):
         plan = self._plan
         self._open_plan(plan)
         self._advance()
-        message = tail_exchange.join_sizes(plan, self._current, self._tokens_before_end)
+        message = tail_exchange.join_sizes(plan, self._current, self._discarded_tokens)
         messages = self._exchange.start(message)()
         tail = tail_exchange.pack_rest(plan, self._position.tail or (), messages)
-        self._ended, self._tokens_before_end = plan.position, tail_exchange.sum_tokens(messages)
+        self._lanes_end, self._discarded_tokens = plan.position, tail_exchange.sum_tokens(messages)
         self._close_blocks()
         phase = InTail(plan.phase.start, tail)
         self._plan = replace(plan, position=self._position, phase=phase)
@@ -270,7 +280,7 @@ class Iteration(Iterator[Batch]):
         dropped = tail.num_tokens(position.rows)
         uncounted: Ints = np.zeros_like(position.counts)
         if position.rows < plan.phase.start:
-            dropped += self._tokens_before_end
+            dropped += self._discarded_tokens
         elif not tail.num_rows:
             uncounted = tail_exchange.count_remnants(plan, tail.remnants)
         self._log.record_end(dropped, uncounted)

@@ -15,6 +15,7 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -133,13 +134,13 @@ class EpochOrders:
         path = self._path(epoch)
         with contextlib.suppress(FileNotFoundError):
             if is_whole(path):
-                return _load(path)
+                return _load(path, id_dtype(self._shard_sizes))
         try:
             make_folder(self._folder)
             # files are removed only under their lock, so this one exists until it is mapped
             with locked(lock_path(path)):
                 self.build(epoch)
-                return _load(path)
+                return _load(path, id_dtype(self._shard_sizes))
         except (OSError, MemoryError) as error:
             raise CacheError(
                 f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to "
@@ -192,6 +193,14 @@ def is_whole(path: Path) -> bool:
     return False
 
 
-def _load(path: Path) -> Ids:
-    order: Ids = np.load(path, mmap_mode="r" if path.stat().st_size > _MAP_FROM_BYTES else None)
-    return order.view(np.ndarray)  # a plain array: a memmap is slow to index
+def _load(path: Path, dtype: np.dtype[Any]) -> Ids:
+    """The array of an order's file, of version 1.0 of NumPy's format.
+
+    `np.load` would parse the header as Python, which fails in two threads at once on some versions
+    of Python 3.11 (python/cpython#106905).
+    """
+    with path.open("rb") as file:
+        start = 10 + int.from_bytes(file.read(10)[8:], "little")
+    if path.stat().st_size <= _MAP_FROM_BYTES:
+        return np.fromfile(path, dtype, offset=start)
+    return np.memmap(path, dtype, "r", start).view(np.ndarray)  # a memmap is slow to index

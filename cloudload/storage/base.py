@@ -50,10 +50,36 @@ class StoredObject:
 
 
 class Backend(Protocol):
-    """One kind of store. Methods take full URLs and raise their client's own errors."""
+    """One kind of store.
 
-    def open(self, url: str, retry: Retry) -> BinaryIO: ...
-    def upload(self, path: Path, url: str, retry: Retry) -> None: ...
-    def delete(self, url: str, retry: Retry) -> None: ...
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]: ...
-    def failure_kind(self, error: BaseException) -> FailureKind: ...
+    Methods take full URLs, make one attempt, and raise their client's own errors: `objects` retries
+    and adds advice. Turn off the client's retries, and limit each of its requests to
+    `retry.timeout_s`; the deadline is not the backend's business. Threads call one instance at the
+    same time.
+    """
+
+    def open(self, url: str, retry: Retry) -> BinaryIO:
+        """A buffered stream of the object's stored bytes, without decompression.
+
+        A body that is shorter than the store announced must raise: see `LengthCheckedReader`.
+        """
+        ...
+
+    def upload(self, path: Path, url: str, retry: Retry) -> None:
+        """Create or replace the object; readers see the old bytes or the new, never a part."""
+        ...
+
+    def delete(self, url: str, retry: Retry) -> None:
+        """Remove the object. If there is none, do nothing, or raise a `MISSING_OBJECT` failure."""
+        ...
+
+    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+        """Yield every object below the folder `url`, at any depth and across pages.
+
+        `s3://b/a` does not list `s3://b/ab`: see `urls.is_below`.
+        """
+        ...
+
+    def failure_kind(self, error: BaseException) -> FailureKind:
+        """The kind of an error that another method raised; decides whether it is retried."""
+        ...

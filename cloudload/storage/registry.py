@@ -1,4 +1,8 @@
-"""The backend of each URL scheme. To add a store, add its scheme here."""
+"""The backend of each URL scheme; schemes that are not listed here use fsspec.
+
+To add a store, write a `Backend`, add its scheme to `_BACKENDS`, and add it to the conformance
+tests (tests/stores/test_conformance.py).
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from cloudload.storage.s3 import GCSByHMAC, S3Store
 from cloudload.storage.streaming import STREAMING_ONLY, StreamingStore
 from cloudload.storage.urls import scheme_of
 
-_KINDS: dict[str, Callable[[], Backend]] = {
+_BACKENDS: dict[str, Callable[[], Backend]] = {
     "file": LocalStore,
     "s3": S3Store,
     **dict.fromkeys(STREAMING_ONLY, StreamingStore),
 }
 
-_backends: dict[tuple[int, str], Backend] = {}
+_open: dict[tuple[int, str], Backend] = {}
 
 
 def backend_of(url: str) -> Backend:
@@ -30,10 +34,10 @@ def backend_of(url: str) -> Backend:
     scheme = scheme_of(url)
     key = (os.getpid(), scheme)
     # if several threads create one at the same time, the first is kept
-    return _backends.get(key) or _backends.setdefault(key, _make_backend(scheme))
+    return _open.get(key) or _open.setdefault(key, _make_backend(scheme))
 
 
 def _make_backend(scheme: str) -> Backend:
     if scheme == "gs":
         return GCSByHMAC() if "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ else GCSStore()
-    return _KINDS.get(scheme, FsspecStore)()
+    return _BACKENDS.get(scheme, FsspecStore)()

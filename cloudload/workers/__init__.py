@@ -1,8 +1,9 @@
 """Documents to blocks, in worker processes.
 
-    Plan ─► worker ─► lane_reader ─► documents ─► packing ─► CutRows ─► block.Pieces ─► Block
-                 └──► tail_reader (the end of a finite run) ──────────────────┘           │
-    trainer ◄── transport.unpack_block ◄── PackedBlock through shared memory ◄────────────┘
+    Plan ─► worker ─► lane_reader: documents in, a packer, CutRows out ─► block.Pieces
+                 └──► tail_reader: the end of a finite run ──────────────────┘   │
+                          copies tokens into rows, once: packing.rows.fill_rows  ▼
+    trainer ◄── transport.unpack_block ◄── PackedBlock, in shared memory ◄── block.Block
 
 The types that carry rows, from documents to a batch:
 

@@ -8,17 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import (
-    Options,
-    Side,
-    SideFailedError,
-    Spread,
-    descendants,
-    family_cpu,
-    print_tables,
-    spread_of,
-    table,
-)
+from benchmarks.figures import Spread, print_tables, spread_of, table
+from benchmarks.harness import Options, Side, SideFailedError, descendants, family_cpu
 from tests.support.fault_rows import soon
 
 COUNTING = """

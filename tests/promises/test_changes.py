@@ -84,7 +84,7 @@ def documents_in(rows: list[Row]) -> Counter[tuple[int, int]]:
 def test_a_harmless_change_is_refused_or_taken_on_purpose_and_then_loses_nothing(
     folder: Path, packing: str, field: str, before: Any, after: Any
 ) -> None:
-    settings = {"packing": packing, "epochs": 1, field: before, "overflow": "rows"}
+    settings: dict[str, Any] = {"packing": packing, "epochs": 1, field: before, "overflow": "rows"}
     first, states = run_leg(ranks(folder, **settings), Leg(2, batch_size=6, batches=3))
     with pytest.raises(
         StreamChangedError,
@@ -128,7 +128,7 @@ def test_a_harmless_change_is_refused_or_taken_on_purpose_and_then_loses_nothing
 def test_another_content_is_taken_on_purpose_at_the_ends_of_documents(
     folder: Path, packing: str, field: str, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    settings = {"packing": packing, "overflow": "rows", "epochs": 1}
+    settings: dict[str, Any] = {"packing": packing, "overflow": "rows", "epochs": 1}
     first, states = run_leg(ranks(folder, **settings, **before), Leg(2, batch_size=5, batches=3))
     with pytest.raises(StreamChangedError, match=rf"{field}.*: saved"):
         run_leg(ranks(folder, **settings, **after), Leg(), states[-1])

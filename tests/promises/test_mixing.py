@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaders(
-    urls: dict[str, str], cache: Path, shares: dict[str, float | None], **settings: Any
+    urls: dict[str, str], cache: Path, shares: Mapping[str, float | None], **settings: Any
 ) -> MakeLoader:
     streams = [Stream(urls[name], name=name, proportion=share) for name, share in shares.items()]
     defaults: dict[str, Any] = {

@@ -4,7 +4,8 @@ StreamingDataset's downloaders included.
     local  s3  gcs  memory  user        read, write, delete, list
     http  streaming                     read alone: the objects are put there by other means
 
-To hold a new backend to them, add a fixture `<name>_place` and its name to `PLACES`.
+To test a new backend, add a fixture `<name>_place`, and its name to `ATOMIC` if an upload replaces
+an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `PLAIN_NAMES`.
 """
 
 from __future__ import annotations
@@ -137,10 +138,10 @@ def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
 
     def put(name: str, data: bytes) -> None:
         with monkeypatch.context() as patch:
-            patch.setitem(registry._backends, (os.getpid(), "s3"), s3)
+            patch.setitem(registry._open, (os.getpid(), "s3"), s3)
             write_object(join_url(s3_url, name), data)
 
-    monkeypatch.setitem(registry._backends, (os.getpid(), "s3"), StreamingStore())
+    monkeypatch.setitem(registry._open, (os.getpid(), "s3"), StreamingStore())
     return Place(s3_url, put)
 
 

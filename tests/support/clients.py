@@ -13,11 +13,11 @@ from cloudload.storage import registry
 def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
     """Within this block, cloudload's clients are made from an environment with these variables."""
     with environment(variables):
-        registry._backends.clear()
+        registry._open.clear()
         try:
             yield
         finally:
-            registry._backends.clear()
+            registry._open.clear()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from cloudload.testing import MakeLoader, Row, real_tokens
 from tests.support.awkward import EOS, Case, byte_tokenizer, write_case
 from tests.support.examples import EXAMPLES
 
-THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+# for each of dozens of kinds
+THOROUGH = settings(max_examples=max(1, EXAMPLES // 3), suppress_health_check=list(HealthCheck))
 PACKINGS = ("concat", "best_fit", "one_per_row")
 MIXTURES = ("one stream", "one corpus", "repeated", "mixed")
 KINDS = [

@@ -59,6 +59,18 @@ def test_the_order_of_a_run_is_the_one_in_memory(
         )
 
 
+def test_threads_may_open_orders_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Python 3.11, `ast.parse` fails in two threads at once; `np.load` parses."""
+    config = OrderConfig(True, "py1s", 20, 1, 1)
+    for number, sizes in enumerate([[7, 30], [40_000]]):
+        orders = EpochOrders(tmp_path / str(number), np.array(sizes), config)
+        monkeypatch.setattr("ast.parse", None)
+        assert np.array_equal(orders(0), canonical_order(np.array(sizes), config, 0))
+        found = EpochOrders(tmp_path / str(number), np.array(sizes), config)(0)
+        assert np.array_equal(found, orders(0))
+        monkeypatch.undo()
+
+
 def test_old_orders_go(tmp_path: Path) -> None:
     orders = EpochOrders(tmp_path, np.array([40_000]), OrderConfig(True, "py1s", 20, 1, 1))
     for epoch in range(5):

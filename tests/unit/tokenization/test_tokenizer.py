@@ -33,7 +33,8 @@ def load_tokenizer(source: Any, bos: str | None = AUTO, eos: str | None = AUTO) 
 def ids_of(folder: Path, text: str, **ends: str | None) -> list[int]:
     (ids,) = encode(DocumentTokenizer(load_tokenizer(folder, **ends)), [text], [0])
     assert ids.dtype == "int32"
-    return ids.tolist()
+    found: list[int] = ids.tolist()
+    return found
 
 
 @given(text=st.text(max_size=60))

@@ -27,15 +27,12 @@ import datetime
 import json
 import os
 import random
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cold_start.store import Store, cache_folder, finish, read_result
 from benchmarks.documents import (
     beside,
     find_tokenizers,
@@ -43,11 +40,11 @@ from benchmarks.documents import (
     read_corpus,
     read_environment,
 )
-from benchmarks.harness import ROOT, Options, Row, commit, hardware, note, shown_command, table
-from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.servers import S3Server, free_ports, start_s3
+from benchmarks.figures import Row, table
+from benchmarks.harness import ROOT, Options, commit, hardware, note, shown_command
+from tests.support.fault_proxy import start_fault_proxy
+from tests.support.servers import BUCKET, free_ports, start_s3
 
-BUCKET = "cloudload"
 LOADERS = {"cloudload": "cloudload", "streaming": "Streaming, llm-foundry's way"}
 EPOCHS = {
     "cloudload": "cloudload, an epoch of an endless run",
@@ -55,68 +52,7 @@ EPOCHS = {
     "streaming": "Streaming",
 }
 SHORT_BYTES = 2_000
-CHILD_TIMEOUT_S = 3600
 FORMS = {"s to the first batch": ".2f", "s of the process": ".2f"}
-
-
-@dataclass(frozen=True)
-class Store:
-    """The server with both datasets, and the proxies before it: one a node."""
-
-    server: S3Server
-    proxies: tuple[FaultProxy, ...]
-    tokenizer: Path
-    eos: int
-    latency_s: float
-
-    def child(
-        self, what: str, loader: str, node: int, cache: Path, **more: Any
-    ) -> subprocess.Popen[str]:
-        """Start a loader in a process, which reads through the node's proxy, whose
-        counts restart at zero."""
-        self.proxies[node].set_faults(
-            [Fault("", "delay", seconds=self.latency_s)] if self.latency_s else []
-        )
-        data = {"first_batch": "cold", "epoch": "epoch"}[what]
-        request = {
-            "what": what,
-            "loader": loader,
-            "data": f"s3://{BUCKET}/{data}",
-            "cache": str(cache),
-            "eos": self.eos,
-            "node": node,
-            **more,
-        }
-        environment = (
-            os.environ
-            | self.server.environment(self.proxies[node].endpoint)
-            | {"TOKENIZERS_PARALLELISM": "false"}
-        )
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.cold_start_child",
-            json.dumps(request | {"tokenizer": str(self.tokenizer)}),
-        ]
-        if "port" in more:
-            environment |= {
-                "RANK": str(node),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "WORLD_SIZE": str(more["nodes"]),
-            }
-            environment |= {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(more["port"]),
-                "GLOO_SOCKET_IFNAME": "lo",
-            }
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
-        )
-
-    def downloaded(self, node: int) -> int:
-        """Bytes that a node's proxy has passed on."""
-        return sum(request.body_bytes for request in self.proxies[node].requests("^GET"))
 
 
 def main() -> None:
@@ -272,35 +208,6 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
             rows.append({"loader": loader, "nodes": nodes, "shares": shares, "ranks": done})
             note(f"epoch, {loader}, {nodes} {'nodes' if nodes > 1 else 'node'}: {shares}")
     return rows
-
-
-@contextlib.contextmanager
-def cache_folder(work: Path) -> Iterator[Path]:
-    """An empty folder, removed afterwards."""
-    folder = Path(tempfile.mkdtemp(dir=work))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
-    """The figures of a loader's process: the first line of its output that is JSON."""
-    assert process.stdout
-    for line in process.stdout:
-        if line.startswith("{"):
-            result: dict[str, float] = json.loads(line)
-            return result
-    raise SystemExit(
-        f"a loader ended with status {process.wait()} before it had measured anything; see above"
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    """Wait until a loader's process has ended."""
-    process.communicate(timeout=CHILD_TIMEOUT_S)
-    if process.returncode:
-        raise SystemExit(f"a loader ended with status {process.returncode}; see above")
 
 
 # ---------------------------------------------------------------- tables

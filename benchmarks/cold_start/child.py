@@ -1,7 +1,7 @@
 """One loader in a process, for `benchmarks.cold_start`: to its first batch, or through
 one epoch.
 
-    python -m benchmarks.cold_start_child '{"what": "first_batch", "loader": "cloudload", ...}'
+    python -m benchmarks.cold_start.child '{"what": "first_batch", "loader": "cloudload", ...}'
 
 Prints its figures as a line of JSON.
 """

@@ -1,0 +1,110 @@
+"""The S3 server of the benchmark, and the loaders that read from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ROOT
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.servers import BUCKET, S3Server
+
+CHILD_TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True)
+class Store:
+    """The server with both datasets, and the proxies before it: one a node."""
+
+    server: S3Server
+    proxies: tuple[FaultProxy, ...]
+    tokenizer: Path
+    eos: int
+    latency_s: float
+
+    def child(
+        self, what: str, loader: str, node: int, cache: Path, **more: Any
+    ) -> subprocess.Popen[str]:
+        """Start a loader in a process, which reads through the node's proxy, whose
+        counts restart at zero."""
+        self.proxies[node].set_faults(
+            [Fault("", "delay", seconds=self.latency_s)] if self.latency_s else []
+        )
+        data = {"first_batch": "cold", "epoch": "epoch"}[what]
+        request = {
+            "what": what,
+            "loader": loader,
+            "data": f"s3://{BUCKET}/{data}",
+            "cache": str(cache),
+            "eos": self.eos,
+            "node": node,
+            **more,
+        }
+        environment = (
+            os.environ
+            | self.server.environment(self.proxies[node].endpoint)
+            | {"TOKENIZERS_PARALLELISM": "false"}
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.cold_start.child",
+            json.dumps(request | {"tokenizer": str(self.tokenizer)}),
+        ]
+        if "port" in more:
+            environment |= {
+                "RANK": str(node),
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "WORLD_SIZE": str(more["nodes"]),
+            }
+            environment |= {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(more["port"]),
+                "GLOO_SOCKET_IFNAME": "lo",
+            }
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        )
+
+    def downloaded(self, node: int) -> int:
+        """Bytes that a node's proxy has passed on."""
+        return sum(request.body_bytes for request in self.proxies[node].requests("^GET"))
+
+
+@contextlib.contextmanager
+def cache_folder(work: Path) -> Iterator[Path]:
+    """An empty folder, removed afterwards."""
+    folder = Path(tempfile.mkdtemp(dir=work))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
+    """The figures of a loader's process: the first line of its output that is JSON."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("{"):
+            result: dict[str, float] = json.loads(line)
+            return result
+    raise SystemExit(
+        f"a loader ended with status {process.wait()} before it had measured anything; see above"
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    """Wait until a loader's process has ended."""
+    process.communicate(timeout=CHILD_TIMEOUT_S)
+    if process.returncode:
+        raise SystemExit(f"a loader ended with status {process.returncode}; see above")

@@ -1,0 +1,72 @@
+"""Figures of a benchmark: spreads, and tables of them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Spread(NamedTuple):
+    """A median with the 10th and 90th percentile; of fewer than ten values, with the extremes."""
+
+    median: float
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """The spread of some values."""
+    if len(values) < 10:
+        return Spread(statistics.median(values), min(values), max(values))
+    deciles = statistics.quantiles(values, n=10, method="inclusive")
+    return Spread(statistics.median(values), deciles[0], deciles[-1])
+
+
+Cell = str | int | float | list[float] | None
+Row = dict[str, Cell]
+"""A row of a table by column. A list is shown as its spread."""
+
+
+def table(rows: Sequence[Row], forms: Mapping[str, str] | None = None) -> str:
+    """A Markdown table. `forms` has the number format of some columns, by name."""
+    forms = forms or {}
+    columns = list(rows[0])
+    rules = ["---" if isinstance(rows[0][column], str) else "---:" for column in columns]
+    cells = [[_show(row[column], forms.get(column)) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, rules, *cells])
+
+
+def _show(cell: Cell, form: str | None) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, list):
+        spread = spread_of(cell)
+        return format(spread, form or _form_of(spread.median))
+    return format(cell, form or _form_of(cell))
+
+
+def _form_of(number: float) -> str:
+    return ",.0f" if isinstance(number, int) or abs(number) >= 100 else ".3g"
+
+
+def print_tables(
+    tables: Iterable[tuple[str, list[Row]]],
+    *,
+    as_json: bool,
+    forms: Mapping[str, str] | None = None,
+) -> None:
+    """Print titled tables as Markdown, each as soon as it is there, or all as one JSON object."""
+    found = {}
+    for title, rows in tables:
+        found[title] = rows
+        if not as_json:
+            print(f"\n**{title}**\n\n{table(rows, forms)}", flush=True)
+    if as_json:
+        print(json.dumps(found))
