@@ -42,7 +42,7 @@ class Batch(dict[str, torch.Tensor]):
         """The index in the run of the batch's first row, and the distance to its next row."""
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
-        """The batch with its tensors on `device`, as by `torch.Tensor.to`."""
+        """Return a batch with the tensors moved to `device`, as `torch.Tensor.to` does."""
         moved = {
             name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()
         }

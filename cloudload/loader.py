@@ -412,7 +412,7 @@ class CloudLoader:
 
     @property
     def num_samples(self) -> int:
-        """Samples per epoch."""
+        """Number of samples in the data; `repeat` and `choose` do not change it."""
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
@@ -431,7 +431,7 @@ class CloudLoader:
         return describe(repr(self), self._plan(), self._find_world(), is_resumed=self._is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
-        """Read the documents of a batch, or of one of its rows (0 is the first), again.
+        """Read again the documents of a batch, or of one of its rows (0 is the first).
 
         Returns one `TracedSpan` for each span, in the order of `batch.spans`. Raises `ValueError`
         for a row that the batch does not have, and for a copy of a batch's tensors.

@@ -39,7 +39,7 @@ _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
 class EpochOrders:
-    """The orders of one component: `orders(epoch)`. `shard_sizes` is int64 [shards]."""
+    """The orders of one component; call it with an epoch. `shard_sizes` is int64 [shards]."""
 
     def __init__(
         self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None
@@ -194,7 +194,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _load(path: Path, dtype: np.dtype[Any]) -> Ids:
-    """The array of an order's file, of version 1.0 of NumPy's format.
+    """Load an order from its file, which has version 1.0 of NumPy's file format.
 
     `np.load` would parse the header as Python, which fails in two threads at once on some versions
     of Python 3.11 (python/cpython#106905).

@@ -115,7 +115,7 @@ def rank_rows(start: int, stop: int, index: int, world_size: int) -> range:
 
 
 def worker_of_rows(rows: range, num_lanes: int, world_size: int, num_workers: int) -> Ints:
-    """The worker that computes each row, numbered within its rank: int64 [rows].
+    """The index, within its rank, of the worker that computes each row: int64 [rows].
 
     A rank assigns its lanes to its workers round-robin.
     """

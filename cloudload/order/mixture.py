@@ -98,7 +98,7 @@ class Mixture:
         return streams
 
     def resume(self, saved: Mixture, row: int) -> Mixture:
-        """The `saved` mixture for rows before `row`, and this one from `row` on.
+        """Combine the `saved` mixture for rows before `row` with this one from `row` on.
 
         Streams may be added at the end. Raises `StreamChangedError` if saved streams are missing or
         in another order.
@@ -211,7 +211,7 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 @lru_cache(1024)
 def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
-    """The streams that have an arc, and the end of each arc.
+    """The indices of the streams with a nonzero share, and the end of each stream's arc.
 
     The end of the last arc is left out because it closes the circle.
     """

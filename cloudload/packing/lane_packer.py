@@ -51,7 +51,7 @@ class LaneRows(Protocol):
     """
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
-        """The documents in the lanes' residues, because their tokens must be read again.
+        """The documents in the lanes' residues, whose tokens must be read again.
 
         Returns (flat_lanes, ordinals), int64 [documents] each. Raises `ValueError` for an invalid
         residue.
@@ -75,12 +75,12 @@ class LaneRows(Protocol):
         ...
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        """Take the next rows of lanes, from the documents that were added."""
+        """Take the next rows of lanes, at most `wanted`, from the documents that were added."""
         ...
 
 
 def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
-    """A copy of int32 tokens [start, stop): a view would keep the whole buffer alive."""
+    """Copy int32 tokens [start, stop); a view would keep the whole buffer alive."""
     return memoryview(buffer[start:stop].tobytes()).cast("i")
 
 
@@ -205,7 +205,7 @@ class PackerLanes:
 
 
 def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
-    """Each document's row of the table, int64 [10], and a copy of its tokens, int32."""
+    """Copy each document's row of the table, int64 [10], and its tokens, int32."""
     table, buffer = documents.table.copy(), documents.ids.data
     froms = np.maximum(0, table[:, BASE])
     stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])

@@ -98,7 +98,7 @@ class Packing:
         return (self.name, self.overflow) == ("one_per_row", "cut")
 
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
-        """A packer that continues from a cursor. Raises `ValueError` for an invalid residue."""
+        """Create a packer that starts at a cursor. Raises `ValueError` for an invalid residue."""
         if self.has_residue:
             return BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
         if self.name == "one_per_row":

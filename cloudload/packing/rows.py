@@ -107,7 +107,7 @@ def row_lengths(pieces: Ints, num_rows: int) -> Ints:
 
 
 def list_spans(table: Ints, pieces: Ints) -> Ints:
-    """The spans of pieces: int64 [pieces, 6], by `tables.SPAN_COLUMNS`."""
+    """List the spans of pieces: int64 [pieces, 6], with columns `tables.SPAN_COLUMNS`."""
     spans = np.empty((len(pieces), len(SPAN_COLUMNS)), np.int64)
     spans[:, SPAN_ROW] = pieces[:, PIECE_ROW]
     spans[:, SPAN_STREAM : SPAN_SAMPLE + 1] = table[pieces[:, PIECE_DOCUMENT], STREAM : SAMPLE + 1]

@@ -157,7 +157,7 @@ def _add(packer: Packer, remnant: int, remnants: Ints) -> None:
 
 
 def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
-    """The remnants that are left after the packer's first `rows` rows.
+    """Pack and skip `rows` rows, and return the remnants that are left after them.
 
     The packer's residue is first. Example: remnants of 4, 7 and 2 tokens, concat, seq_len 5, 1 row.
     The row takes remnant 0 and one token of remnant 1, so tokens [1, 7) of remnant 1 and all of

@@ -77,7 +77,7 @@ def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec
 def build_components(
     config: RowsConfig, specs: Sequence[ComponentSpec], layout: Layout
 ) -> tuple[Component, ...]:
-    """The components with their orders and lanes; `specs` may be components with another layout."""
+    """Add orders and lanes to component specs; `specs` may be components with another layout."""
     return tuple(
         Component(
             **{each.name: getattr(spec, each.name) for each in fields(ComponentSpec)},

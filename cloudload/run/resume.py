@@ -34,7 +34,7 @@ Changes = dict[str, tuple[Any, Any]]
 """Fields that differ, with the saved value and the value found."""
 _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
-    "shards": "shards (fingerprints of the sample counts of shards, which determine the order)",
+    "shards": "shards (fingerprints of the shards' sample counts, which determine the order)",
     "tokenizer": "tokenizer (fingerprint)",
     "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
     "choose": "choose (samples that each stream contributes to an epoch)",
@@ -51,7 +51,7 @@ _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 
 
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
-    """The position from which a run with this recipe continues.
+    """Compute the position from which a run with this recipe continues.
 
     Raises `StreamChangedError` if a field differs that must not, or a value is out of range. The
     error lists all such fields. Raises `ValueError` for an invalid `on_change`.

@@ -208,7 +208,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
 
 
 def mask_lanes(position: Position, own: range) -> Position:
-    """The position with the cursors of all lanes except `own` marked unknown."""
+    """Mark the cursors of all lanes except `own` as unknown."""
     arrays = position.lanes.arrays
     masked = _unknown_like(arrays)
     masked.set_lanes(np.s_[:, own], arrays)

@@ -162,7 +162,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """An upper bound, reached if each document before a cursor has one span in a separate row."""
+    """An upper bound: as if each document before a cursor had one span in a separate open row."""
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))
 

@@ -113,7 +113,7 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
 
 def find_unsupported_feature(content: Mapping[str, Any]) -> str | None:
-    """A feature of a tokenizer.json with which fastokens may fail or give wrong ids, or None."""
+    """Find a feature of a tokenizer.json for which fastokens may fail or give wrong ids."""
     model = content["model"]
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, not BPE"
@@ -199,7 +199,7 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
 
 
 def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[str]:
-    """The strings for which the ids differ.
+    """The strings that the two backends encode to different ids.
 
     `tokenizers` encodes them one by one because, after a batch, it would warn at every fork.
     """
@@ -213,7 +213,7 @@ def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[st
 
 
 def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
-    """The code points for which fastokens gives different ids.
+    """Find the code points that fastokens encodes to different ids than `tokenizers`.
 
     Each is tried next to letters, spaces and digits, and at both ends of a text.
     """

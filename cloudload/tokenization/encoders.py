@@ -180,7 +180,7 @@ _kept: dict[str, Any] = {}
 
 
 def load_hf(text: str) -> Any:
-    """The `tokenizers.Tokenizer` for a tokenizer.json, cached per process.
+    """Load the `tokenizers.Tokenizer` for a tokenizer.json, cached per process.
 
     The tokenizer encodes the names of special tokens as text.
     """
@@ -192,7 +192,7 @@ def load_hf(text: str) -> Any:
 
 
 def make_hf(text: str) -> Any:
-    """A new `tokenizers.Tokenizer`, which the caller may modify."""
+    """Create a `tokenizers.Tokenizer` that the caller may modify."""
     from tokenizers import Tokenizer
 
     # in a thread, which has its own heap: parsing fragments the heap, and encoding on a fragmented
@@ -213,7 +213,7 @@ def keep_hf(text: str, tokenizer: Any) -> None:
 
 @functools.lru_cache(maxsize=1)
 def load_fastokens(text: str) -> Any:
-    """The `fastokens.Tokenizer` for a tokenizer.json.
+    """Load the `fastokens.Tokenizer` for a tokenizer.json.
 
     Raises `ImportError` if fastokens is not installed, and any error of fastokens itself.
     """
@@ -230,7 +230,7 @@ def load_fastokens(text: str) -> Any:
 def encode_flat(
     fast: Any, documents: list[str], split_special_tokens: bool = True
 ) -> tuple[Tokens, Ints]:
-    """`Encoder.encode` for a `fastokens.Tokenizer`; the arrays are read-only."""
+    """Encode documents as `Encoder.encode` does, with a `fastokens.Tokenizer`; read-only arrays."""
     ids, offsets = fast.encode_batch_flat(
         documents, add_special_tokens=False, split_special_tokens=split_special_tokens
     )

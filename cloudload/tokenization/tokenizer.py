@@ -59,7 +59,7 @@ class TokenizerSpec:
 def load_tokenizer(
     source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)
 ) -> TokenizerSpec:
-    """Load a tokenizer.
+    """Load a tokenizer as plain data.
 
     `source` is a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
     `tokenizers.Tokenizer`. `frames` is (bos, eos) of each stream. `auto` adds bos if the
@@ -86,7 +86,7 @@ def load_tokenizer(
 
 
 def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
-    """A `tokenizers.Tokenizer` that we may modify, and the names of its special tokens."""
+    """Load a `tokenizers.Tokenizer` that we may modify, and the names of its special tokens."""
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):

@@ -102,7 +102,7 @@ class Pieces(NamedTuple):
         return Pieces(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
 
     def __add__(self, other: Pieces) -> Pieces:  # type: ignore[override]
-        """These pieces, followed by those of `other`."""
+        """Concatenate these pieces and those of `other`."""
         if not len(other.pieces):
             return self
         table, pieces = other.table.copy(), other.pieces.copy()

@@ -109,7 +109,7 @@ class TailReader:
                 )
 
     def _read(self, keys: list[tuple[int, int]]) -> None:
-        """Keep these documents, and release all others."""
+        """Hold these documents, read those that are not held yet, and release all others."""
         held = {key: self._held[key] for key in keys if key in self._held}
         missing = [key for key in dict.fromkeys(keys) if key not in held]
         if missing:

@@ -50,7 +50,7 @@ class TracedSpan:
     """The text of the tokens."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON types."""
+        """The fields as plain JSON types."""
         return asdict(self)
 
 

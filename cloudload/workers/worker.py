@@ -79,7 +79,7 @@ class _Worker:
         return block.build(self._new_tokens(0, 0), NEVER, self._traffic.take())
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
-        """This worker's rows of the batches that start at `start` and end at `stops`."""
+        """Make this worker's part of the batches that start at row `start` and end at `stops`."""
         plan = self._plan
         rows = plan.worker_rows(self._worker, start, stops[-1])
         bounds = np.searchsorted(rows, [start, *stops])

@@ -163,7 +163,7 @@ def test_data_published_anew_is_taken_on_purpose_where_its_shards_hold_the_same_
         ranks(tmp_path, {"data": "accept"}, data=tmp_path / "fixed"), Leg(batches=9), states[-1]
     )
     with pytest.raises(
-        StreamChangedError, match=r"shards \(fingerprints of the documents in each.*: saved"
+        StreamChangedError, match=r"shards \(fingerprints of the shards' sample counts.*: saved"
     ):
         run_leg(ranks(tmp_path, {"data": "accept"}, data=tmp_path / "cut anew"), Leg(), states[-1])
 
