@@ -111,8 +111,8 @@ def run_leg(
 def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None = None) -> list[Row]:
     """Run legs one after the other, each with new loaders, and return their rows.
 
-    The first leg starts from `state`, or from the start; each other leg starts from the state after
-    the leg before it. Raises `AssertionError` as `run_leg` does.
+    The first leg starts from `state`, or from the start; every later leg, from the previous leg's
+    final state. Raises `AssertionError` as `run_leg` does.
     """
     rows: list[Row] = []
     for leg in legs:
@@ -202,7 +202,7 @@ class _Ranks:
             loader.close()
 
     def start(self) -> None:
-        """Start a pass on every rank that ignores `stop_every`."""
+        """Start a pass that ignores `stop_every` on every rank."""
         self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
 
     def next_batches(self) -> list[Batch]:
@@ -313,7 +313,7 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
             spans[place].append(tuple(span))
         columns = (batch.rows, batch["input_ids"], batch["labels"])
         for number, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
-            assert number not in rows, f"row {number} arrived twice"
+            assert number not in rows, f"row {number} was received twice"
             rows[number] = Row(tuple(ids), tuple(labels), tuple(own))
     assert sorted(rows) == list(range(min(rows), max(rows) + 1)), f"rows missing: {sorted(rows)}"
     return [rows[number] for number in sorted(rows)]
