@@ -3,7 +3,7 @@
     lane 0    ████████████ ▒▒▒▒       the tail begins at the first row that its lane cannot fill
     lane 1    ████████████
     lane 2    ████████████ ▒▒▒▒▒▒▒    ▒ is packed, in canonical order, by one reference packer
-    tail      ▒▒▒▒▒▒▒▒▒▒▒▒            as if it were one lane, so only the last row is padded
+    tail      ▒▒▒▒▒▒▒▒▒▒▒▒            as one lane: with concat, only the last row is padded
 
 Lanes end at different rows because their documents differ in size. A **remnant** is a range of
 tokens of one document that a lane has left. Each rank tokenizes the documents left in its lanes to

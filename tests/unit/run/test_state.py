@@ -45,11 +45,11 @@ def wide(*cursors: tuple[int, int]) -> str:
     ("damage", "message"),
     [
         ({"version": 1}, "version: the state has 1"),
-        ({"cursors": "%%%"}, "cursors: not base64"),
+        ({"cursors": "%%%"}, "cursors: it is not base64"),
         ({"cursors": "AAAA"}, "cursors: it has 3 bytes, but 12 lanes need 96 or 192"),
         ({"cursors": table(*[(-1, 0)] * 12)}, "cursors: lane 0 has no cursor"),
         ({"cursors": table(*[(0, -5)] * 12)}, "cursors: lane 0 has no cursor"),
-        ({"cursors": 5}, "cursors: not base64"),
+        ({"cursors": 5}, "cursors: it is not base64"),
         ({"rows": -4}, "rows: -4 is not a count"),
         ({"rows": "4"}, "rows: '4' is not a count"),
         ({"rows": 3, "table_rows": 4}, "table_rows: 4 is past rows 3"),
