@@ -11,32 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import CloudLoader, FromStart, Stream
+from cloudload import FromStart, Stream
 from cloudload.errors import RanksDisagreeError
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
 from tests.support.examples import EXAMPLES
+from tests.support.loaders import make_loader
 
 NUM_DOCUMENTS = 60
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(
-        tmp_path_factory.mktemp("mds"), random_documents(7, NUM_DOCUMENTS), shard_bytes=2_000
-    )
-
-
-def make_loader(folder: str, **options: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_workers": 0,
-        "num_lanes": 12,
-    }
-    return CloudLoader(folder, **{**defaults, **options})
 
 
 def ids_of(batches: Any) -> list[list[list[int]]]:
