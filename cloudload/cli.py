@@ -41,7 +41,7 @@ example:
   cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
 """
 _TRACE_EXAMPLE = """\
-Steps count from 1. Reading starts at the state, so give the last state saved before the steps. A
+Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. A
 single row is much faster.
 
 example:
@@ -135,7 +135,7 @@ def _add_convert(commands: _Commands[argparse.ArgumentParser]) -> None:
     add("--format", default="auto", choices=formats, help="default: by the file's name, else text")
     text = "field that holds the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
-    identifier = "field that holds the id; without it, the id is file:line (default: id)"
+    identifier = "field that holds the id; records without it get file:line (default: id)"
     add("--id-key", default="id", metavar="FIELD", help=identifier)
     kept = "another field to keep; may be repeated"
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
@@ -244,7 +244,7 @@ def _add_where(commands: _Commands[argparse.ArgumentParser]) -> None:
     _add_run_options(parser)
     document = parser.add_mutually_exclusive_group(required=True).add_argument
     document("--id", metavar="DOC", help="its id; the search reads the ids of all samples")
-    number = "its number in its stream, from 0; with several streams, after the stream's number"
+    number = "its index in its stream, from 0; with several streams, add the stream's index"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     parser.add_argument("--until", type=int, required=True, metavar="N", help="the last step")
 
@@ -254,10 +254,10 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("state", metavar="STATE", type=Path, help="a JSON state, or a torch checkpoint with one")
     data = "the current location of a stream's index.json; once for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
-    tokenizer = "the tokenizer, if the state does not name it or it has moved"
+    tokenizer = "the tokenizer, if the state does not record it or it has moved"
     add("--tokenizer", metavar="NAME", help=tokenizer)
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it had one")
-    batch = "rows of a global batch (default: the state's last)"
+    batch = "rows per global batch (default: as in the state)"
     add("--global-batch", type=int, metavar="ROWS", help=batch)
     add("--local", metavar="FOLDER", help="the shard cache")
     add("--workers", type=int, default=2, metavar="N", help="worker processes (default: 2)")
@@ -343,7 +343,7 @@ def _where(options: argparse.Namespace) -> int:
                 print(_describe_occurrence(occurrence))
     if not is_found:
         until = f"{options.until:,}"
-        print(f"cloudload: no step from the state's to {until} reads it", file=sys.stderr)
+        print(f"cloudload: no step after the state, up to step {until}, reads it", file=sys.stderr)
     return 0
 
 

@@ -1,11 +1,11 @@
 """Every error that cloudload raises on purpose.
 
     CloudloadError
-    ├── StoreError           an object cannot be read, written or listed; `kind` says why
+    ├── StoreError           an object cannot be read, written, listed or deleted; `kind` says why
     ├── DatasetError         an index or a shard is invalid
     ├── CacheError           the shard cache cannot be used, or is too small for the run
-    ├── TokenizerError       a tokenizer cannot be used, or a document not tokenized
-    ├── ConvertError         a raw corpus holds records that cannot be converted
+    ├── TokenizerError       a tokenizer cannot be used, or a document cannot be tokenized
+    ├── ConvertError         a raw corpus cannot be converted, or the output holds another dataset
     ├── StreamChangedError   a state does not belong to this loader's rows
     ├── RanksDisagreeError   ranks of one run differ in config or are out of step
     └── WorkerError          a worker process failed or died, or an iteration was interrupted
@@ -19,14 +19,14 @@ from enum import Enum, auto
 
 
 class FailureKind(Enum):
-    """Why a store failed."""
+    """Why a request to a store failed."""
 
     MISSING_OBJECT = auto()
     """There is no such object, file or folder."""
     MISSING_BUCKET = auto()
     """There is no such bucket."""
     DENIED = auto()
-    """The credentials are valid, but lack the permission."""
+    """The credentials are valid, but lack a permission; or a proxy refused the request."""
     NO_CREDENTIALS = auto()
     """No credentials were found, and the store refused an anonymous request."""
     BAD_CREDENTIALS = auto()
@@ -62,12 +62,12 @@ class CloudloadError(Exception):
 
 
 class StoreError(CloudloadError):
-    """An object cannot be read, written or listed; names the URL, the attempts and the cause."""
+    """A request to a store failed; names the URL, the number of attempts and the cause."""
 
     def __init__(self, message: str, *, kind: FailureKind = FailureKind.OTHER) -> None:
         super().__init__(message)
         self.kind = kind
-        """Why it failed, for programs to inspect."""
+        """The kind of failure, for programs to inspect."""
 
     @property
     def is_missing(self) -> bool:
@@ -88,7 +88,7 @@ class TokenizerError(CloudloadError):
 
 
 class ConvertError(CloudloadError):
-    """A raw corpus holds records that cannot be converted; names file and line."""
+    """A conversion cannot start or continue; for a bad record, names its file and line."""
 
 
 class StreamChangedError(CloudloadError):

@@ -1,4 +1,4 @@
-"""Show each option's description, written once below its dataclass field, in `help` as well.
+"""Add the docstring below each dataclass field to the class's docstring, for `help`.
 
 seq_len: int            ─► explained ─►    Args:
 \"\"\"Tokens per row.\"\"\"                          seq_len: Tokens per row.
@@ -20,14 +20,14 @@ C = TypeVar("C", bound=type)
 
 
 def explained(cls: C) -> C:
-    """Add the fields of a dataclass to its docstring."""
+    """Add the fields of a dataclass to its docstring, and return the class."""
     text = inspect.cleandoc(f"{cls.__doc__}")
     cls.__doc__ = f"{text}\n\nArgs:\n{explain_fields(fields(cls), field_docs(cls))}"
     return cls
 
 
 def explained_by(*configs: type) -> Callable[[C], C]:
-    """Replace `{options}` in a class's docstring with the fields that its constructor takes."""
+    """Replace `{options}` in a class's docstring with the config fields that the class takes."""
 
     def explain(cls: C) -> C:
         taken = inspect.signature(cls).parameters
@@ -63,7 +63,7 @@ def _explain_default(option: Field[Any], text: str) -> str:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a class, as one line; empty if there is no source."""
+    """The docstring below each field of a class, as one line; empty without source code."""
     found = dict.fromkeys((option.name for option in fields(cls)), "")
     for statement in _parse_module(cls.__module__):
         if isinstance(statement, ast.ClassDef) and statement.name == cls.__name__:

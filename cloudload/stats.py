@@ -1,7 +1,7 @@
 """Statistics of a run so far: exact, and the same on every rank and for every world size.
 
-A token is counted with its row, and a document with the row that completes it. `Stats.delivery` is
-the exception: it covers one rank and one loader.
+A token is counted with its row, and a document with the row that completes it. Only
+`Stats.delivery` differs: it covers one rank and one loader, and is not exact.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING = range(len(COUNTS))
 READ = (DOCUMENTS, FILTERED, EMPTY)
-"""The counts whose sum is the number of documents read."""
+"""Indices of the counts whose sum is the number of documents read."""
 _NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
 
@@ -34,7 +34,7 @@ class StreamStats:
     epoch: float
     """Progress in epochs: 1.5 is halfway through the second epoch of the stream's order."""
     share: float
-    """Its share of the run's tokens, from 0 to 1; 0 before the first token."""
+    """The stream's share of the run's tokens, from 0 to 1; 0 before the first token."""
 
 
 class Traffic(NamedTuple):
@@ -45,7 +45,7 @@ class Traffic(NamedTuple):
     misses: int = 0
     """Number of shards that had to be fetched, or were being fetched by another process."""
     bytes_downloaded: int = 0
-    """Bytes of shards fetched from the store, as stored, without downloads that failed."""
+    """Number of stored bytes of the fetched shards, without failed downloads."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(self[0] + other[0], self[1] + other[1], self[2] + other[2])
@@ -55,8 +55,8 @@ class Traffic(NamedTuple):
 class DeliveryStats:
     """Statistics of the delivery of batches to this rank, since its loader was created.
 
-    They are not in the state, so a resumed run counts from 0. They are not exact, because workers
-    report with their blocks, and their work after the last block that was used is not reported.
+    They are not in the state, so a resumed run counts from 0. They are not exact: workers report
+    with each block, so their work after the last block in use is not included.
     """
 
     stall_s: float
@@ -68,7 +68,7 @@ class DeliveryStats:
     cache_misses: int
     """Number of shards that a worker had to fetch, or that another process was fetching."""
     bytes_downloaded: int
-    """Bytes of shards that workers fetched from the store, as stored (maybe compressed)."""
+    """Number of stored bytes of the shards that workers fetched, without failed downloads."""
 
 
 class DeliveryMeter:
@@ -78,7 +78,7 @@ class DeliveryMeter:
         self.stall_s, self.traffic = 0.0, Traffic()
 
     def stats(self) -> DeliveryStats:
-        """The sums so far."""
+        """The statistics so far."""
         return DeliveryStats(self.stall_s, *self.traffic)
 
 
@@ -111,10 +111,10 @@ class Stats:
     """Why tokenizer_backend="auto" did not choose fastokens; None if it did, or was not used."""
 
     def as_dict(self, prefix: str = "") -> dict[str, Any]:
-        """The statistics as plain numbers for a logger, with names that start with `prefix`.
+        """Statistics as a flat dict of numbers for a logger; every key starts with `prefix`.
 
-        Nested ones are named `streams/<name>/<count>` and `delivery/<count>`. The backend is left
-        out.
+        Nested statistics are named `streams/<name>/<count>` and `delivery/<count>`. Omits the
+        tokenizer backend, which is not a number.
         """
         numbers = {name: value for name, value in asdict(self).items() if name not in _NOT_NUMBERS}
         for stream, stats in self.streams.items():

@@ -1,6 +1,6 @@
 """Checks of the two laws of a loader, for cloudload's tests and for yours.
 
-    check_resume    restored from a state saved after any batch, a new loader reads the same rest
+    check_resume    a new loader, restored after any batch, reads the same remaining rows
     check_worlds    every world size, and every change between them, reads the same ordered stream
 
 Both take a function that creates the loader of one rank. They run all ranks in this process, in
@@ -54,7 +54,7 @@ class MakeLoader(Protocol):
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of a run that has one world size."""
+    """A part of a run with one world size."""
 
     ranks: int = 1
     workers: int = 0
@@ -62,15 +62,15 @@ class Leg:
     batch_size: int = 1
     """Rows per rank and batch."""
     batches: int | None = 3
-    """Number of global batches; None for all up to the end."""
+    """Number of global batches; None for all batches until the data ends."""
     ranks_per_node: int | None = None
-    """By default, all ranks are on one node."""
+    """Number of ranks per node. By default, all ranks are on one node."""
     exchange_every: int = 1
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row as a rank received it. Rows are equal if ids, labels and spans are equal."""
+    """A row as a rank received it. Rows are equal if their ids, labels and spans are equal."""
 
     input_ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -88,9 +88,9 @@ def run_leg(
 ) -> tuple[list[Row], list[State]]:
     """Run one leg from `state`, or from the start.
 
-    Returns the rows of its global batches in order, and the states: before the first batch, and
-    after each batch. Raises `AssertionError` unless all ranks have the same state at every step and
-    end on the same step.
+    Returns the rows of its global batches in order, and the states before the first batch and after
+    each batch. Raises `AssertionError` if the ranks' states differ, if the ranks end on different
+    steps, or if a row is missing or repeated.
     """
     with _Ranks(make_loader, leg) as ranks:
         if state is not None:
@@ -111,7 +111,8 @@ def run_leg(
 def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None = None) -> list[Row]:
     """Run legs one after the other, each with new loaders, and return their rows.
 
-    Each leg starts from the state of the one before; the first, from `state` or the start.
+    The first leg starts from `state`, or from the start; each other leg starts from the state after
+    the leg before it. Raises `AssertionError` as `run_leg` does.
     """
     rows: list[Row] = []
     for leg in legs:
@@ -124,8 +125,8 @@ def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None =
 def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int) -> None:
     """Check the first law on one rank: a resume after any batch reads the same remaining rows.
 
-    Saves a state after each of the first `num_batches` batches of `global_batch` rows, and restores
-    each in a new loader. Raises `AssertionError`, which names the first row that differs.
+    Saves the state before the first and after each of `num_batches` batches of `global_batch` rows,
+    and restores each state in a new loader. The `AssertionError` names the first row that differs.
     """
     whole, states = run_leg(make_loader, Leg(batch_size=global_batch, batches=num_batches))
     for taken, state in enumerate(states):
@@ -138,7 +139,7 @@ def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int
 def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
     """Check the second law: the legs read the same rows as one rank that never stops.
 
-    Returns the rows. Raises `AssertionError`, which names the first row that differs.
+    Returns the rows. The `AssertionError` names the first row that differs.
     """
     rows = run_legs(make_loader, legs)
     expected: list[Row] = []
@@ -154,9 +155,9 @@ def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
 
 
 def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -> None:
-    """Raises `AssertionError`, which names the first row that differs, unless the rows are equal.
+    """Assert that two sequences of rows are equal.
 
-    `what` describes the rows in the message.
+    The `AssertionError` names the first row that differs; `what` describes the rows in its message.
     """
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         assert one == other, f"{what}: row {number} is {one}, expected {other}"
@@ -164,7 +165,7 @@ def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -
 
 
 def real_tokens(rows: Iterable[Row]) -> list[int]:
-    """The tokens of rows, concatenated, without padding."""
+    """Concatenate the tokens of rows, without padding and other tokens whose label is masked."""
     return [
         token
         for row in rows
@@ -201,13 +202,13 @@ class _Ranks:
             loader.close()
 
     def start(self) -> None:
-        """Start a pass on every rank that `stop_every` does not end."""
+        """Start a pass on every rank that ignores `stop_every`."""
         self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
 
     def next_batches(self) -> list[Batch]:
-        """The next batch of every rank, or an empty list at the end.
+        """Return the next batch of every rank, or an empty list at the end.
 
-        Raises the error of the first rank that failed.
+        Raises the error of the first rank that failed, and `AssertionError` if only some ranks end.
         """
         futures = [self._threads.submit(self._next, rank) for rank in range(len(self.loaders))]
         errors = [error for future in futures if (error := future.exception())]
@@ -261,7 +262,7 @@ class _StoppedError(RanksDisagreeError):
 
 
 class _Hub:
-    """The messages that ranks leave for each other."""
+    """The messages that the ranks exchange, one per rank and turn."""
 
     def __init__(self, num_ranks: int) -> None:
         self._messages: list[list[Ints]] = [[] for _ in range(num_ranks)]
@@ -269,7 +270,7 @@ class _Hub:
         self._changed = threading.Condition()
 
     def post(self, rank: int, message: Ints) -> int:
-        """Leave a message; returns its turn."""
+        """Add a rank's next message, and return its turn."""
         with self._changed:
             self._messages[rank].append(message.copy())
             self._changed.notify_all()

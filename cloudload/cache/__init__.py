@@ -1,4 +1,4 @@
-"""Shards on this node: each downloaded once, verified, shared by all processes, evicted by LRU.
+"""Shards on this node: downloaded once, verified, shared by all processes, evicted by LRU.
 
     reader ──shard(7)──► shard_cache   mapped already? ──────────────────────► Shard
                               │ no

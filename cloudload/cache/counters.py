@@ -1,4 +1,4 @@
-"""The traffic of one process's shard cache, counted as it happens and sent along with each block.
+"""Count the traffic of one process's shard cache, which is reported with each block.
 
     threads that fetch   count_miss(7)  count_bytes(9_120)
     reader               count_open(7)  count_open(8)  take() ─► 1 hit, 1 miss, 9,120 bytes
@@ -21,7 +21,7 @@ class TrafficCounter:
         self._lock, self._missed, self._traffic = threading.Lock(), set[int](), Traffic()
 
     def count_miss(self, shard: int) -> None:
-        """Count a needed shard that is not on disk."""
+        """Count a shard that is needed but not on disk, by index."""
         with self._lock:
             self._missed.add(shard)
 
@@ -31,7 +31,7 @@ class TrafficCounter:
             self._traffic += Traffic(bytes_downloaded=number)
 
     def count_open(self, shard: int) -> None:
-        """Count the opening of a shard that is now on disk."""
+        """Count the opening of a shard, by index, as a hit or a miss."""
         with self._lock:
             self._traffic += Traffic(misses=1) if shard in self._missed else Traffic(hits=1)
             self._missed.discard(shard)

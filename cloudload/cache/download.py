@@ -3,8 +3,8 @@
     stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
                                                                      ─► None, or the fault
 
-The stored file's hash is checked if the index has one, else the raw shard's hash. Each check
-returns the fault as the end of a sentence, such as "has 10 of the 20 bytes that the index lists".
+The stored file's hash is checked if the index has one, else the raw shard's hash. A fault is text
+that completes a sentence about the file, such as "has 10 of the 20 bytes that the index lists".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def download_shard(
 ) -> str | None:
     """Download a shard and write its raw bytes to `file`; return its fault, or None.
 
-    The downloaded bytes are counted in either case. Raises `StoreError`.
+    The downloaded bytes are counted in either case. Raises `StoreError` if the download fails.
     """
     file.seek(0)
     if info.zipped is None or info.compression is None:
@@ -61,7 +61,7 @@ def check_header(path: Path, info: ShardInfo) -> str | None:
     try:
         Shard(path, info)
     except DatasetError as error:
-        # the file may have a temporary name
+        # drop the path, which may be a temporary name
         return str(error).removeprefix(f"{path} ").removesuffix(f". {REPAIR_ADVICE}")
     return None
 

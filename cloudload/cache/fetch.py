@@ -5,8 +5,8 @@
     lock ─► valid by now? ─► reserve bytes (evicts) ─► download ─► check ─► rename ─► path
 
 A shard on disk is checked when a process first opens it: its size, and its header and hash if it
-was modified since they were verified. An invalid one is fetched again. The kernel releases the lock
-of a killed process; the next process removes the files that it left.
+was modified since they were verified. An invalid shard is fetched again. The kernel releases the
+lock of a killed process, and the next process removes the files that it left.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class Fetcher:
     def fetch(
         self, number: int, dataset: Dataset, info: ShardInfo, *, wait: bool = True
     ) -> Path | None:
-        """Return the path of a valid raw shard, and fetch the shard if necessary.
+        """Fetch a raw shard unless it is on disk and valid, and return its path.
 
-        `number` is the shard's number in the corpus. If `wait` is False and another process is
-        fetching the shard, returns None. Raises `StoreError`, `DatasetError` or `CacheError`.
+        `number` is the shard's index in the corpus. If `wait` is False and another process is
+        fetching the shard, returns None. Raises `StoreError` if the download fails, `DatasetError`
+        if the stored shard is invalid, and `CacheError` if the cache cannot hold it.
         """
         folder = dataset_folder(self.root, dataset)
         path = folder / info.raw.name
@@ -65,7 +66,10 @@ class Fetcher:
             make_folder(folder)
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
-                raise CacheError(f"a link in {path} leads out of the cache. Remove {folder}")
+                raise CacheError(
+                    f"{path} goes through a symbolic link that points outside the cache. Remove "
+                    f"{folder} and run again"
+                )
             with locked(lock_path(path), wait=wait) as is_held:
                 if not is_held:
                     return None
@@ -76,20 +80,20 @@ class Fetcher:
         return path
 
     def discard(self, path: Path, info: ShardInfo) -> None:
-        """Remove an invalid shard, unless another process has replaced it in the meantime."""
+        """Remove an invalid shard, unless another process has already replaced it."""
         with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
             if fault := check_header(path, info):
                 logger.warning("%s %s; fetching it again", path, fault)
                 path.unlink()
 
     def _is_valid(self, path: Path, info: ShardInfo) -> bool:
-        """Whether a cached shard exists and is valid. It is checked unless that is known."""
+        """Whether a cached shard exists and is valid. `verify` says when its hash is checked."""
         try:
             found = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_size != info.raw.bytes:
-            fault = f"is not a regular file of {info.raw.bytes} bytes"
+            fault = f"is not a regular file of {info.raw.bytes:,} bytes"
             logger.warning("%s %s; fetching it again", path, fault)
             return False
         has_hash = fastest_hash(info.raw.hashes) is not None
@@ -97,7 +101,7 @@ class Fetcher:
         if self.verify == OFF or (is_unmodified(found) and not checks_again):
             return True
         if not has_hash:
-            return False  # without a hash, a modification cannot be detected
+            return False  # a modified file cannot be verified without a hash
         with contextlib.suppress(FileNotFoundError):
             fault_found = check_hash(path, info) or check_header(path, info)
             if fault_found is None:
@@ -124,7 +128,7 @@ class Fetcher:
                     file.flush()
                     fault = check_header(part, info)
                 if fault is None:
-                    # else, after a crash, reserved but unwritten bytes could pass for a valid shard
+                    # otherwise, after a crash, reserved but unwritten bytes may look like a shard
                     os.fsync(file.fileno())
                     if self.verify != OFF:
                         mark_verified(part)

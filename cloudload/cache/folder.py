@@ -1,11 +1,11 @@
 """The cache folder of a node: names, disk space, and cleanup after killed processes.
 
-    root/<dataset>-<hash>/shard.00000.mds                     a whole, raw, verified shard
+    root/<dataset>-<hash>/shard.00000.mds                     a complete, verified raw shard
     root/<dataset>-<hash>/shard.00000.mds.lock                held while it is fetched
-    root/<dataset>-<hash>/shard.00000.mds.<random>.part       its reserved bytes until then
+    root/<dataset>-<hash>/shard.00000.mds.<random>.part       the file it is fetched into
     root/space.lock                                           held while bytes are reserved
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
-    root/tokenizers/                                          results of comparing tokenizers
+    root/tokenizers/                                          tokenizer backend comparisons
 
 A dataset folder belongs to one published version of a dataset: its name contains a hash of the URL
 and the index.
@@ -53,7 +53,7 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
 
 
 def open_cache_folder(root: Path, corpus: Corpus) -> None:
-    """Create a cache folder, and sweep it.
+    """Create a cache folder, and remove the files that killed processes left in it.
 
     Raises `CacheError` if that fails, or if the folder is inside a dataset.
     """
@@ -81,10 +81,10 @@ def open_cache_folder(root: Path, corpus: Corpus) -> None:
 def reserve(
     root: Path, path: Path, size: int, limit_bytes: int | None
 ) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield a partial file beside `path` with `size` reserved bytes; it is removed unless renamed.
+    """Reserve `size` bytes in a partial file beside `path`; yield its path and the open file.
 
-    Shards are evicted to stay within `limit_bytes`. Raises `CacheError` if that is not enough, and
-    `OSError` if the disk is full.
+    The file is removed at the end unless the caller renamed it. Shards are evicted to stay within
+    `limit_bytes`. Raises `CacheError` if that is not enough, and `OSError` if the disk is full.
     """
     with partial_file(path) as part:
         with locked(lock_path(root / "space")):
@@ -98,7 +98,7 @@ def reserve(
 
 
 def _make_room(root: Path, size: int, limit_bytes: int) -> None:
-    """Evict the least recently used shards until `size` more bytes fit."""
+    """Evict least recently used shards until `size` more bytes fit, or raise `CacheError`."""
     files = [(path, found) for path in _own_files(root, [""]) if (found := _stat(path))]
     parts = [
         (path, found)
@@ -131,7 +131,7 @@ def sweep(root: Path) -> None:
 
 
 def _remove_if_orphaned(path: Path) -> bool:
-    """Remove a partial file or a lock if no process is using it; return whether that is so."""
+    """Remove a partial file or a lock unless a process uses it; return whether it was removed."""
     lock = lock_path(target_of(path))
     with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
         if is_free and path.suffix == PART_SUFFIX:
@@ -141,9 +141,9 @@ def _remove_if_orphaned(path: Path) -> bool:
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
-    """The files in cloudload's own folders directly below some places of a cache.
+    """Yield the files in the folders that cloudload created directly below `places` of a cache.
 
-    Other folders are ignored.
+    Other folders, which have no `CACHEDIR.TAG`, are ignored.
     """
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -30,7 +30,7 @@ from cloudload.storage.urls import join_url, local_path
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.verified_files import mark_used
 
-# each uses one of the process's file descriptors, half of which are left for other uses
+# each shard uses a file descriptor; at least half of the process's are left for other uses
 _MOST_OPEN_SHARDS = 2_048
 
 _TOUCH_EVERY_S = 10.0
@@ -41,7 +41,7 @@ _CLOSE_S = 2.0
 
 
 class ShardCache:
-    """The shards of a corpus, by number. Used by one thread; the cache's own threads prefetch."""
+    """The shards of a corpus, by index. For use by one thread; its own threads prefetch."""
 
     def __init__(
         self,
@@ -66,9 +66,10 @@ class ShardCache:
             self._most_open = min(_MOST_OPEN_SHARDS, open_files // 2)
 
     def shard(self, number: int) -> Shard:
-        """Return a mapped shard. Waits until it is fetched.
+        """Return a shard, mapped into memory, after fetching it if necessary.
 
-        Raises `StoreError`, `DatasetError` or `CacheError` if it cannot be fetched.
+        Raises `StoreError` if the download fails, `DatasetError` if the shard is missing or
+        invalid, and `CacheError` if the cache cannot hold it.
         """
         if number in self._open:
             shard, used_at = self._open[number]
@@ -86,7 +87,7 @@ class ShardCache:
         return shard
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Fetch shards in the background, in this order. `shard` raises the error of a failure."""
+        """Fetch shards in the background, in this order. `shard` raises the error if one fails."""
         for number in numbers:
             if number in self._open or number in self._fetches:
                 continue
@@ -97,7 +98,7 @@ class ShardCache:
     def close(self) -> None:
         """Stop prefetching and unmap every shard.
 
-        A download that hangs ends with its timeout or with the process.
+        A download in progress ends on its own, or with the process.
         """
         self._threads.close(_CLOSE_S)
         self._open.clear()
@@ -109,7 +110,7 @@ class ShardCache:
         return dataset, dataset.shards[shard]
 
     def _prefetch(self, number: int, dataset: Dataset, info: ShardInfo) -> Path | None:
-        # another process may already be fetching this shard; this thread can fetch others
+        # if another process is fetching this shard, this thread can fetch others
         return self._fetcher.fetch(number, dataset, info, wait=False)
 
     def _map_cached(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
@@ -120,7 +121,7 @@ class ShardCache:
             try:
                 return Shard(path, info)
             except FileNotFoundError:
-                continue  # evicted between the fetch and the map
+                continue  # evicted after it was fetched, before it was mapped
             except DatasetError:
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -156,7 +157,7 @@ class ShardCache:
             self._unmap_evicted()
 
     def _unmap_evicted(self) -> None:
-        """Unmap shards that another process has evicted, because only then is their space free."""
+        """Unmap evicted shards, because a mapped file occupies disk space after it is deleted."""
         self._last_check = time.monotonic()
         for number, (shard, _) in list(self._open.items()):
             if not shard.path.exists():

@@ -3,7 +3,7 @@
     RowsConfig        which tokens, in which order: saved in the state, and checked on resume
       Stream            one dataset: location, share, boundary tokens
       transform         a function from a sample to text, and its identity
-    DeliveryConfig    how rows arrive: free to change at every resume
+    DeliveryConfig    how rows arrive: may change on every resume
 
     options ─► read_options ─► RowsConfig, DeliveryConfig        choices   the accepted names
                                     checks                       and constants

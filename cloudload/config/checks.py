@@ -14,23 +14,23 @@ def parse_bytes(value: int | str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgtp]?)i?b?\s*", str(value).lower())
     size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
     if size < 1:
-        raise ValueError(f"{value!r} is not a size; write bytes, or a number with kb, mb, gb or tb")
+        raise ValueError(f"{value!r} is not a size; use bytes, or a number with kb, mb, gb or tb")
     return size
 
 
 def check_positive(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        raise ValueError(f"{name} is {value!r}; use an integer of at least 1")
 
 
 def check_count(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of 0 or more")
+        raise ValueError(f"{name} is {value!r}; use an integer of at least 0")
 
 
 def check_token(name: str, value: Any) -> None:
     if not isinstance(value, str | None):
-        raise ValueError(f"{name} is {value!r}; give the text of a token, None, or 'auto'")
+        raise ValueError(f"{name} is {value!r}; use the text of a token, None, or 'auto'")
 
 
 def is_number(value: Any) -> bool:

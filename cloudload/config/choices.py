@@ -1,4 +1,4 @@
-"""The values that options with a fixed set of choices accept."""
+"""The accepted values of options with a fixed set of choices."""
 
 from __future__ import annotations
 

@@ -44,20 +44,21 @@ class DeliveryConfig:
     """Whether to mask the label of each document's first token, which could only be predicted from
     the previous document."""
     local: str | os.PathLike[str] | None = None
-    """Folder of the node's shard cache. By default `$CLOUDLOAD_CACHE`, or `~/.cache/cloudload`."""
+    """Folder of the node's shard cache. By default `$CLOUDLOAD_CACHE`, else `cloudload` in
+    `$XDG_CACHE_HOME` or `~/.cache`."""
     tokenizer_backend: TokenizerBackend = "auto"
     """The library that encodes text. Token ids do not depend on it. `hf`, `fastokens`, or `auto`,
     which uses fastokens if it passes every check against hf, and hf otherwise."""
     num_workers: int = 4
-    """Worker processes per rank, at most one per lane of the rank. With 0, the training process
-    does the work."""
+    """Number of worker processes per rank, at most one per lane of the rank. With 0, the training
+    process does the work."""
     prefetch_batches: int = 4
     """The minimum number of batches that workers run ahead of the training loop."""
     predownload: int | None = None
-    """How many documents each worker looks ahead to fetch their shards. By default, two shards'
-    worth for each canonical node."""
+    """Number of documents that each worker looks ahead to fetch their shards. By default, the
+    documents of about two shards for each canonical node."""
     download_threads: int = 4
-    """Shards that each worker fetches at a time."""
+    """Number of shards that each worker fetches concurrently."""
     cache_limit: int | str | None = None
     """Maximum size of the node's shard cache: bytes, or text such as `200gb`. None means no
     limit."""
@@ -66,12 +67,12 @@ class DeliveryConfig:
     again only if its file was modified; `always` also checks it whenever a process first opens it;
     `off` never checks it. Sizes and headers are always checked."""
     retry: Retry = field(default_factory=Retry)
-    """How long to retry the object store."""
+    """How long to retry requests to the object store."""
     stop_every: int | Literal["epoch"] | None = None
     """When a pass over the loader ends. A number N: after every N batches, counted from the start
     of the run. `epoch`: after each epoch of the data. None: at the end of the run."""
     exchange_every: int = 1
-    """Batches between exchanges of cursors among the ranks. A resume replays at most
+    """Number of batches between exchanges of cursors among the ranks. A resume replays at most
     exchange_every - 1 batches. Always 1 with `epochs` or stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
     """Seconds that a rank waits for the others in an exchange."""
@@ -103,25 +104,25 @@ class DeliveryConfig:
         if self.stop_every is not None and self.stop_every != EPOCH:
             if not isinstance(self.stop_every, int):
                 raise ValueError(
-                    f"stop_every is {self.stop_every!r}; give a number of batches, or {EPOCH!r}"
+                    f"stop_every is {self.stop_every!r}; use a number of batches, or {EPOCH!r}"
                 )
             check_positive("stop_every", self.stop_every)
         if not isinstance(self.exchange_timeout_s, int | float) or self.exchange_timeout_s <= 0:
             raise ValueError(
-                f"exchange_timeout_s is {self.exchange_timeout_s!r}; it must be a number of "
-                "seconds above 0"
+                f"exchange_timeout_s is {self.exchange_timeout_s!r}; use a number of seconds "
+                "above 0"
             )
         check_choice("tokenizer_backend", self.tokenizer_backend, TOKENIZER_BACKENDS)
         check_choice("verify", self.verify, VERIFICATIONS)
         check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.retry, Retry):
             raise ValueError(
-                f"retry is {self.retry!r}; give a cloudload.Retry(timeout_s=…, deadline_s=…)"
+                f"retry is {self.retry!r}; use a cloudload.Retry(timeout_s=…, deadline_s=…)"
             )
         if (self.dp_rank is None) != (self.dp_world_size is None):
-            raise ValueError("only one of dp_rank and dp_world_size is set: give both or neither")
+            raise ValueError("only one of dp_rank and dp_world_size is set; set both or neither")
         self.cache_limit_bytes()
 
     def cache_limit_bytes(self) -> int | None:
-        """The cache limit in bytes."""
+        """The cache limit in bytes, or None. Raises `ValueError` if it is not a size."""
         return None if self.cache_limit is None else parse_bytes(self.cache_limit)

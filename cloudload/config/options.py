@@ -15,10 +15,11 @@ from cloudload.storage.base import Retry
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:
-    """Split a loader's options between its two configs, by the names of their fields.
+    """Create a loader's two configs from its options, by field name.
 
-    If the data can end a pass, the ranks must agree on its last batch before handing it out, so
-    `exchange_every` becomes 1. Raises `ValueError` if an option is invalid.
+    If the end of the data or of an epoch can end a pass, the ranks must agree on its last batch
+    before they hand it out, so `exchange_every` becomes 1. Raises `ValueError` if an option is
+    invalid.
     """
     rows = RowsConfig(streams=_as_streams(options["data"]), **_pick(RowsConfig, options))
     given = {**_pick(DeliveryConfig, options), "retry": options["retry"] or Retry()}
@@ -28,7 +29,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     if delivery.stop_every == EPOCH and rows.is_mixed:
         raise ValueError(
             f"stop_every is {EPOCH!r}, but streams that are mixed by proportion each have their "
-            "own epochs. Give a number of batches"
+            "own epochs. Use a number of batches"
         )
     return rows, delivery
 
@@ -42,7 +43,7 @@ def _as_streams(data: Any) -> tuple[Stream, ...]:
     items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
         raise ValueError(
-            f"data is {wrong[0]!r}; give the URL or folder of an MDS dataset, a Stream, or a "
+            f"data is {wrong[0]!r}; pass the URL or folder of an MDS dataset, a Stream, or a "
             "list of them"
         )
     return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)

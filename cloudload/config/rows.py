@@ -39,7 +39,7 @@ class RowsConfig:
     """How documents fill rows. `concat`: documents continue in the next row. `best_fit`: no
     document that fits in a row is split. `one_per_row`: one document per row."""
     open_rows: int = 16
-    """Rows that `best_fit` keeps open in each lane."""
+    """Number of rows that `best_fit` keeps open in each lane."""
     overflow: Overflow = "cut"
     """How `one_per_row` handles a document that is longer than a row: `cut` truncates it, `rows`
     continues it in further rows."""
@@ -49,18 +49,21 @@ class RowsConfig:
     """The shuffle algorithm: one of StreamingDataset's, or `seekable`, which is like py1br but
     computes each position directly, for 10^8 documents and more."""
     shuffle_block_size: int | None = None
-    """Documents that are shuffled with each other, in each canonical node. By default, four shards'
-    worth."""
+    """Number of documents that are shuffled with each other, in each canonical node. By default,
+    the documents of about four shards."""
     num_canonical_nodes: int | None = None
-    """Parts that the shuffled epoch is divided into. If the number of nodes divides it, each shard
-    is downloaded on one node only. By default up to 64, with at least four shards each."""
+    """Number of parts that the shuffled epoch is divided into. If the number of nodes divides it,
+    each shard is downloaded on one node only, except the shards at the borders of parts. By default
+    up to 64, with at least four shards each."""
     seed: int = 17
-    """Seed of the shuffle, 0 to 2^32 - 1. StreamingDataset's algorithm mixes in the epoch."""
+    """Seed of the shuffle, 0 to 2^32 - 1. Each epoch is shuffled differently."""
     num_lanes: int | None = None
-    """Logical shards that are packed separately. Every world size must divide it. By default 12 to
-    3,840, depending on the number of documents."""
+    """Number of logical shards that are packed separately. Every world size must divide it. By
+    default 12 to 3,840, depending on the number of documents. 3,840 is divisible by every power of
+    two up to 256, and by 3, 5 and 15 times these; for 512 or 1,024 ranks, set 4,096 when the run
+    starts."""
     epochs: int | None = None
-    """Passes over the data. None repeats the data forever."""
+    """Number of passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     """Pairs of a row and the streams' weights from that row on. None keeps the streams'
     proportions."""
@@ -82,16 +85,14 @@ class RowsConfig:
         if self.schedule is not None:
             object.__setattr__(self, "schedule", tuple(self.schedule))
         if not self.streams:
-            raise ValueError("no streams: give a URL, a Stream, or a list of them")
+            raise ValueError("no streams: pass a URL, a Stream, or a list of them")
         check_positive("seq_len", self.seq_len)
         if (
             not isinstance(self.seed, int)
             or isinstance(self.seed, bool)
             or not 0 <= self.seed < 1 << 32
         ):
-            raise ValueError(
-                f"seed is {self.seed!r}; it must be a whole number from 0 to 4,294,967,295"
-            )
+            raise ValueError(f"seed is {self.seed!r}; use an integer from 0 to 4,294,967,295")
         check_choice("shuffle", self.shuffle, (True, False))
         for name in ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs"):
             if (value := getattr(self, name)) is not None:
@@ -109,7 +110,7 @@ class RowsConfig:
         check_count("min_tokens", self.min_tokens)
         if self.transform is not None and not callable(self.transform):
             raise ValueError(
-                f"transform is {self.transform!r}; give a function from a sample (a dict) to text "
+                f"transform is {self.transform!r}; use a function from a sample (a dict) to text "
                 "or None"
             )
         self._check_mixing()
@@ -128,7 +129,7 @@ class RowsConfig:
         labels = [stream.label for stream in self.streams]
         if repeated := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(
-                f"two streams have the name {repeated[0]!r}; give each a unique one: "
+                f"two streams have the name {repeated[0]!r}; set a unique name for each: "
                 "Stream(..., name=...)"
             )
         if not self.is_mixed:
@@ -139,14 +140,14 @@ class RowsConfig:
             if stream.proportion is None and self.schedule is None
         ]:
             raise ValueError(
-                f"{without[0]} has no proportion, but other streams do. Give every stream a "
-                "proportion, or give none of them one"
+                f"{without[0]} has no proportion, but other streams do. Set a proportion for "
+                "every stream, or for none"
             )
         if self.epochs is not None:
             raise ValueError(
                 f"epochs is {self.epochs!r}, but streams that are mixed by proportion each have "
-                "their own epochs. Omit epochs and use take(n), or give the streams repeat or "
-                "choose to make one pass over all of them"
+                "their own epochs. Omit epochs and use take(n), or replace proportions and "
+                "schedule with repeat or choose, for which an epoch covers all streams"
             )
         if part := [
             stream.label

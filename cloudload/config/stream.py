@@ -28,13 +28,13 @@ class Stream:
     """Share of the rows, relative to the other streams. Each stream then has its own shuffle order
     and epochs."""
     repeat: float | None = None
-    """How many times an epoch over all streams reads this stream's samples, as in StreamingDataset:
-    0.5 reads every other one."""
+    """How many times an epoch over all streams reads this stream's samples, as in StreamingDataset.
+    With 0.5, each epoch reads a new selection of half of them."""
     choose: int | None = None
-    """How many of this stream's samples an epoch over all streams reads; an alternative to
+    """Number of this stream's samples that an epoch over all streams reads; an alternative to
     `repeat`."""
     name: str | None = None
-    """The name for schedules, statistics and traces. By default its URL."""
+    """The stream's name in schedules, statistics and traces. By default its redacted URL."""
     bos: str | None = SAME
     """Token before each of its documents: a token, None, `auto`, or `same`, which is the loader's
     `bos`."""
@@ -45,13 +45,13 @@ class Stream:
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
             raise ValueError(
-                f"a stream's remote is {self.remote!r}; give the URL or folder of an MDS dataset"
+                f"a stream's remote is {self.remote!r}; use the URL or folder of an MDS dataset"
             )
         check_location(self.remote)
         share = self.proportion
         if share is not None and (not is_number(share) or not 0 <= share < math.inf):
             raise ValueError(
-                f"proportion of {self.label} is {share!r}; it must be a number of 0 or more"
+                f"proportion of {self.label} is {share!r}; use a finite number of at least 0"
             )
         if self.proportion is not None and (self.repeat is not None or self.choose is not None):
             raise ValueError(
@@ -75,7 +75,7 @@ class Stream:
 
     @property
     def label(self) -> str:
-        """Its name, else its URL without secrets."""
+        """The stream's name, else its URL without secrets."""
         return self.name or redact(self.url)
 
     @property

@@ -15,13 +15,13 @@ _BLOCKS_SEARCHED = 8
 
 
 class PeekableBlocks:
-    """An iterator of (unit number, block) whose next items can be inspected, not consumed."""
+    """An iterator of (unit index, block) that allows peeking at the next items."""
 
     def __init__(self, blocks: Iterator[tuple[int, InputBlock]]) -> None:
         self._blocks, self._peeked = blocks, deque[tuple[int, InputBlock]]()
 
     def peek(self, count: int) -> Iterator[InputBlock]:
-        """The next `count` blocks, without consuming them."""
+        """Yield the next `count` blocks without consuming them."""
         for number in range(count):
             if number == len(self._peeked):
                 try:
@@ -37,9 +37,10 @@ class PeekableBlocks:
 
 
 def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
-    """The kept columns. A missing encoding is inferred from the first record with the field.
+    """Return the kept columns.
 
-    Raises `ConvertError` if no record near the start of the input has the field.
+    A missing encoding is inferred from the first record in which the field is not null. Raises
+    `ConvertError` if there is none near the start of the input.
     """
     encodings = dict(config.kept())
     missing = {name for name, encoding in encodings.items() if encoding is None}
@@ -52,8 +53,8 @@ def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column
     if missing:
         name = min(missing)
         raise ConvertError(
-            f"no record near the start of the input has a field {name!r}; check the name, or give "
-            f"its encoding: {name}:json"
+            f"no record near the start of the input has a non-null field {name!r}; check the "
+            f"name, or pass its encoding: {name}:json"
         )
     return tuple(Column.of(name, encoding or "json") for name, encoding in encodings.items())
 

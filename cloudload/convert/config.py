@@ -22,10 +22,10 @@ class ConvertConfig:
     """
 
     text_key: str = "text"
-    """The field with the document."""
+    """The field that holds the document."""
     id_key: str = "id"
     """The field that becomes `id` if it is a string or an integer; else the id is the file name and
-    the line."""
+    the line number."""
     keep: tuple[str, ...] = ()
     """Other fields to keep, as `name` or `name:encoding`."""
     format: str = "auto"
@@ -38,20 +38,20 @@ class ConvertConfig:
     shard_bytes: int = DEFAULT_SHARD_BYTES
     """The maximum raw size of a shard that holds several documents."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
-    """The bytes of input in one piece of work."""
+    """Bytes of input per block, the unit of work."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]
         if clash := {name for name in names if names.count(name) > 1 or name in ("text", "id")}:
             raise ValueError(
                 f"cannot keep {sorted(clash)}: `text` and `id` are always written, and no field "
-                "can be kept twice"
+                "can be kept twice. Remove the extra names from keep"
             )
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
                 raise ValueError(
-                    f"cannot keep {name!r} as {encoding!r}; use str, bytes, json, int, int32, "
-                    "float64, …"
+                    f"cannot keep {name!r} as {encoding!r}; use NAME or NAME:ENCODING, with the "
+                    "encoding str, bytes, json, int, int32, float64, …"
                 )
         if self.block_bytes < 1:
             raise ValueError(f"block_bytes is {self.block_bytes}; use at least 1")
@@ -63,16 +63,16 @@ class ConvertConfig:
         self.shard_format([])
 
     def kept(self) -> list[tuple[str, str | None]]:
-        """The fields to keep, each with its encoding or None."""
+        """(name, encoding or None) of each field to keep."""
         parts = (item.partition(":") for item in self.keep)
         return [(name, encoding or None) for name, _, encoding in parts]
 
     def fields(self) -> list[str]:
-        """The fields of a record that are in use."""
+        """Names of the record fields that the conversion reads."""
         return [self.text_key, self.id_key, *(name for name, _ in self.kept())]
 
     def shard_format(self, kept: Iterable[Column]) -> ShardFormat:
-        """The format of the shards, given the columns of the kept fields."""
+        """The format of the shards; `kept` are the columns of the kept fields."""
         columns = [Column.of("text", "str"), Column.of("id", "str"), *kept]
         columns.sort(key=lambda column: column.name)
         return ShardFormat(tuple(columns), self.compression, self.hashes, self.shard_bytes)

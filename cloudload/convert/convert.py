@@ -64,8 +64,8 @@ def convert_to_mds(
 ) -> ConvertReport:
     """Convert the documents of `inputs` to an MDS dataset, or resume a conversion.
 
-    To resume a conversion that was stopped or killed, call this again with the same arguments. The
-    input is recognized by file names and sizes.
+    To resume a conversion that was stopped or killed, call this again with the same arguments. An
+    unchanged input is recognized by file names and sizes.
 
     Args:
         inputs: one input or a list of them: a file, folder or glob, local or in a store; `-` for
@@ -74,9 +74,9 @@ def convert_to_mds(
         out: the location of the dataset, a folder or URL that is not inside an input.
         text_key: the field that holds the document.
         id_key: the field that becomes `id` if it is a string or an integer; else the id is the file
-            name and the line.
+            name and the line number.
         keep: other fields to keep, each as `name` or `name:encoding`; without an encoding, it is
-            inferred from the first record with the field.
+            inferred from the first record in which the field is not null.
         format: `auto` chooses by the file's name, and `text` for unknown names; or `jsonl`,
             `parquet`, `text` (one document per file) or `lines` (one document per line).
         split: write to this folder below `out`; also the split of a `datasets` input.
@@ -84,7 +84,7 @@ def convert_to_mds(
         hashes: the hashes of each shard that the index lists.
         shard_bytes: the maximum raw size of a shard, 64 MiB by default; a larger document gets its
             own shard.
-        block_bytes: the bytes of input in one piece of work, 8 MiB by default.
+        block_bytes: the bytes of input per block, the unit of work, 8 MiB by default.
         processes: worker processes, one per core by default; with 1, all work is done in this
             process.
         skip_bad: leave out and count bad records instead of raising `ConvertError`.
@@ -96,20 +96,21 @@ def convert_to_mds(
 
     Raises:
         ValueError: an argument is invalid.
-        ConvertError: a record is bad, there are no documents, or `out` holds something else.
+        ConvertError: the input cannot be read as its format, a record is bad, there are no
+            documents, or `out` holds another dataset.
         StoreError: the input or the output cannot be read or written.
         WorkerError: a worker process failed or died.
     """
     for name, value in {"keep": keep, "hashes": hashes}.items():
         if isinstance(value, str):
-            raise ValueError(f"{name} is the string {value!r}; give a list: {name}=[{value!r}]")
+            raise ValueError(f"{name} is the string {value!r}; pass a list: {name}=[{value!r}]")
     config = ConvertConfig(
         text_key,
         id_key,
         tuple(keep),
         format,
         compression,
-        tuple(sorted(set(hashes))),  # in the order of Streaming's writer
+        tuple(sorted(set(hashes))),  # the order that Streaming's writer uses
         shard_bytes,
         block_bytes,
     )
@@ -120,7 +121,7 @@ def convert_to_mds(
     _check_not_within(location, inputs)
     units = list_units(inputs, format, split, block_bytes)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
-        raise ValueError(f"the output {location} is among the inputs; choose a folder beside them")
+        raise ValueError(f"the output {location} contains inputs; choose a folder beside them")
     recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
     journal = Journal(location, {"recipe": recipe, "inputs": _identify(units)})
     if overwrite:
@@ -145,7 +146,7 @@ def _output_location(out: str, split: str | None) -> str:
 
 
 def _check_not_within(location: str, inputs: Any) -> None:
-    """Refuse an output inside an input folder: a rerun would read it as input."""
+    """Refuse an output inside an input folder, because a rerun would read it as input."""
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
         folder = os.fspath(item) if isinstance(item, str | os.PathLike) else ""
         if not folder or folder == "-" or is_local(folder) != is_local(location):
@@ -161,7 +162,7 @@ def _check_not_within(location: str, inputs: Any) -> None:
 
 
 def _identify(units: Sequence[InputUnit]) -> dict[str, Any]:
-    """The file names and sizes by which a rerun recognizes its input."""
+    """Hash the file names and sizes, by which a rerun recognizes its input."""
     files = [file for unit in units for file in unit.files]
     listing = [
         [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
@@ -204,14 +205,16 @@ def _convert(
         first, more = units[0].name, len(units) - 1
         name = f"{first} and {more:,} more inputs" if more else first
         counts = f"{done.counts.empty:,} empty, {done.counts.bad:,} bad"
-        raise ConvertError(f"no documents in {name}: {counts}. Nothing was written")
+        raise ConvertError(
+            f"no documents in {name}: {counts}. Check the input; nothing was written"
+        )
     return journal.finish(done.entries, _report(journal.location, units, done, resumed))
 
 
 def _read_blocks(
     units: Sequence[InputUnit], position: InputPosition, config: ConvertConfig
 ) -> Iterator[tuple[int, InputBlock]]:
-    """The blocks from `position` on, each with its unit's number."""
+    """Yield (unit index, block), starting at `position`."""
     for number in range(position.unit, len(units)):
         start = position.start if number == position.unit else BlockStart()
         for block in units[number].blocks(start, config.block_bytes, config.fields()):
@@ -221,7 +224,7 @@ def _read_blocks(
 def _checked(
     results: Iterable[tuple[tuple[int, InputBlock], EncodedSamples]], skip_bad: bool, bar: Any
 ) -> Iterator[tuple[InputPosition, EncodedSamples]]:
-    """The samples of each block with its position; raises `ConvertError` for bad records."""
+    """Yield (position, samples) of each block. Raises `ConvertError` for bad records."""
     for (unit, block), samples in results:
         counts = samples.counts
         if counts.bad and not skip_bad:
@@ -252,7 +255,7 @@ def _report(
 
 
 def _progress_bar(units: Sequence[InputUnit], done_bytes: int, shown: bool) -> Any:
-    """A bar in input bytes on stderr, or a line every 30 s if stderr is not a terminal."""
+    """A progress bar on stderr, or a line every 30 s if stderr is not a terminal."""
     from tqdm import tqdm
 
     files = [file for unit in units for file in unit.files]

@@ -1,4 +1,4 @@
-"""Read input files: decompressed, from any offset on, and across broken connections."""
+"""Read input files, decompressed, from any offset; reconnect if a connection breaks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class InputFile:
     url: str
     """`-` for stdin."""
     name: str
-    """Its name below the input in which it was found."""
+    """The file's path relative to the input that contains it."""
     bytes: int | None
-    """Its stored size, or None if that is not known."""
+    """The stored size, or None if unknown."""
     format: str
     """`jsonl`, `parquet`, `text` or `lines`."""
     compression: str | None
@@ -51,7 +51,7 @@ class InputFile:
 
 
 class StoredByteCounter:
-    """The number of stored bytes read so far. Bytes that are read again are not counted again."""
+    """Counts the stored bytes read so far; bytes that are read again count once."""
 
     def __init__(self, bytes: int) -> None:
         self.bytes = bytes
@@ -68,9 +68,10 @@ class DamagedError(Exception):
 def read_decompressed(
     file: InputFile, offset: int = 0, counter: StoredByteCounter | None = None
 ) -> Iterator[bytes]:
-    """The file's decompressed bytes from `offset` on; `counter` follows the stored bytes.
+    """Yield the file's decompressed bytes, starting at `offset`.
 
-    Raises `DamagedError` after the last bytes that could be decompressed, and `StoreError`.
+    `counter` counts the stored bytes. Raises `DamagedError` after the last bytes that could be
+    decompressed, and `StoreError` if the file cannot be read.
     """
     counter = counter or StoredByteCounter(0)
     if file.compression is None:
@@ -84,7 +85,7 @@ def read_decompressed(
 
 
 def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
-    """Decompress one or more members in sequence; zeros between them are padding."""
+    """Yield the decompressed bytes of consecutive members, skipping zero padding in between."""
     decoder: Any = None
     for stored in chunks:
         left = stored
@@ -103,7 +104,7 @@ def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
 
 
 def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:
-    """The stored bytes from `offset` on; a connection that breaks is reopened where it broke."""
+    """Yield the stored bytes, starting at `offset`; if a connection breaks, resume there."""
     position, failures = offset, 0
     while True:
         try:

@@ -4,7 +4,7 @@
     files    a.jsonl, c.txt, d.txt   0.jsonl.gz         stdin
     units    a.jsonl │ c.txt, d.txt  0.jsonl.gz         stdin     rows of the dataset
 
-Inputs keep the order in which they are given; the files of an input are sorted.
+Inputs keep the caller's order; the files of an input are sorted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) ->
         raise ValueError(f"no format named {format!r}; use one of {', '.join(FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
-        raise ValueError("no inputs; give files, folders, globs, a dataset, or - for stdin")
+        raise ValueError("no inputs; pass files, folders, globs, a dataset, or - for stdin")
     found: list[list[InputFile] | InputUnit] = [_resolve(item, format, split) for item in several]
     named = iter(_unique_names([files for files in found if isinstance(files, list)]))
     units: list[InputUnit] = []
@@ -71,7 +71,7 @@ def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | Inp
         name = getattr(getattr(item, "info", None), "dataset_name", None)
         return RowsUnit(str(name or "row"), item)
     raise ValueError(
-        f"{type(item).__name__} is not an input; give a path or URL, a datasets object, or an "
+        f"{type(item).__name__} is not an input; pass a path or URL, a datasets object, or an "
         "iterable of rows"
     )
 
@@ -82,7 +82,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
         for value in datasets.values()
     ):
         raise ValueError(
-            "a dict is not an input; for rows in memory, give an iterator: iter([{...}, ...])"
+            "a dict is not an input; for rows in memory, pass an iterator: iter([{...}, ...])"
         )
     chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
     if chosen is None or chosen not in datasets:
@@ -93,7 +93,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
 
 
 def _load_dataset(url: str, split: str | None) -> InputUnit:
-    """`hf://owner/name?config=en&split=train`, streamed."""
+    """Open a Hugging Face dataset, such as `hf://owner/name?config=en&split=train`, streamed."""
     parts = urlsplit(url)
     name, query = parts.netloc + parts.path, parse_qs(parts.query)
     if unknown := sorted(set(query) - {"config", "split"}):
@@ -113,15 +113,16 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         )
     except Exception as error:
         raise ConvertError(
-            f"cannot load {url} (split {chosen!r}): {type(error).__name__}: {error}"
+            f"cannot load {url} (split {chosen!r}); check its name, config and split: "
+            f"{type(error).__name__}: {error}"
         ) from error
     return RowsUnit(PurePosixPath(name).name, loaded)
 
 
 def _find_files(location: str) -> list[tuple[str, str, int]]:
-    """The files of a file, folder or glob as (url, name below it, bytes), sorted.
+    """List (URL, relative name, bytes) of each file at a path, folder or glob, sorted by URL.
 
-    Hidden files and `_SUCCESS` are skipped.
+    Hidden files and `_SUCCESS` are skipped. Raises `ConvertError` if there are no files.
     """
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
@@ -157,11 +158,11 @@ def _folder_before_wildcard(location: str) -> str:
 
 
 def _glob_pattern(location: str) -> str:
-    """The regular expression of a glob; `*` stays within a folder, `**` crosses folders."""
+    """Convert a glob to a regular expression. `*` stays within a folder; `**` crosses folders."""
     signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
     translated = [signs.get(part) or _glob_literal(part) for part in parts]
-    # the listing of the current folder may prefix ./
+    # the names listed in the current folder may begin with ./
     return r"(?:\./)?" + "".join(translated)
 
 
@@ -185,13 +186,17 @@ def _input_file(url: str, name: str, size: int, format: str) -> InputFile:
 
 
 def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
-    """Prefix all names with their input's number if two inputs have a file of the same name.
+    """Prefix all names with their input's index if two inputs have a file of the same name.
 
-    Ids derive from names, so names must be unique.
+    Names must be unique because IDs are derived from them. Raises `ValueError` if a file is listed
+    twice.
     """
     urls = Counter(file.url for files in inputs for file in files)
     if twice := [url for url, count in urls.items() if count > 1]:
-        raise ValueError(f"{redact(twice[0])} is given twice; its documents would be written twice")
+        raise ValueError(
+            f"{redact(twice[0])} is in the inputs twice, so its documents would be written twice. "
+            "Remove one of them"
+        )
     names = Counter(file.name for files in inputs for file in files)
     if max(names.values(), default=0) == 1:
         return inputs
@@ -202,9 +207,9 @@ def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
 
 
 def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
-    """Group files into units.
+    """Yield the units of files.
 
-    Consecutive text files share a unit of about `block_bytes`; any other file has its own.
+    Consecutive text files share a unit of about `block_bytes`; each other file is a unit.
     """
     group: list[InputFile] = []
     for file in files:

@@ -2,14 +2,14 @@
 
 It allows a killed conversion to resume without losing or repeating a document.
 
-    .convert/config.json     the input and the config; a rerun must have the same
+    .convert/config.json     the input and the config, which a rerun must match
     .convert/00000.json      a finished shard: its index entry, and where the next shard begins
     shard.00000.mds.zstd     stored before its journal entry
     convert-report.json      the report, which tells a rerun that the conversion is complete
     index.json               stored last: a partial dataset is never readable
 
-A rerun resumes after the longest run of entries from 00000 on whose shards exist. The journal is
-removed once the index is stored.
+A rerun resumes after the last consecutive entry, counting from 00000, whose shard exists. The
+journal is removed once the index is stored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report
 
 @dataclass(frozen=True)
 class Counts:
-    """Written documents, empty documents, bad records, stored input bytes, and bytes of text.
+    """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
 
     `bad_records` describes the first bad records.
     """
@@ -58,7 +58,7 @@ class Counts:
         return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
 
     def plus(self, other: Counts) -> Counts:
-        """The sum of both."""
+        """The sums of both."""
         return Counts(
             self.documents + other.documents,
             self.empty + other.empty,
@@ -80,15 +80,15 @@ class ConvertReport:
     out: str
     """The dataset's location."""
     documents: int
-    """Documents written."""
+    """Number of documents written."""
     empty: int
-    """Empty documents, left out."""
+    """Number of empty documents, which are left out."""
     bad: int
-    """Bad records, left out."""
+    """Number of bad records, which are left out."""
     bad_records: tuple[str, ...]
     """Location and problem of each of the first 20 bad records."""
     files: int
-    """Input files read."""
+    """Number of input files read."""
     input_bytes: int
     """Stored bytes of the input."""
     text_bytes: int
@@ -98,15 +98,15 @@ class ConvertReport:
     stored_bytes: int
     """Bytes of the shards as stored."""
     shards: int
-    """Shards written."""
+    """Number of shards written."""
     columns: Mapping[str, str]
     """The encoding of each column."""
     seconds: float = 0.0
-    """Duration of this run."""
+    """Duration of this run in seconds."""
     resumed_shards: int = 0
-    """Shards that an earlier run had written."""
+    """Number of shards that earlier runs had written."""
     already_complete: bool = False
-    """Whether there was nothing left to do."""
+    """Whether the dataset was complete before this run."""
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -114,13 +114,13 @@ class ConvertReport:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> ConvertReport:
-        """The report from a mapping such as `to_json` writes."""
+        """Create a report from a mapping with the fields that `to_json` writes."""
         return ConvertReport(**dict(values) | {"bad_records": tuple(values["bad_records"])})
 
 
 @dataclass(frozen=True)
 class InputPosition:
-    """The start of a shard in the input (unit, block, sample), and the counts before that block."""
+    """Where a shard begins in the input (unit, block, sample), and the counts before that block."""
 
     unit: int = 0
     start: BlockStart = field(default_factory=BlockStart)
@@ -142,8 +142,8 @@ class InputPosition:
 class FinishedWork:
     """The finished part of a conversion.
 
-    Holds the index entries of its shards, the columns once known, the start of the next shard (None
-    after the last), and the counts up to there.
+    Holds the index entries of its shards, the columns once known, the position of the next shard
+    (None after the last), and the counts before that position.
     """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Journal:
         self.location, self.claim, self._began = location, claim, time.monotonic()
 
     def clear(self) -> None:
-        """Remove a dataset and its journal, the index first."""
+        """Remove the dataset and its journal, beginning with the index."""
         names = self._list()
         for name in sorted(
             names, key=lambda name: (name != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name)
@@ -195,9 +195,9 @@ class Journal:
         return None
 
     def read(self) -> FinishedWork:
-        """The finished work: the longest run of entries whose shards exist.
+        """Read the finished work, up to the last consecutive entry whose shard exists.
 
-        Raises `ConvertError` if another conversion wrote it.
+        Raises `ConvertError` if another conversion wrote the journal.
         """
         names = self._list()
         if f"{JOURNAL_FOLDER}/config.json" not in names or not any(
@@ -225,7 +225,7 @@ class Journal:
         return bool(names.get(stored["basename"]) == stored["bytes"])
 
     def begin(self, columns: Sequence[Column]) -> None:
-        """Claim the output for this conversion."""
+        """Write the claim and the columns, which reserve the output for this conversion."""
         config = {
             "claim": self.claim,
             "columns": [[column.name, column.encoding] for column in columns],
@@ -236,7 +236,10 @@ class Journal:
         )
 
     def finish(self, entries: Sequence[Mapping[str, Any]], report: ConvertReport) -> ConvertReport:
-        """Store the report, then the index, then remove the journal."""
+        """Store the report, then the index, then remove the journal; return the report.
+
+        Raises `ConvertError` if a stored shard is missing.
+        """
         names = self._list()
         if lost := [entry for entry in entries if not self._is_stored(entry, names)]:
             first = lost[0]["raw_data"]["basename"]
@@ -262,7 +265,7 @@ class Journal:
                 (local_path(self.location) / JOURNAL_FOLDER).rmdir()
 
     def _list(self) -> dict[str, int]:
-        """The size of every object below the output, by name."""
+        """The size in bytes of each object at the output, by name."""
         try:
             found = list_objects(self.location)
         except StoreError as error:
@@ -281,7 +284,7 @@ class Journal:
                 if before != now:
                     raise ConvertError(
                         f"the {part} of {redact(self.location)} changed: {key} was {before!r} and "
-                        f"is {now!r}. Run with the original {part}, choose another output, or "
+                        f"is now {now!r}. Run with the original {part}, choose another output, or "
                         "start over (--overwrite)"
                     )
 
@@ -295,7 +298,7 @@ def record_shard(
 ) -> None:
     """Write the journal entry of a stored shard.
 
-    It holds the shard's index entry, the start of the next shard, and the counts up to there.
+    It holds the shard's index entry, the position of the next shard, and the counts before it.
     """
     content = {
         "shard": entry,

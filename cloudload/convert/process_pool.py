@@ -39,7 +39,7 @@ class Executor(Protocol):
 
 @contextlib.contextmanager
 def open_executor(context: Any, processes: int) -> Iterator[Executor]:
-    """Worker processes that each hold `context`; with `processes=1`, this process itself."""
+    """Open an executor of worker processes that hold `context`, or of this process if it is one."""
     if processes > 1:
         raise_open_file_limit()
     executor: Executor = ProcessPool(context, processes) if processes > 1 else Inline(context)
@@ -50,7 +50,7 @@ def open_executor(context: Any, processes: int) -> Iterator[Executor]:
 def run_in_order(
     executor: Executor, function: Function, items: Iterable[Any], ahead: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Each item with the function's result, in order, with at most `ahead` items in flight."""
+    """Yield (item, result) in order, with up to `ahead` items submitted after the one awaited."""
     waiting: deque[tuple[Any, Future[Any]]] = deque()
     for item in items:
         waiting.append((item, executor.submit(function, item)))
@@ -81,9 +81,9 @@ class Inline:
 
 
 class ProcessPool:
-    """Worker processes, spawned because this process may have threads and clients.
+    """Worker processes, spawned because this process may have threads and store clients.
 
-    A worker exits when its parent dies.
+    A worker whose parent dies exits after its current task.
     """
 
     def __init__(self, context: Any, processes: int) -> None:
@@ -109,7 +109,8 @@ class ProcessPool:
     def close(self) -> None:
         """Fail the tasks in the queue, and let each process finish its current one.
 
-        A process that finishes leaves no temporary file. One that takes longer than 30 s is killed.
+        A process that finishes leaves no temporary file. A process that takes longer than 30 s is
+        killed.
         """
         self._fail_all(WorkerError("the work was stopped"))
         for _ in self._processes:
@@ -126,7 +127,7 @@ class ProcessPool:
                     return
 
     def _run(self, task: Task, process: Any, pipe: socket.socket) -> bool:
-        """Run a task in a process; return whether the process can take another."""
+        """Run a task in a process, and return whether the process can take another."""
         future, function, argument = task
         try:
             message = Message.of((function, argument))
@@ -155,7 +156,7 @@ class ProcessPool:
 
 
 def _describe_loss(process: Any, error: Exception) -> str:
-    """Why a process takes no more tasks: it ended, or communication with it failed."""
+    """Describe why a process was lost: it ended, or communication with it failed."""
     worker = f"worker process {process.pid}"
     if not isinstance(error, EOFError | ConnectionError):
         what = f"cannot communicate with {worker}: {type(error).__name__}: {error}"
@@ -175,7 +176,7 @@ def _describe_loss(process: Any, error: Exception) -> str:
 
 
 def _worker_main(pipe: socket.socket, context: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     raise_open_file_limit()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -187,6 +188,6 @@ def _attempt(function: Function, context: Any, argument: Any) -> tuple[bool, Any
     try:
         return True, function(context, argument)
     except CloudloadError as error:
-        return False, error  # its cause is not pickled
+        return False, error  # pickling drops its cause and traceback
     except Exception:
         return False, WorkerError(f"a worker process failed:\n{traceback.format_exc()}")

@@ -1,7 +1,7 @@
 """The output of readers: units of input, the blocks of a unit, and the records of a block.
 
     units    a file of lines │ a Parquet file │ a group of whole text files │ rows of a dataset
-    blocks   8 MB of whole lines │ a batch of rows │ a group of files
+    blocks   8 MiB of whole lines │ a batch of rows │ a group of files
     records  one per line, row or file: its fields, or its problem
 
 A block depends only on the data and `block_bytes`, never on the process that reads it, the time, or
@@ -26,29 +26,29 @@ class Record(NamedTuple):
     """One record: its fields, or the problem with it."""
 
     where: str
-    """Its location, for messages."""
+    """The record's location, for messages."""
     name: str
-    """Its id if it has no id field."""
+    """The ID to use if the record has no ID field."""
     fields: Mapping[str, Any] | None
     problem: str | None = None
 
 
 @dataclass(frozen=True)
 class BlockStart:
-    """The start of a block in its unit; a reader can start here. The journal stores the fields."""
+    """Where a block begins in its unit; readers can start here. The journal stores all fields."""
 
     block: int = 0
-    """The block's number."""
+    """Index of the block in its unit."""
     offset: int = 0
-    """Its first uncompressed byte."""
+    """Offset of its first byte in the decompressed file."""
     line: int = 1
-    """Its first line or row, from 1."""
+    """Number of its first line or row, counting from 1."""
     stored: int = 0
-    """Stored bytes read before it."""
+    """Stored bytes of the file that were read before it."""
 
 
 class InputBlock(Protocol):
-    """One piece of work: records, which any process can read."""
+    """The unit of work: records that any process can read."""
 
     @property
     def start(self) -> BlockStart: ...
@@ -91,10 +91,10 @@ class FileUnit:
 
 
 def sum_bytes(files: Iterable[InputFile]) -> int:
-    """The stored bytes of the files whose size is known."""
+    """The sum of the files' stored bytes; a file of unknown size counts 0."""
     return sum(file.bytes or 0 for file in files)
 
 
 def describe_not_utf8(error: UnicodeDecodeError) -> str:
-    """The problem of a record that is not UTF-8."""
+    """Describe the problem of a record that is not UTF-8."""
     return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start})"

@@ -32,7 +32,7 @@ _MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 
 @dataclass(frozen=True)
 class ShardContext:
-    """The context of every worker: the config, the shards' format, and the output location."""
+    """The context of each worker: the config, the shard format, and the output location."""
 
     config: ConvertConfig
     form: ShardFormat
@@ -41,7 +41,7 @@ class ShardContext:
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """The samples of a block, concatenated. `sizes` has the bytes of each: int64 [samples]."""
+    """The samples of a block, concatenated. `sizes` is int64 [samples], in bytes."""
 
     data: bytes | SharedBytes
     sizes: Ints
@@ -50,9 +50,10 @@ class EncodedSamples:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to store, with the start of the next shard (None after the last) and the counts.
+    """A shard to store, with the position of the next shard (None after the last).
 
-    `sizes` has the bytes of each sample: int64 [samples].
+    `sizes` is int64 [samples], in bytes. `counts` covers the blocks before the one in which the
+    next shard begins.
     """
 
     number: int
@@ -72,7 +73,7 @@ class _BadRecordError(Exception):
 def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> EncodedSamples:
     """Encode the documents of a block, and count its empty and bad records.
 
-    `numbered` is the unit's number and the block.
+    `numbered` is (unit index, block).
     """
     block = numbered[1]
     columns = context.form.columns
@@ -127,8 +128,8 @@ def _values_of(context: ShardContext, record: Record) -> dict[str, Any]:
 
 def _text(fields: Mapping[str, Any], key: str) -> str:
     if key not in fields:
-        names = ", ".join(sorted(map(str, fields))[:8]) or "no fields at all"
-        raise _BadRecordError(f"no text field {key!r}; it has: {names}")
+        names = ", ".join(sorted(map(str, fields))[:8]) or "none"
+        raise _BadRecordError(f"no text field {key!r}; its fields: {names}")
     value = fields[key]
     if isinstance(value, bytes):
         try:
@@ -164,7 +165,7 @@ def _kept_value(value: Any, column: Column) -> Any:
 def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
     """Build, compress, hash and store a shard, enter it in the journal, and return its index entry.
 
-    Raises `StoreError`.
+    Raises `StoreError` if the shard or its journal entry cannot be written.
     """
     parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
     raw = b"".join([encode_shard_head(context.form, job.sizes), *parts])
@@ -180,7 +181,7 @@ def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
         entry["zip_data"] = _file_entry(context.form, name, stored)
     parent = multiprocessing.parent_process()
     if parent and not parent.is_alive():
-        raise SystemExit("the conversion was stopped")  # another run may already write here
+        raise SystemExit("the conversion was stopped")  # a new run may already write to this output
     write_object(join_url(context.location, name), stored)
     record_shard(context.location, job.number, entry, job.next, job.counts)
     return entry
@@ -195,10 +196,10 @@ def _file_entry(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
 
 
 class ShardCutter:
-    """Cuts samples into shards as `MDSWriter` does, and tracks where in the input each shard ends.
+    """Cuts samples into shards as `MDSWriter` does, and tracks the input position of each cut.
 
-    A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample that
-    is larger by itself gets its own shard. No shard is empty.
+    A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample
+    larger than `shard_bytes` gets its own shard. No shard is empty.
     """
 
     def __init__(self, form: ShardFormat, number: int, position: InputPosition) -> None:
@@ -212,7 +213,7 @@ class ShardCutter:
         self._bytes = self._empty_bytes
 
     def cut(self, blocks: Iterable[tuple[InputPosition, EncodedSamples]]) -> Iterator[ShardJob]:
-        """Cut blocks into shards, in order."""
+        """Yield the shards of blocks, in order."""
         for position, samples in blocks:
             yield from self._cut_block(replace(position, counts=self.counts), samples)
             self.counts = self.counts.plus(samples.counts)
@@ -221,7 +222,7 @@ class ShardCutter:
 
     def _cut_block(self, position: InputPosition, samples: EncodedSamples) -> Iterator[ShardJob]:
         ends = np.concatenate([[0], np.cumsum(samples.sizes)])
-        costs = ends + 4 * np.arange(len(ends))  # each sample also has an offset
+        costs = ends + 4 * np.arange(len(ends))  # each sample has a 4-byte offset
         first, self._skip = self._skip, 0
         while first < len(samples.sizes):
             room = self._limit - self._bytes

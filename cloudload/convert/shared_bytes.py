@@ -3,8 +3,9 @@
     worker ── result: [memory] ──► parent ── task: [memory, cut] ──► worker
                                    never reads or copies the bytes
 
-Bytes that a worker returns arrive as `SharedBytes`, which can be cut and sent to another worker
-unread. The kernel frees them when the last process that holds them ends, even if it is killed.
+Bytes of 1 MiB or more that a worker returns are received as `SharedBytes`, which can be sliced and
+sent to another worker unread. The kernel frees them with their last descriptor, even if a process
+is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _DESCRIPTORS_AT_ONCE = 200
 
 
 class _Descriptor:
-    """A file descriptor, closed with the last reference to it."""
+    """A file descriptor, closed when the last reference to it is dropped."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -43,7 +44,7 @@ class SharedBytes:
 
     @staticmethod
     def of(data: bytes) -> SharedBytes:
-        """A copy of `data`."""
+        """Copy `data` to anonymous memory."""
         descriptor = _Descriptor(anonymous_file())
         left = memoryview(data)
         while left:
@@ -84,7 +85,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles each reference as `convert` of its `SharedBytes`."""
+    """Unpickles each reference as the result of `convert(SharedBytes)`."""
 
     def __init__(
         self,
@@ -102,21 +103,21 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class Message:
-    """A pickled value, and the shared bytes it refers to."""
+    """A pickled value, and the shared bytes that it refers to."""
 
     pickled: bytes
     shared: tuple[SharedBytes, ...]
 
     @staticmethod
     def of(value: Any) -> Message:
-        """Pickle a value. Errors of pickling are raised unchanged."""
+        """Pickle a value. Raises the errors of `pickle` unchanged."""
         buffer = io.BytesIO()
         pickler = _Pickler(buffer)
         pickler.dump(value)
         return Message(buffer.getvalue(), tuple(pickler.shared))
 
     def send(self, pipe: socket.socket) -> None:
-        """Send to a process that calls `receive`."""
+        """Send the message to a process that calls `receive`."""
         numbers = [shared.descriptor.number for shared in self.shared]
         pipe.sendall(struct.pack("<QQ", len(self.pickled), len(numbers)))
         for first in range(0, len(numbers), _DESCRIPTORS_AT_ONCE):
@@ -125,7 +126,7 @@ class Message:
 
 
 def receive(pipe: socket.socket, convert: Callable[[SharedBytes], Any]) -> Any:
-    """Receive the next value, with `convert` applied to its large bytes.
+    """Receive the next value, with `convert` applied to each of its `SharedBytes`.
 
     Raises `EOFError` at the end of the stream, and `OSError` if this process has too many open
     files.

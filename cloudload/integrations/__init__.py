@@ -4,7 +4,6 @@
     lightning      CloudloadDataModule, CloudloadMonitor        torchtitan     CloudloadDataLoader
     torchdata      CloudloadNode, CloudloadDataset              dcp            LoaderState
 
-Each does two things: it puts the loader's state into the framework's own checkpoints, so that a
-resume neither repeats nor loses a batch; and it makes the framework count rows and tokens as the
-loader does.
+Each module saves the loader's state in the framework's checkpoints, so that a resume neither
+repeats nor loses a batch, and makes the framework count rows and tokens as the loader does.
 """

@@ -34,17 +34,17 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def data_spec(loader: CloudLoader) -> DataSpec:
-    """A loader for training. Samples are rows, and tokens are document tokens.
+    """Wrap a loader for training. Composer's samples are rows, and its tokens are document tokens.
 
-    `max_duration` in epochs needs `stop_every=<batches>`.
+    A `max_duration` in epochs requires a loader with `stop_every=<batches>`.
     """
     return _count(_DataLoader(loader))
 
 
 def eval_spec(loader: CloudLoader) -> DataSpec:
-    """A loader for evaluation: every evaluation reads the same batches.
+    """Wrap a loader for evaluation: every evaluation reads the same batches.
 
-    Give that loader `epochs=1` or `stop_every`.
+    The loader needs `epochs=1` or `stop_every`. Raises `ValueError` for an endless loader.
     """
     return _count(FromStart(loader))
 
@@ -67,13 +67,13 @@ class CloudloadMonitor(Callback):
 
 
 class _DataLoader(DataLoader[Batch]):
-    """Passes for a torch DataLoader, which Composer requires."""
+    """A torch DataLoader, which Composer requires, over the loader's batches."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._rows = _Dataset(loader)
         super().__init__(self._rows, batch_size=None, collate_fn=_as_it_is)  # type: ignore[arg-type]
         self._loader = loader
-        # set past torch's constructor, which would collate by it; Composer splits batches by it
+        # Composer reads it to split batches; torch's constructor would also turn on collation
         vars(self)["batch_size"] = loader.batch_size
 
     def __iter__(self) -> Any:
@@ -95,12 +95,12 @@ class _Dataset(IterableDataset[Batch]):
         self._loader = loader
         self._is_loaded_at_end = False
         self.state: State | None = None
-        """The state of the Composer trainer that iterates, if any."""
+        """The state of the Composer trainer that reads the batches, if any."""
 
     def __iter__(self) -> Iterator[Batch]:
         is_at_end, self._is_loaded_at_end = self._is_at_end(), False
         if is_at_end and self.state and int(self.state.timestamp.batch_in_epoch):
-            return  # Composer trained on the epoch's last batch but has not seen the epoch's end
+            return  # Composer trained on the epoch's last batch, but the epoch has not ended yet
         yield from self._loader
         if self.state and not self._loader.is_at_stop:
             # stop here, so that the last checkpoint is saved and no endless empty epochs follow
@@ -111,9 +111,9 @@ class _Dataset(IterableDataset[Batch]):
         return self._is_loaded_at_end or self._loader.is_at_stop
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, str]:
-        """One text leaf, which sharded checkpoints also store unchanged.
+        """The state as one text leaf, which sharded checkpoints also store unchanged.
 
-        `num_samples` is the number of rows of this epoch that Composer has trained on.
+        `num_samples` is the number of this epoch's rows that Composer has trained on.
         """
         is_at_end = num_samples > 0 and self._is_at_end()
         return {
@@ -150,7 +150,7 @@ def _count_rows(batch: Tensors) -> int:
 
 
 def _count_tokens(batch: Tensors) -> dict[str, int]:
-    """`loss_generating` counts the labels left after a causal model shifts them by one."""
+    """Count tokens; `loss_generating` are the labels left after a causal model shifts them by 1."""
     loss_generating = int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
     # a microbatch is a plain dict, and Composer asks it only for loss_generating
     return {

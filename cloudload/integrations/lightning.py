@@ -15,7 +15,7 @@ from typing import Any
 
 try:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-except ImportError:  # the same classes under Lightning's older package name
+except ImportError:  # Lightning's older package name
     from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 from cloudload.batch import Batch
@@ -56,10 +56,10 @@ class CloudloadDataModule(LightningDataModule):
         self._num_fetched, self._is_loaded = 0, True
 
     def begin_pass(self) -> None:
-        """Rewind to the last batch trained on: an earlier fit may have fetched more than that."""
+        """Rewind to the last batch trained on, because an earlier fit may have read ahead."""
         if num_ahead := self._num_ahead():
             self.loader.load_state_dict(self.loader.state_dict(lag=num_ahead))
-        # Lightning increments it before it saves, and not for a batch that fails
+        # Lightning increments `processed` before it saves, but not for a batch that failed
         self._progress = self.trainer.fit_loop.epoch_loop.batch_progress.total
         self._num_fetched, self._num_processed_before = 0, self._progress.processed
 
@@ -68,7 +68,7 @@ class CloudloadDataModule(LightningDataModule):
         self._num_fetched += 1
 
     def _num_ahead(self) -> int:
-        """Batches that Lightning fetched in this pass but has not trained on."""
+        """Number of batches that Lightning fetched in this pass but has not trained on."""
         return self._num_fetched and self._num_fetched - (
             self._progress.processed - self._num_processed_before
         )
@@ -77,7 +77,7 @@ class CloudloadDataModule(LightningDataModule):
 class CloudloadMonitor(Callback):
     """Logs `loader.stats()` as `cloudload/…` whenever Lightning logs, and after each epoch.
 
-    The numbers cover the batches that Lightning has fetched.
+    The statistics include the batch that Lightning may have read ahead.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
@@ -97,7 +97,7 @@ class CloudloadMonitor(Callback):
 
 
 class _Batches:
-    """Gives Lightning the loader's batches without its state, which the data module saves."""
+    """The loader's batches for Lightning, without the state, which the data module saves."""
 
     def __init__(self, module: CloudloadDataModule) -> None:
         self._module = module

@@ -3,7 +3,7 @@
     torchdata.nodes.Loader(CloudloadNode(loader))
     StatefulDataLoader(CloudloadDataset(loader), batch_size=None, num_workers=0)
 
-The loader starts its own workers. In torchdata's workers, each would read all of the data.
+The loader starts its own workers. Each of torchdata's workers would read all of the data.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cloudload.loader import CloudLoader
 
 
 class CloudloadNode(BaseNode[Batch]):
-    """A source of batches.
+    """A source node of batches.
 
-    A reset without a state continues from the loader's position, as a new epoch does. If a
+    A reset without a state, as at a new epoch, continues from the loader's position. If a
     `Prefetcher` has read ahead, that position is past the batches trained on. To continue a pass
-    that was left early, use `load_state_dict`.
+    that was abandoned, use `load_state_dict`.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
@@ -54,7 +54,8 @@ class CloudloadDataset(IterableDataset[Batch]):
         if get_worker_info() is not None:
             raise ValueError(
                 "a CloudLoader cannot be read in a DataLoader's workers: each would read all of "
-                "the data. Give the DataLoader num_workers=0, and the CloudLoader num_workers=N"
+                "the data. Set num_workers=0 on the DataLoader, and num_workers=N on the "
+                "CloudLoader"
             )
         return iter(self._loader)
 

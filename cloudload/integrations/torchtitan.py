@@ -33,10 +33,10 @@ Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class CloudloadDataLoader(BaseDataLoader):
-    """Batches of a `CloudLoader` in torchtitan's form: `({"input": …, "positions": …}, labels)`.
+    """Batches of a `CloudLoader` in torchtitan's format: `({"input": …, "positions": …}, labels)`.
 
-    All are int64 [rows, seq_len]. Versions after 0.3 count batches in tokens; for them the rows are
-    flattened to [rows * seq_len].
+    All are int64 [rows, seq_len]. torchtitan after 0.3 sizes batches in tokens, so its rows are
+    flattened to [rows * seq_len]. Raises `ValueError` if such a batch does not divide into rows.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class CloudloadDataLoader(BaseDataLoader):
         data: Any = None
         options: dict[str, Any] = field(default_factory=dict)
         infinite: bool = True
-        """Whether the data repeats without end; torchtitan's validators set it to False."""
+        """Whether the data repeats forever; torchtitan's validators set this to False."""
         repeat: bool = True
         """The name of `infinite` in versions after 0.3."""
 
@@ -80,14 +80,14 @@ class CloudloadDataLoader(BaseDataLoader):
         }
         options["epochs"] = None if config.infinite and config.repeat else 1
         if "tokenizer" not in config.options:
-            # torchtitan's wraps a tokenizers.Tokenizer, which does not know its end-of-text token
+            # torchtitan wraps a tokenizers.Tokenizer, which does not know its end-of-text token
             options |= {"tokenizer": tokenizer.tokenizer, "eos": tokenizer.eos_token or AUTO}
         self.loader = CloudLoader(
             config.data, seq_len=seq_len + 1, batch_size=num_rows, **{**options, **config.options}
         )
 
     def __iter__(self) -> Iterator[Tensors]:
-        # torchtitan ends training where iteration ends, so ignore the stops of stop_every
+        # torchtitan ends training when iteration ends, so ignore stop_every
         for batch in self.loader.take(sys.maxsize):
             ids = batch["input_ids"]
             # torchtitan's models require positions: they build attention masks from them
@@ -120,7 +120,7 @@ class CloudloadDataLoader(BaseDataLoader):
 
 
 class CloudloadMetrics(MetricsProcessor):
-    """Logs `loader.stats()` as `cloudload/…` beside torchtitan's metrics.
+    """Logs `loader.stats()` as `cloudload/…` together with torchtitan's metrics.
 
     Call `watch` with the trainer's dataloader first.
     """

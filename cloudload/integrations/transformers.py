@@ -6,7 +6,7 @@
     trainer.train(resume_from_checkpoint=True)
 
 The Trainer would wrap a dataset in another DataLoader, read ahead, and shard it by rank a second
-time, so it gets the loader itself.
+time, so the mixin passes it the loader instead.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         self._saved = loader.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """The state after the last whole step, since a checkpoint may be saved within a step."""
+        """The state after the last completed step; a checkpoint may be saved within a step."""
         return {"args": {}, "attributes": {"loader": self._saved}}
 
     def note(self) -> None:
-        """Note the loader's state as the one to save."""
+        """Record the loader's current state as the one to save."""
         self._saved = self.loader.state_dict()
 
     def on_init_end(
@@ -48,7 +48,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
                 "auto_find_batch_size cannot change the batches of a CloudLoader. Remove it, and "
                 "set the CloudLoader's batch_size"
             )
-        # the loader resumes at its own position, so there is nothing to skip
+        # the loader resumes at its saved position, so the Trainer must not skip batches
         args.ignore_data_skip = True
 
     def on_train_begin(
@@ -63,7 +63,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
             )
         if state.global_step:
             self._saved = saved["attributes"]["loader"]
-        # also at a fresh start: the Trainer may have read batches to count their tokens
+        # also without a checkpoint, because the Trainer may have read batches to count tokens
         self.loader.load_state_dict(self._saved)
         state.stateful_callbacks[name] = self.state()
 
@@ -92,29 +92,31 @@ class CloudloadTrainer:
             raise ValueError(
                 f"a pass over the loader has {len(self.loader)} batches, which is not a multiple "
                 f"of gradient_accumulation_steps {accumulate}: the gradients accumulated at its "
-                "end would be lost. Make stop_every a multiple"
+                "end would be lost. Set stop_every to a multiple of gradient_accumulation_steps, "
+                "or change the latter"
             )
         if rest is None:
             logger.warning(
-                "gradients accumulated at the end of a pass over the loader may be lost: the "
-                "Trainer takes no step with them"
+                "gradients accumulated at the end of a pass over the loader may be lost, because "
+                "the Trainer takes no step with them. Set stop_every to a multiple of "
+                "gradient_accumulation_steps"
             )
         return self.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """`eval_dataset` may be a `FromStart`, or a dict that has some."""
+        """Return a DataLoader. `eval_dataset` may be a `FromStart`, or a dict with some."""
         asked = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         if isinstance(asked, str):
             asked = self.eval_dataset[asked]  # type: ignore[attr-defined]
         return asked if isinstance(asked, FromStart) else super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """`test_dataset` may be a `FromStart`."""
+        """Return a DataLoader. `test_dataset` may be a `FromStart`."""
         if isinstance(test_dataset, FromStart):
             return test_dataset
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Adds `loader.stats()` as `cloudload/…` wherever a training loss is logged."""
+        """Log `logs`, with `loader.stats()` as `cloudload/…` if they have a training loss."""
         numbers = self.loader.stats().as_dict("cloudload/") if "loss" in logs else {}
         super().log({**logs, **numbers}, *args, **kwargs)  # type: ignore[misc]

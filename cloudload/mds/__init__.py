@@ -5,10 +5,10 @@
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
     dataset ─► index        list the shards       writer ─► codecs, hashes ─► a shard's bytes
-    shard                   read one sample       codecs, hashes: of stored shards
+    shard                   read one sample       codecs, hashes: used to read and write shards
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). A test checks that `writer` writes
-the same bytes as its `MDSWriter`. Nothing here trusts its input: names may not leave their folder,
-the index bounds all sizes, and nothing is unpickled. Other packages may use every name without an
+the same bytes as its `MDSWriter`. All input is untrusted: file names may not leave their folder,
+the index limits all sizes, and nothing is unpickled. Other packages may use every name without an
 underscore.
 """

@@ -1,6 +1,6 @@
 """Compression of stored shards.
 
-The raw size in the index bounds the output, regardless of the size that the data declares.
+The raw size in the index limits the output, regardless of the size that the data declares.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def compress(compression: str, data: bytes) -> bytes:
 
 
 def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
-    """Decompress a stored shard, up to `raw_bytes` + 1 bytes.
+    """Decompress at most `raw_bytes` + 1 bytes of a stored shard.
 
-    Raises the codec's own error for damaged data.
+    Raises `ValueError` for an unknown compression, and the codec's own error for damaged data.
     """
     name = compression.partition(":")[0]
     if name == "zstd":
@@ -60,7 +60,7 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
 
 
 def check_codec(compression: str) -> None:
-    """Raise `DatasetError` if the package that decompresses such shards is missing."""
+    """Raise `DatasetError` if the package that decompresses `compression` is not installed."""
     try:
         if compression == "snappy":
             import snappy  # noqa: F401
@@ -80,7 +80,7 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
 
     decoder = brotli.Decompressor()
     parts = [decoder.process(data, output_buffer_limit=raw_bytes + 1)]
-    # each call stops at the first buffer beyond the limit
+    # each call returns when the output first exceeds the limit
     left = raw_bytes + 1 - len(parts[0])
     while left > 0 and not decoder.is_finished() and parts[-1]:
         parts.append(decoder.process(b"", output_buffer_limit=left))
@@ -91,7 +91,7 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
 def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
     import snappy
 
-    # a block begins with its raw size, 7 bits per byte, lowest first; snappy never writes more
+    # a block begins with its raw size as a varint; snappy never produces more bytes than that
     size = 0
     for place, byte in enumerate(data[:5]):
         size |= (byte & 127) << 7 * place

@@ -1,4 +1,4 @@
-"""Datasets: the index of one MDS dataset, and several datasets read as one corpus.
+"""The index of an MDS dataset, and a corpus: several datasets read as one.
 
 datasets   A: shards of 3, 2 samples      B: one shard of 4
 samples    0 1 2 │ 3 4                    5 6 7 8
@@ -30,7 +30,7 @@ _TEXT_ENCODINGS = ("str", "bytes")
 
 @dataclass(frozen=True)
 class Dataset:
-    """One MDS dataset as its index describes it."""
+    """An MDS dataset, as described by its index."""
 
     url: str
     shards: tuple[ShardInfo, ...]
@@ -43,13 +43,13 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Datasets read as one: samples and shards are numbered through all of them, in order."""
+    """Datasets read as one: sample and shard indices run through all datasets, in order."""
 
     datasets: tuple[Dataset, ...]
 
     @cached_property
     def shard_sizes(self) -> Ints:
-        """Samples of each shard: int64 [shards]."""
+        """Number of samples in each shard: int64 [shards]."""
         return np.array(
             [shard.samples for dataset in self.datasets for shard in dataset.shards], np.int64
         )
@@ -67,32 +67,33 @@ class Corpus:
 
     @cached_property
     def shard_owners(self) -> list[tuple[int, int]]:
-        """The dataset of each shard, and the shard's number within it."""
+        """(dataset, shard within the dataset) of each shard, as indices."""
         return [
             (d, s) for d, dataset in enumerate(self.datasets) for s in range(len(dataset.shards))
         ]
 
     @property
     def num_samples(self) -> int:
-        """Samples of all datasets."""
+        """Number of samples in all datasets."""
         return int(self.shard_starts[-1])
 
     def num_shards(self, stream: int) -> int:
-        """Shards of one dataset."""
+        """Number of shards in one dataset."""
         return len(self.datasets[stream].shards)
 
     def streams_of(self, samples: Ints) -> Ints:
-        """The dataset of each sample: int64 of the shape of `samples`."""
+        """The dataset index of each sample: int64, in the shape of `samples`."""
         return np.searchsorted(self.stream_starts, samples, side="right") - 1
 
     def shards_of(self, samples: Ints) -> Ints:
-        """The shard of each sample: int64 of the shape of `samples`."""
+        """The shard index of each sample: int64, in the shape of `samples`."""
         return np.searchsorted(self.shard_starts, samples, side="right") - 1
 
     def fingerprint(self, streams: range) -> str:
-        """Identify the content of some datasets by 32 hex digits.
+        """Return 32 hex digits that identify the content of the datasets `streams`.
 
-        Equal shards in equal order have equal fingerprints, regardless of location and compression.
+        The same shards, with the same hashes and in the same order, have the same fingerprint,
+        regardless of location and compression.
         """
         digest = hashlib.sha256()
         for stream in streams:
@@ -121,7 +122,7 @@ def check_text_column(corpus: Corpus, text_key: str) -> None:
                 continue
             found = f"{encoding}, not text, in column" if encoding else "no column"
             names = ", ".join(name for name in encodings if encodings[name] in _TEXT_ENCODINGS)
-            advice = "It has no text columns. Convert the corpus again, with one"
+            advice = "It has no text columns. Convert the corpus again with a text column"
             if names:
                 advice = f"Set text_key to one of its text columns: {names}"
             raise DatasetError(f"{redact(dataset.url)} has {found} {text_key!r}. {advice}")

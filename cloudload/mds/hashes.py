@@ -32,7 +32,7 @@ def hash_bytes(algorithm: str, data: bytes) -> str:
 
 
 def fastest_hash(hashes: Mapping[str, str]) -> str | None:
-    """The name of the cheapest hash of an index entry, or None if none of them is known."""
+    """The fastest of an index entry's hashes that Python can compute, by name, or None."""
     quick = [name for name in ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32") if name in hashes]
     known = quick or [name for name in sorted(hashes) if _is_hash(name)]
     return known[0] if known else None
@@ -40,7 +40,7 @@ def fastest_hash(hashes: Mapping[str, str]) -> str | None:
 
 @cache
 def _is_hash(name: str) -> bool:
-    """Whether Python has a hash of that name, with digests of a fixed size."""
+    """Whether hashlib has a hash of this name, with a fixed digest size."""
     try:
         return name in hashlib.algorithms_available and hashlib.new(name).digest_size > 0
     except ValueError:

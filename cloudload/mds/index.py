@@ -23,7 +23,7 @@ from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
 
-# the index of a corpus of 10^6 shards has about 500 bytes and 30 values per shard
+# upper bounds: an index has about 500 bytes and 30 values per shard, and up to 10^6 shards
 MOST_INDEX_BYTES = 1 << 30
 
 _MOST_INDEX_VALUES = 1 << 26
@@ -43,12 +43,12 @@ _FIXED_SIZES["float16"] = 2
 # the offsets of a shard are uint32
 _MOST_SHARD_BYTES = (1 << 32) - 1
 
-# the cache appends up to 18 bytes, and file systems allow 255
+# the cache appends up to 18 bytes, and file systems allow 255 per path component
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
 
 _CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
 
-# fast path for the names that MDS writers produce
+# fast path for the names that MDS writers produce, because an index can list a million names
 _PLAIN_NAME = re.compile(
     r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
 )
@@ -56,7 +56,7 @@ _PLAIN_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a shard: its name, MDS encoding, and bytes per sample (None if they vary)."""
+    """A column of a shard: its name, MDS encoding, and bytes per sample (None if variable)."""
 
     name: str
     encoding: str
@@ -64,13 +64,13 @@ class Column:
 
     @staticmethod
     def of(name: str, encoding: str) -> Column:
-        """The column, with the size of its encoding."""
+        """Create a column with the size of its encoding."""
         return Column(name, encoding, _FIXED_SIZES.get(encoding))
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file as the index describes it; `hashes` maps algorithms to hex digests."""
+    """A file, as described by the index. `hashes` maps algorithms to hex digests."""
 
     name: str
     bytes: int
@@ -79,7 +79,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard as the index describes it. `zipped` is the stored file of a compressed shard."""
+    """A shard, as described by the index. `zipped` is the stored file of a compressed shard."""
 
     samples: int
     columns: tuple[Column, ...]
@@ -89,7 +89,7 @@ class ShardInfo:
 
     @property
     def stored(self) -> FileInfo:
-        """The file in the store."""
+        """The file that is stored: `zipped`, or `raw` for an uncompressed shard."""
         return self.zipped or self.raw
 
 
@@ -129,15 +129,21 @@ def _explain(error: Exception) -> str:
 
 
 def _check_extent(data: bytes) -> None:
-    """Refuse, before parsing, an index that would take many times its own size in memory."""
+    """Reject an index that is too large to parse, which takes many times its size in memory."""
     if len(data) > MOST_INDEX_BYTES:
-        raise ValueError(f"it has more than {MOST_INDEX_BYTES:,} bytes")
-    if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_INDEX_VALUES:
-        raise ValueError(f"it has more than {_MOST_INDEX_VALUES:,} values")
+        raise ValueError(
+            f"it has more than {MOST_INDEX_BYTES:,} bytes: use larger shards or several datasets"
+        )
+    count = sum(map(data.count, (b",", b"[", b"{")))
+    if count > _MOST_INDEX_VALUES:
+        raise ValueError(
+            f"it has {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed: use larger "
+            "shards or several datasets"
+        )
 
 
 def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
-    """Turn each entry into a `ShardInfo` as soon as it ends, so that raw entries do not add up."""
+    """Convert an entry to a `ShardInfo` once parsed, so that raw dicts do not fill memory."""
     return _parse_shard(entry) if "raw_data" in entry else entry
 
 
@@ -164,7 +170,8 @@ def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
     )
 
 
-# the shards of a dataset share one tuple; types are part of the key because True equals 1
+# cached, so that shards with equal columns share one tuple; `_types` is in the key because True
+# equals 1
 @lru_cache(1024)
 def _parse_columns(
     names: tuple[Any, ...],
@@ -175,7 +182,7 @@ def _parse_columns(
     if not all(isinstance(name, str) for name in (*names, *encodings)):
         raise ValueError("column names and encodings are not all text")
     if not len(names) == len(encodings) == len(sizes):
-        raise ValueError("column names, encodings and sizes differ in number")
+        raise ValueError("column names, encodings and sizes differ in length")
     if not names or len(set(names)) < len(names):
         raise ValueError("a shard has no columns, or two with the same name")
     columns = tuple(
@@ -225,14 +232,17 @@ def _fault_of_name(name: object) -> str | None:
         return "contains a wildcard"
     longest = max(len(part.encode()) for part in parts)
     if longest > _MOST_PART_BYTES or len(name.encode()) > _MOST_NAME_BYTES:
-        return f"is longer than {_MOST_PART_BYTES} bytes"
+        return (
+            f"is longer than {_MOST_NAME_BYTES} bytes, or a component of its path is longer than "
+            f"{_MOST_PART_BYTES}"
+        )
     if any(part.lower().endswith(_CACHE_SUFFIXES) for part in parts):
         return "ends in .part or .lock, which the cache reserves for its own files"
     return None
 
 
 def _check_names(shards: Iterable[ShardInfo]) -> None:
-    """Check that names differ even if case is ignored, and that no file is the folder of others."""
+    """Raise `ValueError` if two names differ at most in case, or if a file is also a folder."""
     files = [file for shard in shards for file in (shard.raw, shard.zipped) if file is not None]
     folded = {file.name.casefold() for file in files}
     if len(folded) < len(files):
@@ -255,5 +265,5 @@ def _folders_of(name: str) -> Iterable[str]:
 
 def _natural(value: object, field: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{field} is {str(value)[:100]!r}, not a whole number of 0 or more")
+        raise ValueError(f"{field} is {str(value)[:100]!r}, not an integer of at least 0")
     return value

@@ -1,7 +1,7 @@
 """Read the samples of a raw shard, mapped into memory. `cloudload.mds` draws the format.
 
-Nothing in the file is trusted: its size and columns must match the index, its offsets must ascend
-within the file, and a sample's columns must fill the sample exactly.
+The file is untrusted: its size and columns must match the index, its offsets must ascend within the
+file, and a sample's columns must fill the sample exactly.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ REPAIR_ADVICE = (
 class Shard:
     """A raw shard, mapped into memory. It stays readable after its file is deleted.
 
-    Raises `FileNotFoundError`, and `DatasetError` if the file does not match `info`.
+    Raises `FileNotFoundError` if there is no file, and `DatasetError` if it does not match `info`.
     """
 
     def __init__(self, path: Path, info: ShardInfo) -> None:
         self.path, self.info = path, info
         self.url = ""
-        """Its URL, for errors; set by the cache."""
+        """The shard's URL, for error messages. Set by the cache."""
         with _open_regular(path) as file:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
@@ -52,8 +52,8 @@ class Shard:
         self._check_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
-        # a column begins after the sizes and the columns before it; keep the fixed bytes of those
-        # columns, and how many of them are variable-sized
+        # a column begins after the sizes and the columns before it; for each column, keep the fixed
+        # part of that offset, and the number of variable-sized columns before it
         fixed = [column.bytes or 0 for column in info.columns]
         self._fixed_bytes = self._sizes.size + sum(fixed)
         self._before = [
@@ -62,7 +62,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Its URL, or its path if the URL is not known."""
+        """The shard's URL, or its path if the URL is not known."""
         return self.url or str(self.path)
 
     def _read_offsets(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
@@ -110,7 +110,7 @@ class Shard:
         raise DatasetError(f"{self.name} has no column {name!r}; its columns are: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
-        """The bytes of one column of one sample, both by index.
+        """Read the bytes of one column of one sample, both given by index.
 
         Raises `DatasetError` if the sample is damaged.
         """
@@ -126,12 +126,12 @@ class Shard:
         return self._map[start : start + (sizes[variable] if width is None else width)]
 
     def read_texts(self, samples: Iterable[int], column: int) -> list[str]:
-        """One column of some samples, as text.
+        """Read one column of each of `samples` as text.
 
         Raises `DatasetError` if a sample is damaged or is not UTF-8.
         """
         texts = []
-        # runs for every document, so `read_bytes` is inlined: a call would double the cost
+        # this runs for every document, so `read_bytes` is inlined: a call would double the time
         starts, unpack, data, fixed_bytes = (
             self._starts,
             self._sizes.unpack_from,
@@ -168,16 +168,17 @@ class Shard:
         return texts
 
     def read(self, sample: int) -> dict[str, Any]:
-        """A whole sample, by column name.
+        """Read all columns of a sample, by name.
 
-        Raises `DatasetError` for a column that would have to be unpickled.
+        Raises `DatasetError` if the sample is damaged, or if a column would have to be unpickled.
         """
         return self.read_columns(sample, [column.name for column in self.info.columns])
 
     def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
-        """The named columns of a sample; columns that do not exist are left out.
+        """Read the named columns of a sample; names without a column are left out.
 
-        Raises `DatasetError` if a value does not fit its encoding.
+        Raises `DatasetError` if the sample is damaged, if a value does not fit its encoding, or if
+        a column would have to be unpickled.
         """
         columns = self.info.columns
         numbers = {column.name: number for number, column in enumerate(columns)}
@@ -192,7 +193,7 @@ class Shard:
             raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
 
     def where(self, sample: int) -> str:
-        """Describe a sample in a message, with its id if that can be read."""
+        """Describe a sample for a message, with its ID if it can be read."""
         try:
             identifier = self.read_columns(sample, [ID_KEY])
         except DatasetError:
@@ -208,7 +209,7 @@ class Shard:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a regular file. Pipes and devices are refused because they could block or never end."""
+    """Open a regular file. Refuse pipes and devices, which could block or never end."""
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except FileNotFoundError:
@@ -229,8 +230,8 @@ def _explain(error: Exception) -> str:
 def decode_value(encoding: str, data: bytes) -> Any:
     """Decode a column's bytes.
 
-    Raises `DatasetError` for an encoding other than str, bytes, json or a number, and `ValueError`
-    or `struct.error` if the bytes do not fit the encoding.
+    Raises `DatasetError` for an encoding other than str, bytes, json and `FIXED_FORMATS`, and
+    `ValueError` or `struct.error` if the bytes do not fit the encoding.
     """
     if encoding == "str":
         return data.decode("utf-8")
@@ -241,6 +242,6 @@ def decode_value(encoding: str, data: bytes) -> Any:
     if encoding in FIXED_FORMATS:
         return struct.unpack(FIXED_FORMATS[encoding], data)[0]
     raise DatasetError(
-        f"a column of encoding {encoding!r} cannot be read; cloudload reads str, bytes, json and "
-        "numbers"
+        f"a column of encoding {encoding!r} cannot be read; cloudload reads str, bytes, json, "
+        f"{', '.join(FIXED_FORMATS)}. Convert the corpus again without this column"
     )

@@ -20,9 +20,9 @@ DEFAULT_SHARD_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """How shards are written.
+    """The columns, compression, hashes and size of the shards to write.
 
-    Raises `ValueError` if the compression or a hash does not exist.
+    Raises `ValueError` if the columns are not sorted, or if the compression or a hash is unknown.
     """
 
     columns: tuple[Column, ...]
@@ -43,7 +43,7 @@ class ShardFormat:
             compress(self.compression, b"")
 
     def config(self) -> dict[str, Any]:
-        """The fields that every shard repeats in its header and in the index."""
+        """The fields that the header and the index entry of every shard contain."""
         return {
             "version": 2,
             "format": "mds",
@@ -56,11 +56,11 @@ class ShardFormat:
         }
 
     def header(self) -> bytes:
-        """The JSON after a shard's offsets."""
+        """The JSON header, which follows a shard's offsets."""
         return json.dumps(self.config(), sort_keys=True).encode()
 
     def empty_bytes(self) -> int:
-        """The size of a shard without samples. Each sample adds its own size and 4 bytes."""
+        """The size of a shard without samples. Each sample adds its size and a 4-byte offset."""
         return 8 + len(self.header())
 
 
@@ -80,7 +80,7 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
 
 
 def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
-    """Encode the part of a raw shard before its samples; `sizes` is int64 [samples], in bytes.
+    """Encode the part of a raw shard before its samples, whose sizes in bytes are int64 [samples].
 
     Raises `ValueError` if the shard would have 4 GiB or more.
     """
@@ -88,7 +88,8 @@ def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
     offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(header)
     if offsets[-1] >= 1 << 32:
         raise ValueError(
-            f"a shard of {offsets[-1]:,} bytes exceeds the limit of an MDS shard (4 GiB)"
+            f"a shard of {offsets[-1]:,} bytes exceeds the limit of an MDS shard (4 GiB). Write "
+            "fewer samples per shard"
         )
     return b"".join([struct.pack("<I", len(sizes)), offsets.astype("<u4").tobytes(), header])
 

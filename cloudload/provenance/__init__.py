@@ -1,4 +1,4 @@
-"""Find the rows and documents of a run, given only one of its states and the data.
+"""Find the rows and documents of a run, using only one of its states and the data.
 
     load_state      checkpoint ─► state
     open_run        state ─► Run ─► a loader at the state's position
@@ -6,8 +6,8 @@
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
 Steps count global batches from the run's start: the first is step 1. The world size of the run does
-not matter. A query about one lane reads only that lane: it uses the loader of the lane's rank in a
-world with one rank per lane.
+not matter. To read a single lane, a query uses the loader of the lane's rank in a world with one
+rank per lane.
 """
 
 from cloudload.provenance.documents import Occurrence as Occurrence

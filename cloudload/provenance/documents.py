@@ -34,15 +34,16 @@ class Occurrence:
     epoch: int
     """The epoch, from 0."""
     sample: int
-    """The number of the sample within its stream, from 0."""
+    """The index of the sample within its stream, from 0."""
     start: int
     stop: int
 
 
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
-    """(stream, sample) of every sample whose column `id` is `identifier`. Reads all shards.
+    """Find every sample whose column `id` is `identifier`, and return its (stream, sample) indices.
 
-    `delivery` are options of `DeliveryConfig`. Raises `DatasetError` if no sample has this id.
+    Reads all shards. `delivery` are options of `DeliveryConfig`. Raises `DatasetError` if no sample
+    has this id, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
         tracer = Tracer(loader.plan())
@@ -50,8 +51,8 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
         tracer.close()
     if not found:
         raise DatasetError(
-            f"no sample has {identifier!r} in its column 'id'. If you know its number, pass the "
-            "number (--sample)"
+            f"no sample has {identifier!r} in its column 'id'. If you know the sample's index, "
+            "pass it (--sample)"
         )
     return found
 
@@ -59,11 +60,11 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
 def find_document(
     run: Run, stream: int, sample: int, last_step: int, **delivery: Any
 ) -> Iterator[Occurrence]:
-    """Yield the places where a sample is read after the state, up to and including `last_step`.
+    """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    `stream` and `sample` are numbers, from 0. `delivery` are options of `DeliveryConfig`. Raises
+    `stream` and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
     `ValueError` for a `last_step` that is not after the state, and for a stream or a sample that
-    does not exist.
+    does not exist; and the errors of `Run.loader`.
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
@@ -72,8 +73,9 @@ def find_document(
         if run.saved.fields["epochs"] is not None:
             yield from _occurrences(run, loader, (stream, sample), None, last_row)
             return
-        epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0  # its residue may still be open
-        # lanes are seldom one epoch apart, and two only if there are fewer documents than lanes
+        # a residue may still hold documents of the epoch before
+        epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0
+        # lanes are rarely one epoch apart, and two only if there are fewer documents than lanes
         while missed < _MISSED_EPOCHS:
             found: list[Occurrence] = []
             for lane in _lanes_of(plan, stream, sample, epoch):
@@ -87,7 +89,7 @@ def find_document(
 def _occurrences(
     run: Run, loader: CloudLoader, document: tuple[int, int], epoch: int | None, last_row: int
 ) -> Iterator[Occurrence]:
-    """Yield the places where a loader reads a document up to `last_row`, in one epoch or all."""
+    """Yield each occurrence of a document in rows up to `last_row`, in `epoch` or in all epochs."""
     for batch in loader:
         rows = batch.rows[batch.spans[:, SPAN_ROW]]
         for (_, stream, of_epoch, sample, start, stop), row in zip(
@@ -104,7 +106,7 @@ def _occurrences(
 
 
 def _check_sample(plan: Plan, stream: int, sample: int) -> None:
-    """Raises `ValueError` for a stream or a sample that does not exist."""
+    """Raise `ValueError` if the stream or the sample does not exist."""
     sizes = np.diff(plan.recipe.corpus.stream_starts).tolist()
     if not 0 <= stream < len(sizes):
         raise ValueError(f"there is no stream {stream}: the run has streams 0 to {len(sizes) - 1}")
@@ -124,7 +126,7 @@ def _component_of(plan: Plan, stream: int) -> int:
 
 
 def _first_epoch(plan: Plan, stream: int) -> int:
-    """The earliest current epoch of any lane in the component of a stream."""
+    """The earliest epoch that any lane of a stream's component is in."""
     place = _component_of(plan, stream)
     lanes = plan.recipe.components[place].lanes
     return min(

@@ -1,4 +1,4 @@
-"""The documents in given steps, or in one row of them."""
+"""The documents in given steps, or in one row of each step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def trace_steps(
 ) -> Iterator[tuple[int, list[TracedSpan]]]:
     """Yield (step, spans) for each of `steps`.
 
-    With `row` (0 is the first), the spans are those of one row of the step's global batch.
-    `delivery` are options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not
-    have, or a step that is not after the state.
+    With `row` (0 is the first), yields only the spans in that row of the global batch. `delivery`
+    are options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not have, and
+    for a step that is not after the state; and the errors of `Run.loader`.
     """
     if row is not None and not 0 <= row < run.global_batch:
-        raise ValueError(f"row is {row}, but a step has rows 0 to {run.global_batch - 1}")
+        raise ValueError(f"row is {row}; use 0 to {run.global_batch - 1}, the rows of a step")
     if row is None or run.saved.fields["epochs"] is not None:
         yield from _trace_in_turn(run, steps, row, delivery)
         return

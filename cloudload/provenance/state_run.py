@@ -1,4 +1,4 @@
-"""The run of a saved state: read the state from a checkpoint, and create a loader for it."""
+"""Read a state from a checkpoint, and create loaders that continue its run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudload.run.state import Saved, read_state
 
 @dataclass(frozen=True)
 class Run:
-    """A run as described by a state, and the arguments of its loader."""
+    """A run: one of its states, and the arguments of its loader."""
 
     state: Mapping[str, Any]
     arguments: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Run:
 
     @property
     def labels(self) -> list[str]:
-        """The names of its streams."""
+        """The names of the run's streams."""
         return [stream.label for stream in self.arguments["data"]]
 
     @property
@@ -38,13 +38,16 @@ class Run:
         return read_state(self.state)
 
     def loader(self, **delivery: Any) -> CloudLoader:
-        """A loader at the position of the state; `delivery` are options of `DeliveryConfig`."""
+        """Create a loader at the state's position; `delivery` are options of `DeliveryConfig`.
+
+        Raises the errors of `CloudLoader` and of its `load_state_dict`.
+        """
         loader = CloudLoader(**self.arguments, **delivery)
         loader.load_state_dict(self.state)
         return loader
 
     def rows_of_step(self, step: int) -> range:
-        """The rows of the run in a step.
+        """The rows of a step, as indices into the run's rows.
 
         Raises `ValueError` for a step that is not after the state.
         """
@@ -66,8 +69,8 @@ class Run:
 def load_state(path: str | Path) -> dict[str, Any]:
     """Load the cloudload state from a file: JSON, or written by `torch.save`.
 
-    Finds the state at any depth, and unpickles nothing. Raises `StreamChangedError` for a file
-    without a state.
+    Finds the state at any depth, and unpickles nothing. Raises `StreamChangedError` if the file has
+    no state, and `OSError` if it cannot be read.
     """
     try:
         content = json.loads(Path(path).read_bytes())
@@ -75,7 +78,9 @@ def load_state(path: str | Path) -> dict[str, Any]:
         content = _load_checkpoint(path)
     found = _find_state(content)
     if found is None:
-        raise StreamChangedError(f"{path} has no cloudload state. Save loader.state_dict() in it")
+        raise StreamChangedError(
+            f"{path} has no cloudload state. Use a file that contains loader.state_dict()"
+        )
     return found
 
 
@@ -88,12 +93,12 @@ def _load_checkpoint(path: str | Path) -> Any:
         [reason, *_] = [*str(error).splitlines(), type(error).__name__]
         raise StreamChangedError(
             f"{path} is neither JSON nor a torch checkpoint that loads with weights_only "
-            f"({reason[:200]})"
+            f"({reason[:200]}). Save loader.state_dict() with json.dump or torch.save"
         ) from error
 
 
 def _find_state(content: Any) -> dict[str, Any] | None:
-    """The first state in nested mappings and lists of any depth, even self-referential ones."""
+    """The first state in mappings and lists nested to any depth, even self-referential ones."""
     stack, seen = [content], set()
     while stack:
         found = stack.pop()
@@ -114,24 +119,24 @@ def open_run(
     transform: Transform | str | None = None,
     global_batch: int | None = None,
 ) -> Run:
-    """The run that a state belongs to.
+    """Open the run that a state belongs to.
 
-    Give `data` (a URL for each stream) and `tokenizer` if they have moved, `transform` (a function
+    Pass `data` (a URL for each stream) and `tokenizer` if they have moved, `transform` (a function
     or `module:function`) if the run had one, and `global_batch` (rows) if the state was saved
-    before the first batch. Raises `StreamChangedError` for a damaged state, and `ValueError` that
-    names a missing argument.
+    before the first batch. Raises `StreamChangedError` if the state is damaged or does not record
+    the tokenizer, and `ValueError` if an argument is missing or invalid.
     """
     saved = read_state(state)
     sources = _read_sources(state)
     tokenizer = tokenizer or sources.tokenizer
     if tokenizer is None:
         raise StreamChangedError(
-            "sources: the state does not record the tokenizer's location. Pass it (--tokenizer)"
+            "the state does not record the tokenizer's location. Pass the tokenizer (--tokenizer)"
         )
     if isinstance(transform, str):
         transform = _import(transform)
     if transform is None and state["transform"] is not None:
-        raise ValueError(f"the run had the transform {state['transform']!r}: pass it (--transform)")
+        raise ValueError(f"the run had the transform {state['transform']!r}. Pass it (--transform)")
     global_batch = global_batch or saved.position.global_batch
     if not global_batch:
         raise ValueError(
@@ -193,14 +198,14 @@ def _import(path: str) -> Transform:
         transform: Transform = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"transform {path!r} cannot be imported ({error}). Write module:function, with its "
+            f"transform {path!r} cannot be imported ({error}). Use module:function, with its "
             "folder in PYTHONPATH"
         ) from error
     return transform
 
 
 def open_lane(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:
-    """The loader of one lane: the loader of its rank in a world with one rank per lane."""
+    """Create the loader of one lane: the lane's rank in a world with one rank per lane."""
     options = {**delivery, "num_workers": 0}
     return run.loader(
         batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options

@@ -1,4 +1,4 @@
-"""Helpers for all stores' clients: timeouts, length checks, and the kinds of common failures."""
+"""Helpers for all stores' clients: timeouts, length checks, and kinds of common failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ShortReadError(OSError):
 
 
 class LengthCheckedReader(io.RawIOBase):
-    """A body that raises `ShortReadError` if it ends early, even if its client does not notice."""
+    """A body that raises `ShortReadError` if it ends early, which some clients do not detect."""
 
     def __init__(self, body: Any, expected_bytes: int | None) -> None:
         self._body, self._left = body, expected_bytes
@@ -53,8 +53,8 @@ _BROKEN = (TimeoutError, ConnectionError, ShortReadError, EOFError, socket.gaier
 def call_with_timeout(timeout_s: float, call: Callable[[], T]) -> T:
     """Return the result of `call`, or raise `TimeoutError` after `timeout_s`.
 
-    `call` runs in a thread because DNS and some clients have no timeout. After a timeout it keeps
-    running, and its result is closed when it finishes.
+    `call` runs in a thread because DNS lookups and some clients have no timeout. After a timeout,
+    `call` keeps running, and its result is closed when it finishes.
     """
     future: Future[T] = Future()
     threading.Thread(
@@ -89,7 +89,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def failure_kind_of_status(status: int) -> FailureKind:
-    """The failure kind of an HTTP status if nothing else is known."""
+    """The failure kind of an HTTP status, for an error without more details."""
     if (status >= 500 and status != 501) or status in (408, 429):
         return FailureKind.BUSY
     if status in (401, 403):
@@ -100,7 +100,8 @@ def failure_kind_of_status(status: int) -> FailureKind:
 def failure_kind_of_connection(error: BaseException) -> FailureKind:
     """The failure kind of any client's connection error.
 
-    UNREACHABLE for resets, timeouts, refused connections, unknown hosts, and short bodies.
+    UNREACHABLE for resets, timeouts, refused connections, unknown hosts, and short bodies;
+    UNTRUSTED for a certificate; DENIED for a proxy that requires a login; else OTHER.
     """
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return FailureKind.UNTRUSTED
@@ -120,12 +121,12 @@ def failure_kind_of_any(error: BaseException) -> FailureKind:
         return FailureKind.MISSING_OBJECT
     if isinstance(error, PermissionError):
         return FailureKind.DENIED
-    # classes of paramiko and azure, by name, to import neither
+    # compared by name, so that neither paramiko nor azure is imported
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"AuthenticationException", "ClientAuthenticationError"}:
         return FailureKind.BAD_CREDENTIALS
     if (status := status_of(error)) is not None:
         return failure_kind_of_status(status)
-    if type(error).__module__.startswith("paramiko"):  # a session that broke after the login
+    if type(error).__module__.startswith("paramiko"):  # a session that broke after login
         return FailureKind.UNREACHABLE
     return failure_kind_of_connection(error)

@@ -14,12 +14,12 @@ from cloudload.storage.clients import LengthCheckedReader, call_with_timeout, fa
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 
-# read by StreamingDataset's downloader if no fsspec package is installed for them
+# without an fsspec package, these schemes fall back to StreamingDataset's downloader
 _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme that fsspec supports. Uploads are atomic only if its package makes them so."""
+    """Any scheme that fsspec supports. Whether uploads are atomic depends on its package."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
@@ -28,7 +28,7 @@ class FsspecStore:
 
     def _open(self, url: str, retry: Retry) -> BinaryIO:
         filesystem, _ = _resolve(url)
-        # one plain request, because fsspec's preliminary one reports every failure as a missing
+        # these options skip fsspec's preliminary request, which reports every failure as a missing
         # object
         options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
         with _evicted_on_failure(filesystem):
@@ -47,8 +47,7 @@ class FsspecStore:
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         filesystem, root = _resolve(url)
         for name, info in filesystem.find(url, detail=True).items():
-            # keep the URL as it was given, because fsspec's own may lack the host or change the
-            # scheme
+            # build on the caller's URL, because fsspec's may lack the host or have another scheme
             below = name.removeprefix(root.rstrip("/"))
             yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0))
 
@@ -67,7 +66,7 @@ class _TimeLimitedBody:
             return call_with_timeout(self._timeout_s, lambda: bytes(self._body.read(size)))
 
     def close(self) -> None:
-        # a server that stopped responding does not respond to this either
+        # closing also times out if the server has stopped responding
         with contextlib.suppress(TimeoutError):
             call_with_timeout(min(self._timeout_s, 1.0), self._body.close)
 

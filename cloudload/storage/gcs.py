@@ -39,12 +39,12 @@ class GCSStore:
     def open(self, url: str, retry: Retry) -> BinaryIO:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
-        # one plain request, because the library's own stream requests ranges and yields nothing
-        # until a range is complete
+        # a single request, because the library's stream requests ranges and returns no bytes until
+        # a range is complete
         base = self._client._connection.API_BASE_URL
         answer = self._client._http.get(
             f"{base}/download/storage/v1{blob.path}?alt=media",
-            # the bytes as stored: decoding gzip would change the size that is checked
+            # request the stored bytes, because decoding gzip would change the size that is checked
             headers={"Accept-Encoding": "gzip"},
             stream=True,
             timeout=retry.timeout_s,
@@ -86,7 +86,7 @@ class GCSStore:
         if isinstance(error, TransportError) or getattr(error, "retryable", False):
             is_untrusted = kind is FailureKind.UNTRUSTED
             return kind if is_untrusted else FailureKind.UNREACHABLE
-        # anonymous clients get here too: on a 401, the client requests another token
+        # also raised for an anonymous client, which requests another token after a 401
         if self._is_anonymous():
             return FailureKind.NO_CREDENTIALS
         return _failure_kind_of_token(str(error))

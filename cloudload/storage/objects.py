@@ -5,8 +5,8 @@
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 ones (403, 404, a wrong secret) fail immediately, and the error names the cause. The deadline
-includes DNS and connecting. Only uploads and open streams may take longer; each of their requests
-is limited to `Retry.timeout_s`.
+includes DNS and connecting. It does not cover local files, uploads, or reading from an open stream,
+where each read is limited to `Retry.timeout_s`.
 
 Every verb raises `StoreError`, whose `kind` is a `FailureKind`.
 """
@@ -69,8 +69,8 @@ def download_object(
 ) -> int:
     """Write an object to the seekable `target`, at its position; return the number of bytes.
 
-    A retry starts over. If the object is larger than `most_bytes`, one byte more than that is
-    written, so that the caller can tell.
+    A retry starts over. If the object is larger than `most_bytes`, `most_bytes` + 1 bytes are
+    written, so that the caller can detect it.
     """
     retry, backend = retry or Retry(), backend_of(url)
     start = target.tell()
@@ -90,7 +90,7 @@ def download_object(
         with writing:
             if is_over:
                 return 0
-            # only now, because until here the target keeps the bytes that its owner reserved
+            # truncate last, because until then the target keeps the disk space reserved for it
             target.truncate()
             return target.tell() - start
 
@@ -102,7 +102,7 @@ def download_object(
 
 
 def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
-    """Open an object as a stream. Retries and the deadline cover the opening only."""
+    """Open an object as a stream. Retries and the deadline apply only to opening it."""
     retry, backend = retry or Retry(), backend_of(url)
     return _retrying("open", url, backend, retry, lambda: backend.open(url, retry))
 
@@ -110,7 +110,7 @@ def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
     """Store a file as an object.
 
-    A reader sees all of it or nothing, unless an fsspec file system does not write atomically.
+    The write is atomic, except on fsspec file systems that do not support atomic writes.
     """
     retry, backend = retry or Retry(), backend_of(url)
     _retrying(
@@ -119,7 +119,7 @@ def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
 
 
 def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
-    """Store `data` as an object, as `upload_file` does."""
+    """Store `data` as an object, with the guarantees of `upload_file`."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -183,6 +183,6 @@ def _explain(error: BaseException) -> str:
 
 
 def _advise(kind: FailureKind, error: BaseException) -> str:
-    # the system's own message about a file needs no advice
+    # an operating system's message about a file needs no advice
     is_plain = kind is FailureKind.OTHER and isinstance(error, OSError)
     return "" if is_plain else f". {_ADVICE[kind]}"

@@ -1,4 +1,4 @@
-"""S3 and S3-compatible stores through boto3, with its chain of credentials, profiles and endpoints.
+"""S3 and S3-compatible stores through boto3, with its credential chain, profiles and endpoints.
 
 Requests are anonymous if there are no credentials. `GCSByHMAC` reads gs:// through the same API,
 with `GCS_KEY` and `GCS_SECRET`.
@@ -36,7 +36,7 @@ _CODES = {
     FailureKind.BUSY: "SlowDown Throttling ThrottlingException RequestThrottled "
     "RequestLimitExceeded OperationAborted RequestTimeout InternalError",
     FailureKind.DENIED: "AccessDenied AllAccessDisabled",
-    FailureKind.OTHER: "InvalidObjectState",  # a 403 for an archived object, as its text says
+    FailureKind.OTHER: "InvalidObjectState",  # a 403 for an archived object
 }
 
 _KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
@@ -70,7 +70,7 @@ class S3Store:
         return client
 
     def _payer(self, bucket: str) -> dict[str, str]:
-        """The requester-pays header, for the buckets that Streaming's variable lists."""
+        """The requester-pays argument if Streaming's environment variable lists the bucket."""
         buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
         return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
 
@@ -161,9 +161,9 @@ def _config(retry: Retry, **options: Any) -> Any:
 
 
 def _stop_redirects(context: dict[str, Any], **_: Any) -> None:
-    """Keep boto3 from repeating a HEAD request for a bucket's region forever.
+    """Stop boto3 from repeating a HEAD request for a bucket's region forever.
 
-    It would do so if the request is redirected without a region.
+    It repeats the request if a redirect does not name the region.
     """
     context.setdefault("s3_redirect", {})["redirected"] = True
 
@@ -172,6 +172,6 @@ def _failure_kind_of_answer(error: Any) -> FailureKind:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = status_of(error) or 0
     if status == 400 and code in ("", "400"):
-        # a HEAD response has no body; usually the token has expired, or the region is wrong
+        # a HEAD response has no body, so guess: usually an expired token or a wrong region
         return FailureKind.DENIED
     return _KIND_OF_CODE.get(code) or failure_kind_of_status(status)

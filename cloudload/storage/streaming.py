@@ -13,11 +13,11 @@ from cloudload.storage.clients import failure_kind_of_any
 from cloudload.storage.urls import scheme_of
 
 STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
-"""The schemes that fsspec does not support, or not under these names."""
+"""Schemes that fsspec does not support, or supports under other names."""
 
 
 class StreamingStore:
-    """StreamingDataset's downloaders, which are read-only and read only whole objects."""
+    """StreamingDataset's downloaders, which can only read, and only whole objects."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         try:
@@ -33,7 +33,7 @@ class StreamingStore:
                 CloudDownloader.direct_download(url, str(path), retry.timeout_s)
             except ImportError as error:
                 raise StoreError(f"cannot read {scheme_of(url)}:// URLs ({error})") from None
-            return path.open("rb")  # stays readable after its folder is removed
+            return path.open("rb")  # stays readable after the folder is removed
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise io.UnsupportedOperation(

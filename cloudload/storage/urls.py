@@ -28,13 +28,13 @@ def local_path(url: str) -> Path:
 
 
 def check_location(url: str) -> None:
-    """Raise `ValueError` unless this is a path or a complete URL.
+    """Raise `ValueError` unless `url` is a path or a complete URL.
 
-    A URL built from an unset variable, for instance, is neither.
+    For instance, `s3://` followed by an unset variable is neither.
     """
     scheme, separator, rest = url.partition("://")
     if not url.strip():
-        raise ValueError("the location is empty; give a folder or a URL such as s3://bucket/folder")
+        raise ValueError("the location is empty; use a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
         raise ValueError(f"{redact(url)!r} names no bucket; write {scheme}://bucket/folder")
     if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
@@ -56,7 +56,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def is_below(key: str, prefix: str) -> bool:
-    """Whether an object is in the folder `prefix`, or is `prefix`: `a/bc` is not below `a/b`."""
+    """Whether an object is `prefix` or in the folder `prefix`: `a/bc` is not below `a/b`."""
     return not key.endswith("/") and (
         not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/")
     )

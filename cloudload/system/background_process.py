@@ -5,9 +5,10 @@
                                                                calls, unlocks, exits
 
 The child is not a fork because this process may have threads and store clients, and not a
-`multiprocessing` child because worker processes are daemonic and may not have any. It inherits the
-lock, so the kernel releases the lock if the child dies. A thread here waits for the child, so that
-it does not become a zombie. Failure is silent: the reader builds the result if it is missing.
+`multiprocessing` child because worker processes are daemonic and may not have children. It inherits
+the lock, so the kernel releases the lock if the child dies. A thread in this process waits for the
+child, so that it does not become a zombie. Failure is silent: the reader builds the result if it is
+missing.
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
         inherited = [descriptor] if trainer is None else [descriptor, trainer]
         process = _spawn([function, str(lock.absolute())], argument, inherited)
     except OSError as error:
-        logger.info("cannot start a background process for %s: %s", function, error)
+        logger.info(
+            "cannot start a background process for %s: %s; the result will be built when it is "
+            "needed",
+            function,
+            error,
+        )
         release(lock, descriptor)
         return False
     finally:
@@ -61,7 +67,7 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
             os.close(trainer)
     unregister(lock)
     os.close(descriptor)
-    # an exiting interpreter starts no threads; init then reaps the process
+    # an exiting interpreter cannot start threads; init then reaps the child
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
     return True

@@ -1,6 +1,7 @@
 """`flock` locks, which the kernel releases when their holder dies.
 
-A lock file exists only while it is locked.
+The holder deletes the lock file when it releases the lock. The file of a killed holder remains, but
+is unlocked.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from cloudload.system.temp_files import register, unregister
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path`, which excludes all other threads and processes of this node.
+    """Lock the file `path` against all other threads and processes of this node.
 
-    Yields True, or False if `wait` is False and the lock is taken.
+    Yields True, or False if `wait` is False and another holds the lock.
     """
     descriptor = acquire(path, wait=wait)
     try:
@@ -30,9 +31,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """Lock `path`, for as long as any process has the returned descriptor open.
+    """Lock `path` until every process has closed the returned descriptor.
 
-    Returns None if `wait` is False and the lock is taken.
+    Returns None if `wait` is False and another holds the lock.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

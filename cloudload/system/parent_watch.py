@@ -1,7 +1,7 @@
 """Exit on SIGTERM, and soon after the parent or the training process ends.
 
     trainer   ──────────► SIGKILL
-    worker    ─────────────────── within a second ──► removes its temporary files, and exits
+    worker    ─────────────────── about a second ──► removes its temporary files, and exits
 
 A blocked worker exits as promptly as a busy one. Ctrl-C reaches the whole process group; workers
 ignore it and leave the response to the training process.
@@ -25,7 +25,7 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 
 
 def exit_with_parent() -> None:
-    """Exit on SIGTERM, and within a second after the parent ends. Call it in the main thread."""
+    """Exit on SIGTERM, and about a second after the parent ends. Call it in the main thread."""
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch_parent, name="cloudload-parent-watch", daemon=True).start()
@@ -45,7 +45,7 @@ def open_trainer_pidfd() -> int | None:
 
 
 def exit_with_trainer(pidfd: int) -> None:
-    """Exit soon after the process of `open_trainer_pidfd` ends."""
+    """Exit soon after the training process ends; `pidfd` is from `open_trainer_pidfd`."""
     threading.Thread(
         target=_watch_trainer, args=(pidfd,), name="cloudload-parent-watch", daemon=True
     ).start()
@@ -54,8 +54,8 @@ def exit_with_trainer(pidfd: int) -> None:
 def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # children of a fork server have a pipe that closes with the trainer; siblings of a forked child
-    # may hold the other end of its pipe, so its parent's id is checked as well
+    # a child of a fork server has a pipe that closes when the trainer ends; the other end of a
+    # forked child's pipe may be open in its siblings, so its parent's process ID is checked as well
     is_child = os.getppid() == parent.pid
     while not wait([parent.sentinel], timeout=_CHECK_EVERY_S):
         if is_child and os.getppid() != parent.pid:

@@ -5,8 +5,8 @@
     trainer              read ───► read ───► read
 
 A worker has one slot for each block that may be in flight, and one for the block being read. The
-memory is anonymous: the kernel frees it when the last process unmaps it, and it does not count
-against a container's small /dev/shm.
+memory is anonymous, so the kernel frees it when the last process unmaps it, and it does not use a
+container's small /dev/shm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIGNMENT = 64
 
 
 class SharedMemoryRing:
-    """Slots of equal size. Forked processes inherit them; for spawned ones, they are pickled."""
+    """Slots of equal size. Forked processes inherit them; spawned processes unpickle them."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
@@ -37,14 +37,14 @@ class SharedMemoryRing:
         self._map = mmap.mmap(descriptor, max(1, self.num_slots * self.slot_bytes))
 
     def slot(self, number: int) -> memoryview:
-        """The bytes of a slot: uint8 [slot_bytes]."""
+        """The bytes of a slot, by index: uint8 [slot_bytes]."""
         start = number * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def array(
         self, number: int, dtype: type[np.generic], shape: tuple[int, ...]
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """An array of `shape` at the start of a slot, backed by the slot."""
+        """An array of `shape` that is stored at the start of a slot."""
         return np.ndarray(shape, dtype, self._map, number * self.slot_bytes)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _SETTLE_S = 0.1
 
 _registered: dict[Path, int | None] = {}
 
-# contains the id of this process once it is exiting
+# contains this process's ID once it is exiting
 _exiting: set[int] = set()
 
 # a forked child owns none of its parent's temporary files
@@ -42,7 +42,7 @@ os.register_at_fork(after_in_child=_registered.clear)
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder with cloudload's tag."""
+    """Create a folder and its `CACHEDIR.TAG`, which marks the folder as cloudload's."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / TAG).exists():
         (folder / TAG).write_text(
@@ -57,9 +57,9 @@ def lock_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def partial_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, to write and then rename.
+    """Yield a temporary path in the folder of `path`, for the caller to write and rename.
 
-    The file is removed at the end unless it was renamed.
+    The file is removed at the end unless the caller renamed it.
     """
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{PART_SUFFIX}")
     register(part)
@@ -71,14 +71,14 @@ def partial_file(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file is a lock or a partial file, by its name."""
+    """Whether a file is a lock or a partial file, judged by its name."""
     return len(path.name) > len(LOCK_SUFFIX) and (
         path.name.endswith(LOCK_SUFFIX) or _PARTIAL_NAME.fullmatch(path.name) is not None
     )
 
 
 def target_of(temporary: Path) -> Path:
-    """The file that a lock or a partial file belongs to."""
+    """The path that a lock or a partial file belongs to."""
     pieces = 2 if temporary.suffix == PART_SUFFIX else 1
     return temporary.with_name(temporary.name.rsplit(".", pieces)[0])
 
@@ -94,7 +94,7 @@ def register(path: Path, descriptor: int | None = None) -> None:
 
 
 def unregister(path: Path) -> None:
-    """Do not remove `path` at exit: it is gone or complete."""
+    """Do not remove `path` at exit, because it is already removed or complete."""
     _registered.pop(path, None)
 
 
@@ -103,7 +103,7 @@ def remove_all() -> None:
     """Remove all registered files."""
     for path, descriptor in list(_registered.items()):
         with contextlib.suppress(OSError):
-            # a lock that was released in the meantime may belong to another process now
+            # another process may hold the lock by now, in a new file of the same name
             if descriptor is None or os.fstat(descriptor).st_ino == os.stat(path).st_ino:
                 path.unlink()
 
@@ -113,4 +113,4 @@ def remove_all_and_stop() -> None:
     _exiting.add(os.getpid())
     for _ in range(2):
         remove_all()
-        time.sleep(_SETTLE_S)  # threads about to create a file have registered it by then
+        time.sleep(_SETTLE_S)  # until threads that are creating a file have registered it

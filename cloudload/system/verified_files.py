@@ -2,8 +2,8 @@
 
     verified ──► mtime set to 2001-09-09 01:46:40 ──► any write sets another mtime
 
-The mark is part of the file's metadata, so it can be neither lost nor left behind. A file that was
-written to, or copied without its mtime, is verified again. Only hashes detect changes without a
+The mark is part of the file's metadata, so it is renamed and deleted with the file. A file that was
+written to, or copied without its mtime, is verified again. Only a hash detects a change without a
 write, such as bit rot.
 """
 
@@ -15,12 +15,12 @@ import stat
 import time
 from pathlib import Path
 
-# whole, even seconds, which every file system keeps
+# an even number of seconds, because some file systems store mtimes in steps of two seconds
 _VERIFIED_MTIME_NS = 1_000_000_000 * 1_000_000_000
 
 
 def mark_verified(path: Path) -> None:
-    """Mark a file that was just verified. A file owned by another user stays unmarked."""
+    """Mark a file as verified. A file owned by another user stays unmarked."""
     with contextlib.suppress(PermissionError):
         os.utime(path, ns=(time.time_ns(), _VERIFIED_MTIME_NS))
 

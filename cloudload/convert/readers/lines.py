@@ -51,7 +51,7 @@ class LinesUnit(FileUnit):
 
 @dataclass(frozen=True)
 class LinesBlock:
-    """Whole lines, and the damage after them if the file is damaged there."""
+    """Whole lines, and a description of the damage after them, if any."""
 
     file: InputFile
     start: BlockStart
@@ -109,9 +109,9 @@ def _parse_json(line: bytes) -> _Parsed:
 def _cut_at_line_ends(
     chunks: Iterator[bytes], block_bytes: int
 ) -> Iterator[tuple[bytes, str | None]]:
-    """Cut chunks into blocks of whole lines, each with the damage after it or None.
+    """Yield (block of whole lines, description of the damage after it or None).
 
-    A line that is cut short by damage is dropped.
+    A line that damage cuts short is dropped.
     """
     pending, searched, damage = bytearray(), block_bytes - 1, None
     try:

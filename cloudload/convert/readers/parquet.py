@@ -31,7 +31,7 @@ _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 
 @dataclass(frozen=True)
 class ParquetUnit(FileUnit):
-    """A Parquet file; only the columns in use are read."""
+    """A Parquet file, of which only the columns that the conversion needs are read."""
 
     def blocks(
         self, start: BlockStart, block_bytes: int, fields: Sequence[str]
@@ -81,7 +81,7 @@ class ParquetUnit(FileUnit):
 
 
 def _local_copy(file: InputFile, folder: Path) -> Path:
-    """The path of a local, decompressed copy, because Parquet is read from its end."""
+    """Return the path of a local, decompressed copy, because a Parquet reader must seek."""
     if file.url != "-" and is_local(file.url) and file.compression is None:
         return local_path(file.url)
     path = folder / "file.parquet"
@@ -105,7 +105,7 @@ def _pack(batch: Any) -> bytes:
 
 @dataclass(frozen=True)
 class ParquetBlock:
-    """A batch of rows, packed as an Arrow stream."""
+    """A batch of rows, serialized as an Arrow stream."""
 
     file: InputFile
     start: BlockStart

@@ -58,7 +58,7 @@ class RowsUnit:
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:
-    """Select the columns in use, so that others, such as images, are never decoded."""
+    """Select the columns that the conversion reads; others, such as images, are not decoded."""
     names = getattr(rows, "column_names", None) or ()
     wanted = [name for name in names if name in fields]
     can_select = wanted and hasattr(rows, "select_columns")
@@ -68,7 +68,7 @@ def _select(rows: Any, fields: Sequence[str]) -> Any:
 def _batched(
     rows: Iterator[Any], block_bytes: int, fields: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Batch rows, reduced to `fields`, until their text fills a block."""
+    """Yield batches of rows, reduced to `fields`, whose text fills a block."""
     batch: list[Any] = []
     size = 0
     for row in rows:
@@ -87,7 +87,7 @@ def _batched(
 
 @dataclass(frozen=True)
 class RowsBlock:
-    """Some rows."""
+    """A batch of rows."""
 
     name: str
     start: BlockStart

@@ -18,7 +18,7 @@ from cloudload.convert.records import (
 
 @dataclass(frozen=True)
 class TextUnit:
-    """Some files, read by the process that reads their records."""
+    """A group of files, which the process that reads their records opens."""
 
     group: tuple[InputFile, ...]
 
@@ -42,7 +42,7 @@ class TextUnit:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """The files of a unit."""
+    """All files of a unit."""
 
     group: tuple[InputFile, ...]
     start: BlockStart

@@ -221,9 +221,9 @@ def test_what_cannot_be_converted_at_all_is_said_at_once(tmp_path: Path) -> None
         convert_to_mds(tmp_path / "no-such", tmp_path / "out", **QUIET)
     with pytest.raises(ConvertError, match=r"no documents in a\.jsonl: 1 empty, 0 bad"):
         convert_lines(tmp_path, ['{"text": ""}'])
-    with pytest.raises(ConvertError, match="has a field 'nope'"):
+    with pytest.raises(ConvertError, match="has a non-null field 'nope'"):
         convert_lines(tmp_path, ['{"text": "a"}'], keep=["nope"])
     with pytest.raises(ValueError, match="is inside the input"):
         convert_to_mds(tmp_path / "in", tmp_path / "in" / "mds", **QUIET)
-    with pytest.raises(ValueError, match="is given twice"):
+    with pytest.raises(ValueError, match="is in the inputs twice"):
         convert_to_mds([tmp_path / "in", tmp_path / "in" / "a.jsonl"], tmp_path / "out2", **QUIET)

@@ -70,7 +70,7 @@ def test_another_conversion_is_refused_until_told_to_overwrite(tmp_path: Path) -
     convert_lines(tmp_path, ['{"text": "a"}'] * 400, shard_bytes=1500)
     with pytest.raises(
         ConvertError,
-        match=r"the recipe of .* changed: text_key was 'text' and is 'body'.*--overwrite",
+        match=r"the recipe of .* changed: text_key was 'text' and is now 'body'.*--overwrite",
     ):
         convert_lines(tmp_path, ['{"text": "a"}'] * 400, shard_bytes=1500, text_key="body")
     with pytest.raises(ConvertError, match=r"the inputs of .* changed"):

@@ -121,7 +121,7 @@ def test_a_dataset_is_loaded_by_name(tmp_path: Path) -> None:
 BAD_LINES = {
     '{"text": "a"': "invalid JSON",
     "[1]": "a JSON list, not an object",
-    '{"body": "a"}': "no text field 'text'; it has: body",
+    '{"body": "a"}': "no text field 'text'; its fields: body",
     '{"text": 7}': "'text' is int, not a string",
     '{"text": null}': "'text' is NoneType, not a string",
     b'{"text": "\xff"}': "not UTF-8",
