@@ -133,7 +133,7 @@ def test_a_wrong_stop_every_is_refused(folder: str, every: Any) -> None:
 def test_epochs_of_what_has_none_are_refused(folder: str) -> None:
     streams = [Stream(folder, name="a", proportion=1.0)]
     with pytest.raises(ValueError, match=r"stop_every is 'epoch'.*their own epochs"):
-        make_loader(streams, stop_every="epoch")  # type: ignore[arg-type]
+        make_loader(streams, stop_every="epoch")
     with pytest.raises(
         RanksDisagreeError, match=r"stop_every='epoch' on 3 ranks.*leave out stop_every"
     ):

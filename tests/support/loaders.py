@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader
@@ -11,7 +10,7 @@ from tests.support.corpora import EOS, byte_tokenizer
 SEQ_LEN = 16
 
 
-def make_loader(data: str | Path, **settings: Any) -> CloudLoader:
+def make_loader(data: Any, **settings: Any) -> CloudLoader:
     """In this process, with 12 lanes and batches of 4 rows, unless `settings` say otherwise."""
     defaults: dict[str, Any] = {
         "tokenizer": byte_tokenizer(),
