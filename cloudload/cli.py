@@ -244,7 +244,7 @@ def _add_where(commands: _Commands[argparse.ArgumentParser]) -> None:
     _add_run_options(parser)
     document = parser.add_mutually_exclusive_group(required=True).add_argument
     document("--id", metavar="DOC", help="its id; the search reads the ids of all samples")
-    number = "its index in its stream, from 0; with several streams, add the stream's index"
+    number = "its index in its stream, from 0; with several streams, prefix the stream's index"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     parser.add_argument("--until", type=int, required=True, metavar="N", help="the last step")
 

@@ -111,8 +111,8 @@ def run_leg(
 def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None = None) -> list[Row]:
     """Run legs one after the other, each with new loaders, and return their rows.
 
-    The first leg starts from `state`, or from the start; each other leg starts from the state after
-    the leg before it. Raises `AssertionError` as `run_leg` does.
+    The first leg starts from `state`, or from the start; every later leg, from the previous leg's
+    final state. Raises `AssertionError` as `run_leg` does.
     """
     rows: list[Row] = []
     for leg in legs:
@@ -142,15 +142,11 @@ def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
     Returns the rows. The `AssertionError` names the first row that differs.
     """
     rows = run_legs(make_loader, legs)
-    expected: list[Row] = []
-    if legs[-1].batches is None:
-        expected = run_legs(make_loader, [Leg(batches=None)])
-        assert_same_rows(_trimmed(rows), _trimmed(expected), f"{legs} to the end")
-    else:
-        expected = run_legs(make_loader, [Leg(batches=len(rows))])
-        # in a finite run the legs may pad their last batch past the end of one rank's rows
-        assert_same_rows(rows[: len(expected)], expected[: len(rows)], f"{legs}")
-        assert all(row.is_padding for row in rows[len(expected) :]), f"{legs}: tokens after the end"
+    is_to_end = legs[-1].batches is None
+    whole = Leg(batch_size=max(1, len(rows)), batches=None if is_to_end else 1)
+    # the last batch of a finite run is padded to its size, which differs
+    expected = _trimmed(run_legs(make_loader, [whole]))
+    assert_same_rows(_trimmed(rows), expected, f"{legs}{' to the end' * is_to_end}")
     return rows
 
 
@@ -202,7 +198,7 @@ class _Ranks:
             loader.close()
 
     def start(self) -> None:
-        """Start a pass on every rank that ignores `stop_every`."""
+        """Start a pass that ignores `stop_every` on every rank."""
         self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
 
     def next_batches(self) -> list[Batch]:
@@ -313,7 +309,7 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
             spans[place].append(tuple(span))
         columns = (batch.rows, batch["input_ids"], batch["labels"])
         for number, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
-            assert number not in rows, f"row {number} arrived twice"
+            assert number not in rows, f"row {number} was received twice"
             rows[number] = Row(tuple(ids), tuple(labels), tuple(own))
     assert sorted(rows) == list(range(min(rows), max(rows) + 1)), f"rows missing: {sorted(rows)}"
     return [rows[number] for number in sorted(rows)]

@@ -26,7 +26,7 @@ class TrafficCounter:
             self._missed.add(shard)
 
     def count_bytes(self, number: int) -> None:
-        """Count `number` downloaded bytes."""
+        """Add `number` to the downloaded bytes."""
         with self._lock:
             self._traffic += Traffic(bytes_downloaded=number)
 

@@ -107,7 +107,7 @@ class DeliveryConfig:
                     f"stop_every is {self.stop_every!r}; use a number of batches, or {EPOCH!r}"
                 )
             check_positive("stop_every", self.stop_every)
-        if not isinstance(self.exchange_timeout_s, int | float) or self.exchange_timeout_s <= 0:
+        if not isinstance(self.exchange_timeout_s, int | float) or not self.exchange_timeout_s > 0:
             raise ValueError(
                 f"exchange_timeout_s is {self.exchange_timeout_s!r}; use a number of seconds "
                 "above 0"

@@ -39,7 +39,10 @@ class Executor(Protocol):
 
 @contextlib.contextmanager
 def open_executor(context: Any, processes: int) -> Iterator[Executor]:
-    """Open an executor of worker processes that hold `context`, or of this process if it is one."""
+    """Yield an executor with `processes` worker processes, which each hold `context`.
+
+    With `processes=1`, tasks run in this process.
+    """
     if processes > 1:
         raise_open_file_limit()
     executor: Executor = ProcessPool(context, processes) if processes > 1 else Inline(context)

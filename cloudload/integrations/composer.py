@@ -124,8 +124,8 @@ class _Dataset(IterableDataset[Batch]):
         if not state or "cloudload" not in state:
             raise StreamChangedError(
                 f"the checkpoint's train dataset has the keys {sorted(state or ())}: it was "
-                "not saved with data_spec(loader). Load a checkpoint that was, or load only its "
-                "weights: load_weights_only=True"
+                "not saved with data_spec(loader). Load a checkpoint that was saved with it, or "
+                "load only the weights: load_weights_only=True"
             )
         saved = json.loads(state["cloudload"])
         self._loader.load_state_dict(saved["loader"])

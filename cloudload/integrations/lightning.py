@@ -43,8 +43,8 @@ class CloudloadDataModule(LightningDataModule):
         assert self.trainer is not None
         if self.trainer.ckpt_path and not self._is_loaded:
             raise StreamChangedError(
-                f"{self.trainer.ckpt_path} has no state of a {type(self).__qualname__}. Load a "
-                "checkpoint that was saved with one, or load only its weights"
+                f"{self.trainer.ckpt_path} has no {type(self).__qualname__} state. Load a "
+                "checkpoint that was saved with this data module, or load only the weights"
             )
         return _Batches(self)
 

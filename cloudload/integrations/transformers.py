@@ -59,7 +59,8 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         if state.global_step and saved is None:
             raise StreamChangedError(
                 f"the checkpoint of step {state.global_step} has no loader state: it was saved "
-                f"without {name}. Load one that has it, or start a new run from its weights only"
+                f"without {name}. Load a checkpoint that has one, or start a new run from the "
+                "weights only"
             )
         if state.global_step:
             self._saved = saved["attributes"]["loader"]

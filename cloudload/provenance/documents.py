@@ -73,7 +73,7 @@ def find_document(
         if run.saved.fields["epochs"] is not None:
             yield from _occurrences(run, loader, (stream, sample), None, last_row)
             return
-        # a residue may still hold documents of the epoch before
+        # a residue may still hold documents of the previous epoch
         epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0
         # lanes are rarely one epoch apart, and two only if there are fewer documents than lanes
         while missed < _MISSED_EPOCHS:

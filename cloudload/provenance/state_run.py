@@ -54,7 +54,7 @@ class Run:
         position = self.saved.position
         if step <= position.batches:
             raise ValueError(
-                f"step {step:,} is before the state, which was saved after step "
+                f"step {step:,} is not after the state, which was saved after step "
                 f"{position.batches:,}. Use an earlier state"
             )
         start = position.rows + (step - 1 - position.batches) * self.global_batch
@@ -177,7 +177,9 @@ def _read_sources(state: Mapping[str, Any]) -> _Sources:
         streams = [Stream(**stream) for stream in saved["streams"]]
         others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
-        raise StreamChangedError(f"sources: {error!r:.200}. The state is damaged") from error
+        raise StreamChangedError(
+            f"sources: {error!r:.200}. The state is damaged: load an earlier one"
+        ) from error
     return _Sources(streams, **others)
 
 

@@ -64,7 +64,7 @@ def test_later_steps_are_traced_from_a_state_as_they_were_consumed(
             ]
             assert [spans for _, spans in of_row] == wanted
     with pytest.raises(
-        ValueError, match="step 7 is before the state, which was saved after step 7"
+        ValueError, match="step 7 is not after the state, which was saved after step 7"
     ):
         list(trace_steps(run, range(SAVED, SAVED + 1)))
 
@@ -160,7 +160,7 @@ def test_the_command_line_traces_a_checkpoint(
     [
         (
             ["trace", "{state}", "--steps", "3"],
-            "step 3 is before the state, which was saved after step 7",
+            "step 3 is not after the state, which was saved after step 7",
         ),
         (
             ["trace", "{state}", "--steps", "9", "--row", "6"],

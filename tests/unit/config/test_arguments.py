@@ -31,6 +31,7 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(
         ({"eos": 0}, "eos is 0"),
         ({"num_workers": True}, "num_workers is True"),
         ({"exchange_timeout_s": 0}, "exchange_timeout_s is 0"),
+        ({"exchange_timeout_s": float("nan")}, "exchange_timeout_s is nan"),
         (
             {"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1},
             "device_mesh sets dp_rank and dp_world_size",
