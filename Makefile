@@ -13,10 +13,10 @@ help:  ## this list
 demo: .venv/.installed-demo  ## stream from an S3 server on this machine, kill the run, resume it on another world size
 	.venv/bin/python -m examples.demo
 
-bench: .venv/.installed-bench  ## race other loaders over the same documents; an hour (CORPUS= TOKENIZERS= folders, ARGS=--quick)
+bench: .venv/.installed-bench  ## race other loaders over the same documents; about 40 minutes (CORPUS= TOKENIZERS= folders, ARGS=--quick)
 	.venv/bin/python -m benchmarks.run $(BENCH_ARGS)
 
-bench-cold: .venv/.installed-bench  ## time to the first batch, and bytes an epoch, from an S3 server on this machine
+bench-cold: .venv/.installed-bench  ## time to the first batch, and bytes per epoch, from an S3 server on this machine; about 10 minutes
 	.venv/bin/python -m benchmarks.cold_start $(BENCH_ARGS)
 
 quick: .venv/.installed-dev  ## the tests that need no server and no other process; a minute

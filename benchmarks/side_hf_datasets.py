@@ -3,7 +3,7 @@ the same documents, shuffled with a buffer of 1,000, `.map` to ids and `.map` to
 batched, `.repeat()`, in a `StatefulDataLoader`.
 
 Batches are of 128 documents; the default of 1,000 gives rows in bursts of seconds, no faster. The
-rest of a batch that fills no block is dropped, as in the documented recipe: below 1 % of the
+rest of a batch that fills no block is dropped, as in the documented recipe: below 1% of the
 tokens.
 """
 

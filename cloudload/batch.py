@@ -14,7 +14,7 @@ from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 UNKNOWN = -1
 
 SpanParts = list[tuple[Ints, int, slice | Ints]]
-"""(spans of some rows of a block, the first of these rows, their places in the batch)."""
+"""(spans of some rows of a block, the first of these rows, their indices in the batch), each."""
 
 
 class Batch(dict[str, torch.Tensor]):
@@ -25,8 +25,8 @@ class Batch(dict[str, torch.Tensor]):
     `fields` adds `position_ids` and `segment_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32
     [segments + 1]; and `max_seqlen`, int32 [].
 
-    `rows` are the numbers of its rows in the run, and `spans` the documents in them. If a framework
-    copies only the tensors, the copy does not have them.
+    `rows` are the indices of its rows in the run, and `spans` the documents in its rows. If a
+    framework copies only the tensors, the copy has neither.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Batch(dict[str, torch.Tensor]):
         super().__init__(tensors)
         self._spans = spans
         self.first_row, self.row_step = first_row, row_step
-        """The number in the run of the batch's first row, and the distance to its next row."""
+        """The index in the run of the batch's first row, and the distance to its next row."""
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
-        """The batch with its tensors on `device`, as by `torch.Tensor.to`."""
+        """Return a batch with the tensors moved to `device`, as `torch.Tensor.to` does."""
         moved = {
             name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()
         }
@@ -50,7 +50,7 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def rows(self) -> Ints:
-        """The numbers of the batch's rows in the run: int64 [batch_size], ascending.
+        """The indices of the batch's rows in the run: int64 [batch_size], ascending.
 
         Raises `ValueError` for a copy of the tensors.
         """
@@ -62,8 +62,9 @@ class Batch(dict[str, torch.Tensor]):
     def spans(self) -> Ints:
         """The documents in the rows: int64 [spans, 6], row by row.
 
-        The columns are row of the batch, stream, epoch, sample of the stream, start, and stop.
-        Start and stop count tokens of the document. Raises `ValueError` for a copy of the tensors.
+        The columns are the row within the batch, the stream, the epoch, the sample within the
+        stream, start, and stop. A span is tokens [start, stop) of the document. Raises `ValueError`
+        for a copy of the tensors.
         """
         if self._spans is None:
             raise _copied("spans")
@@ -90,8 +91,7 @@ class Batch(dict[str, torch.Tensor]):
 
 def _copied(what: str) -> ValueError:
     return ValueError(
-        f"this is a copy of a batch's tensors, which has no {what}. "
-        "Use the batch that the loader "
+        f"this is a copy of a batch's tensors, which has no {what}. Use the batch that the loader "
         "handed out"
     )
 
@@ -102,11 +102,11 @@ def _sum_lengths(spans: Ints) -> int:
 
 def _join_spans(parts: SpanParts) -> Ints:
     joined = []
-    for spans, first_row, places in parts:
+    for spans, first_row, batch_rows in parts:
         own = spans.copy()
         own[:, SPAN_ROW] -= first_row
-        if not isinstance(places, slice):
-            own[:, SPAN_ROW] = places[own[:, SPAN_ROW]]
+        if not isinstance(batch_rows, slice):
+            own[:, SPAN_ROW] = batch_rows[own[:, SPAN_ROW]]
         joined.append(own)
     if len(joined) == 1:
         return joined[0]

@@ -85,7 +85,7 @@ class CloudLoader:
 
     The options are the fields of `cloudload.config.RowsConfig` and `DeliveryConfig`. `RowsConfig`
     determines which tokens are read and in which order, so a state must match it. `DeliveryConfig`
-    determines how they arrive, and may change at every resume.
+    determines how they arrive, and may change on every resume.
 
     Raises:
         ValueError: for arguments that contradict each other; names values that would work.
@@ -141,7 +141,7 @@ class CloudLoader:
         if device_mesh is not None:
             if dp_rank is not None or dp_world_size is not None:
                 raise ValueError(
-                    "device_mesh sets dp_rank and dp_world_size. Give the mesh or the numbers"
+                    "device_mesh sets dp_rank and dp_world_size. Pass either the mesh or these two"
                 )
             options["dp_rank"], options["dp_world_size"] = place_in_mesh(device_mesh)
         self._asked, self._delivery = read_options({**options, "has_mesh": device_mesh is not None})
@@ -169,14 +169,17 @@ class CloudLoader:
         return Pass(self, reason=reason_to_refuse_caller())
 
     def take(self, number: int) -> Iterator[Batch]:
-        """The next `number` batches, or fewer if the data ends first; ignores `stop_every`."""
+        """Iterate over the next `number` batches, or fewer if the data ends first.
+
+        `stop_every` does not end this iteration.
+        """
         return itertools.islice(Pass(self, has_stop=False), number)
 
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first.
 
-        Call it on every rank. Skipped rows are still read, because their ends depend on their
-        tokens. They count as `skipped_rows` and are recorded in the state.
+        Call it on every rank. Skipped rows are still read, because the content of later rows
+        depends on where they end. They count as `skipped_rows` and are recorded in the state.
         """
         iteration = self._iteration()
         if iteration is None or iteration.is_over:
@@ -227,13 +230,17 @@ class CloudLoader:
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
 
     def __bool__(self) -> bool:
-        return True  # otherwise Python would ask len(), which may raise
+        return True  # otherwise Python would call len(), which may raise
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise TypeError(_NO_DATASET)
 
     def plan(self) -> Plan:
-        """The work of this rank's workers, starting at the current position."""
+        """The plan for this rank's workers, starting at the current position.
+
+        Raises `CacheError` if `cache_limit` is below the working set, and `ValueError` if the world
+        size does not divide `num_lanes`.
+        """
         plan, world = self._plan(), self._find_world()
         if plan.num_workers < self._delivery.num_workers:
             logger.info(
@@ -395,7 +402,7 @@ class CloudLoader:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """All token ids are below this: the largest id of the tokenizer, plus 1."""
         return self._recipe.tokenizer.vocab_size
 
     @property
@@ -405,7 +412,7 @@ class CloudLoader:
 
     @property
     def num_samples(self) -> int:
-        """Samples per epoch."""
+        """Number of samples in the data; `repeat` and `choose` do not change it."""
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
@@ -424,10 +431,10 @@ class CloudLoader:
         return describe(repr(self), self._plan(), self._find_world(), is_resumed=self._is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
-        """Read the documents of a batch, or of one of its rows (0 is the first), again.
+        """Read again the documents of a batch, or of one of its rows (0 is the first).
 
-        Raises `ValueError` for a row that the batch does not have, and for a copy of a batch's
-        tensors.
+        Returns one `TracedSpan` for each span, in the order of `batch.spans`. Raises `ValueError`
+        for a row that the batch does not have, and for a copy of a batch's tensors.
         """
         rows = batch.rows
         if row is not None and not 0 <= row < len(rows):

@@ -12,13 +12,13 @@ from cloudload.errors import RanksDisagreeError
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 
-_RANKS_PER_NODE = "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks)"
+_RANKS_PER_NODE = "LOCAL_WORLD_SIZE (set it to 1 if nodes have different numbers of ranks)"
 
 
 def list_facts(
     recipe: Recipe, delivery: DeliveryConfig, world: World, position: Position
 ) -> dict[str, Any]:
-    """The facts to compare, by the names used in error messages."""
+    """The values that all ranks must agree on, by the names used in error messages."""
     residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
     return {
         **recipe.fields,
@@ -37,13 +37,13 @@ def list_facts(
 
 
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
-    """Raises `RanksDisagreeError` if ranks that cannot communicate would have to end together."""
+    """Raise `RanksDisagreeError` if ranks that cannot communicate would have to end together."""
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:
         return
     end = f"epochs={epochs}" if epochs else "stop_every='epoch'"
     raise RanksDisagreeError(
         f"{end} on {world.size} ranks: they must communicate to end on the same step. "
-        "Initialize torch.distributed before iterating, or leave "
-        f"out {end.partition('=')[0]} and use take(n)"
+        f"Initialize torch.distributed before iterating, or omit {end.partition('=')[0]} and use "
+        "take(n)"
     )

@@ -22,13 +22,14 @@ from cloudload.workers.block import Block
 def join_blocks(
     blocks: Sequence[Block],
     number: int,
-    places: Sequence[slice | Ints],
+    batch_rows: Sequence[slice | Ints],
     rows: range,
     delivery: DeliveryConfig,
 ) -> Batch:
-    """Batch `number` of the workers' blocks, which has the `rows` of the run.
+    """Join the workers' parts of the batch with index `number` in their blocks.
 
-    `places` has the indices of each worker's rows in `rows`.
+    The batch has the `rows` of the run. `batch_rows` has the indices of each worker's rows within
+    the batch.
     """
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
@@ -36,13 +37,13 @@ def join_blocks(
     # fill tensors through NumPy, because torch would wake a thread for every core
     ids, targets = input_ids.numpy(), labels.numpy()
     parts: SpanParts = []
-    for block, own in zip(blocks, places, strict=True):
+    for block, own in zip(blocks, batch_rows, strict=True):
         of_batch = block.rows_of(number)
         ids[own] = block.tokens[of_batch]
         parts.append((block.spans[block.spans_of(number)], of_batch.start, own))
     targets[:] = ids
     if not all(block.is_full for block in blocks):
-        _mask_padding(targets, blocks, number, places)
+        _mask_padding(targets, blocks, number, batch_rows)
     batch = Batch({"input_ids": input_ids, "labels": labels}, parts, rows.start, rows.step)
     if delivery.mask_edges or delivery.fields:
         _add_fields(batch, targets, delivery, pin_memory)
@@ -57,10 +58,10 @@ def _new_tensor(shape: tuple[int, int], pin_memory: bool) -> torch.Tensor:
 
 
 def _mask_padding(
-    labels: Ints, blocks: Sequence[Block], number: int, places: Sequence[slice | Ints]
+    labels: Ints, blocks: Sequence[Block], number: int, batch_rows: Sequence[slice | Ints]
 ) -> None:
     lengths = np.empty(len(labels), np.int64)
-    for block, own in zip(blocks, places, strict=True):
+    for block, own in zip(blocks, batch_rows, strict=True):
         lengths[own] = block.lengths[block.rows_of(number)]
     for row, length in enumerate(lengths.tolist()):
         labels[row, length:] = IGNORED_LABEL

@@ -71,7 +71,7 @@ class Description:
 
 
 def describe(title: str, plan: Plan, world: World, *, is_resumed: bool) -> Description:
-    """Describe a plan. Builds the orders of the lanes' current epochs, as iterating would."""
+    """Describe a plan. Builds the orders of the lanes' current epochs, as iterating does."""
     settings = [
         *_layout(plan, is_resumed),
         *_rows(plan),

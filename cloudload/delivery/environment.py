@@ -21,14 +21,14 @@ from cloudload.workers.processes import inline_blocks, process_blocks
 
 
 class Environment:
-    """The processes of a job."""
+    """The processes of a job: the ranks, and this rank's workers."""
 
     def find_world(self, delivery: DeliveryConfig) -> World:
         """The current ranks; torch.distributed may be initialized after the loader is created."""
         return find_world(delivery.dp_rank, delivery.dp_world_size)
 
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
-        """The exchange with the other ranks; a collective call of all processes."""
+        """Open the exchange with the other ranks; a collective call of all processes."""
         import torch.distributed as dist
 
         # with a mesh, even the processes of a single rank compare their facts; a rank that was
@@ -40,7 +40,7 @@ class Environment:
         return Exchange()
 
     def open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
-        """Start the workers of a plan."""
+        """Start the workers of a plan, and iterate over their blocks: one of each, repeatedly."""
         return process_blocks(plan) if plan.delivery.num_workers else inline_blocks(plan)
 
 

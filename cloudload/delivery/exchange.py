@@ -6,12 +6,12 @@
 A rank's message for a window of batches contains its lanes' cursors after each of its rows, its row
 count, its statistics, and the first row that a lane could not fill. All ranks gather all messages
 asynchronously, over a CPU process group that only the loader uses. From the same messages, every
-rank computes the same cursor table and statistics, and the same answer whether the lanes have
-ended.
+rank computes the same cursor table and statistics, and decides in the same way whether the lanes
+have ended.
 
 A data-parallel rank may be several processes that share the work on its rows (tensor, pipeline,
-context parallelism). Then several groups exchange in parallel. Each has one process of every rank,
-so each counts a rank's message once:
+context parallelism). Then several groups exchange in parallel. Each group has one process of every
+rank, so it counts a rank's message once:
 
     process             0  1  2  3
     data-parallel rank  0  0  1  1          process 0 exchanges with 2, and 1 with 3
@@ -40,7 +40,7 @@ class Exchange:
     """Whether each batch is fetched one batch early, so that its exchange is done when needed."""
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
-        """Start to send `message` (int64 [n], of any length) to all ranks.
+        """Start sending `message` (int64 [n], of any length) to all ranks.
 
         Returns a function that waits for the messages of all ranks and returns them. All ranks must
         start and finish their messages in the same order. Raises `RanksDisagreeError` if another
@@ -51,7 +51,8 @@ class Exchange:
     def compare(self, facts: dict[str, Any], world: World) -> None:
         """Compare facts with the other ranks; called before the first message.
 
-        Raises `RanksDisagreeError` if facts differ or ranks of the world are missing.
+        Raises `RanksDisagreeError` if facts differ, or if ranks have different numbers of
+        processes.
         """
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ class DistributedExchange(Exchange):
             raise RanksDisagreeError(
                 "the ranks would read different streams of rows; these values differ, by process:\n"
                 + "\n".join(lines)
-                + "\nGive every rank the same config, and load the same state on each"
+                + "\nUse the same config and load the same state on every rank"
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
@@ -161,8 +162,8 @@ def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
         raise RanksDisagreeError(
             f"the {len(ranks)} processes cannot be grouped evenly: the data-parallel ranks 0 to "
             f"{world_size - 1} have "
-            f"{numbers.tolist()} processes. Give each rank the same number, with device_mesh, or "
-            "with dp_rank and dp_world_size"
+            f"{numbers.tolist()} processes. Use the same number for each rank: pass device_mesh, "
+            "or dp_rank and dp_world_size"
         )
     groups: list[list[int]] = np.argsort(ranks, kind="stable").reshape(world_size, -1).T.tolist()
     return groups

@@ -172,8 +172,8 @@ class Iteration(Iterator[Batch]):
             for replayed in plan.replays():
                 self._take_rows(*replayed)
         rows = plan.rank_rows(start, stop)
-        places = self._take_rows(start, stop)
-        batch = join_blocks(self._current, self._number, places, rows, plan.delivery)
+        batch_rows = self._take_rows(start, stop)
+        batch = join_blocks(self._current, self._number, batch_rows, rows, plan.delivery)
         self._fetched_rows = stop
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
@@ -184,12 +184,12 @@ class Iteration(Iterator[Batch]):
         """
         plan = self._plan
         self._advance()
-        places = plan.worker_places(plan.rank_rows(start, stop))
+        batch_rows = plan.rows_by_worker(plan.rank_rows(start, stop))
         report = report_batch(
-            self._current, self._number, places, stop=stop, rank_index=plan.world_index
+            self._current, self._number, batch_rows, stop=stop, rank_index=plan.world_index
         )
         self._reports.append(report)
-        return places
+        return batch_rows
 
     def _advance(self) -> None:
         """Make the next batch of the workers the current one."""
@@ -282,7 +282,7 @@ class Iteration(Iterator[Batch]):
         if position.rows < plan.phase.start:
             dropped += self._discarded_tokens
         elif not tail.num_rows:
-            uncounted = tail_exchange.count_units(plan, tail.units)
+            uncounted = tail_exchange.count_remnants(plan, tail.remnants)
         self._log.record_end(dropped, uncounted)
         self.close()
 

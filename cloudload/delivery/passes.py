@@ -23,7 +23,10 @@ from cloudload.stats import READ
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
-    """The number of passes completed at a position, by rows; their batch size does not matter."""
+    """The number of passes completed at a position.
+
+    It is computed from rows, so earlier batches may have had another size.
+    """
     every = delivery.stop_every
     if every is None:
         return 0
@@ -94,13 +97,12 @@ class Pass(Iterator[Batch]):
 # Composer would not save the state, and would skip batches by counting epochs; Lightning would save
 # the state one batch too late, and would not load it at the end of an epoch
 _LIGHTNING = (
-    "Lightning datamodule=CloudloadDataModule(loader), of "
-    "cloudload.integrations.lightning; and for "
-    "evaluation cloudload.FromStart(loader)"
+    "datamodule=CloudloadDataModule(loader), from cloudload.integrations.lightning, to Lightning; "
+    "for evaluation, pass cloudload.FromStart(loader)"
 )
 _ADAPTERS = {
     "composer.trainer.trainer": (
-        "Composer data_spec(loader), or eval_spec(loader), of cloudload.integrations.composer"
+        "data_spec(loader) or eval_spec(loader), from cloudload.integrations.composer, to Composer"
     ),
     "lightning.pytorch.utilities.combined_loader": _LIGHTNING,
     "pytorch_lightning.utilities.combined_loader": _LIGHTNING,
@@ -110,7 +112,7 @@ _ADAPTERS = {
 def reason_to_refuse_caller() -> str | None:
     """The reason why the caller of the calling function may not iterate, or None.
 
-    Only a few modules are refused.
+    Only the modules in `_ADAPTERS` are refused.
     """
     adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
-    return adapter and f"without an adapter, a resume would lose or repeat batches. Give {adapter}"
+    return adapter and f"without an adapter, a resume would lose or repeat batches. Pass {adapter}"

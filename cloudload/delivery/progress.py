@@ -1,4 +1,4 @@
-"""Merge the reports of all ranks on a window of rows into one cursor table, equal on every rank.
+"""Merge the reports of all ranks on a window of rows into a cursor table, equal on every rank.
 
     blocks of a batch ─► Report ─► merged over a Window ─► exchanged ─► Update ─► lane arrays
 
@@ -43,14 +43,14 @@ class Report(NamedTuple):
 def report_batch(
     blocks: Sequence[Block],
     number: int,
-    places: Sequence[slice | Ints],
+    batch_rows: Sequence[slice | Ints],
     *,
     stop: int,
     rank_index: int,
 ) -> Report:
-    """The report on batch `number` of the workers' blocks, which ends before row `stop`.
+    """Report on batch `number` of the workers' blocks, which ends before row `stop`.
 
-    `places` has the indices of each worker's rows in the rank's rows.
+    `batch_rows` has the indices of each worker's rows within the rank's batch.
     """
     first_dry = min(block.first_dry for block in blocks)
     first_dry = first_dry if first_dry < stop else NEVER
@@ -64,12 +64,12 @@ def report_batch(
     num_rows = sum(rows.stop - rows.start for rows in ranges)
     cursors = np.empty((num_rows, 2), np.int64)
     residues = [b""] * num_rows if any(block.residues for block in blocks) else []
-    for block, rows, own in zip(blocks, ranges, places, strict=True):
+    for block, rows, own in zip(blocks, ranges, batch_rows, strict=True):
         cursors[own] = block.cursors[rows]
         if residues:
-            numbers = np.arange(num_rows)[own].tolist()
-            for place, residue in zip(numbers, block.residues[rows], strict=True):
-                residues[place] = residue
+            indices = np.arange(num_rows)[own].tolist()
+            for index, residue in zip(indices, block.residues[rows], strict=True):
+                residues[index] = residue
     counts = np.sum([block.counts[number] for block in blocks], axis=0)
     return Report(stop, rank_index, first_dry, counts, cursors, residues)
 
@@ -95,7 +95,7 @@ class Window(NamedTuple):
     recipe: Recipe
 
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], list[Report]]:
-        """Start to gather the reports of all ranks; returns a function that waits for them."""
+        """Start gathering the reports of all ranks, and return a function that waits for them."""
         if exchange.is_alone:
             return lambda: [report]
         finish = exchange.start(self._encode(report))
@@ -139,7 +139,7 @@ class Window(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The reports of all ranks on a window; only the rows before `stop` count."""
+    """The reports of all ranks on a window; rows from `stop` on are ignored."""
 
     window: Window
     reports: Sequence[Report]
@@ -166,6 +166,6 @@ def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
         [report.counts for update in updates for report in update.reports], axis=0
     )
     if arrays.residues is not None:
-        places = zip(components.tolist(), lanes.tolist(), strict=True)
-        for place, residue in zip(places, residues, strict=True):
-            arrays.residues[place] = residue
+        pairs = zip(components.tolist(), lanes.tolist(), strict=True)
+        for pair, residue in zip(pairs, residues, strict=True):
+            arrays.residues[pair] = residue

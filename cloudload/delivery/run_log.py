@@ -45,8 +45,8 @@ class RunLog:
     def record_end(self, dropped: int, uncounted: Ints) -> None:
         """Record the end of the data.
 
-        `dropped` is the number of tokens left over, and `uncounted`, int64 [streams, counts], the
-        statistics of documents that were counted with no row.
+        `dropped` is the number of tokens left over. `uncounted`, int64 [streams, counts], is the
+        statistics of documents that no row counts.
         """
         self._dropped, self._uncounted = dropped, uncounted
 
@@ -66,7 +66,10 @@ class RunLog:
             raise ValueError(f"lag is {lag!r}; it must be from 0 to {_KEPT_POSITIONS - 1}")
         if lag >= len(self._positions):
             handed_out = len(self._positions) - 1
-            raise ValueError(f"lag is {lag}, but only {handed_out} batches were handed out so far")
+            raise ValueError(
+                f"lag is {lag}, but only {handed_out} batches were handed out so far. Use a lag of "
+                f"at most {handed_out}"
+            )
         return self._positions[-1 - lag]
 
     def stats(self, recipe: Recipe, backend: Choice) -> Stats:

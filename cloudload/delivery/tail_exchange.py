@@ -16,7 +16,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.packing.tables import CURSOR_ORDINAL, SIZE_ABSENT, UNIT_SIZE
+from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_SIZE, SIZE_ABSENT
 from cloudload.packing.tail import Stages, Tail, pack_tail
 from cloudload.stats import EMPTY, FILTERED
 from cloudload.workers.block import Block
@@ -26,7 +26,7 @@ _HEADER = 2
 
 
 def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
-    """The message of this rank (int64 [n]), from its workers' blocks of sizes."""
+    """Build the message of this rank (int64 [n]) from its workers' blocks of sizes."""
     sizes: dict[int, Ints] = {}
     for worker, block in enumerate(blocks):
         lanes = plan.own_lanes(worker)
@@ -37,7 +37,7 @@ def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> I
 
 
 def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
-    """Pack the tail from the messages of all ranks; `stages` are its rows that were already read.
+    """Pack the tail from the messages of all ranks; `stages` are its stages before the resume.
 
     Raises `StreamChangedError` if the state does not fit the documents, and `DatasetError` if the
     whole run has no tokens.
@@ -69,17 +69,17 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
     return sum(int(message[1]) for message in messages)
 
 
-def count_units(plan: Plan, units: Ints) -> Ints:
-    """The statistics of documents without tokens, if no row is left to count them with.
+def count_remnants(plan: Plan, remnants: Ints) -> Ints:
+    """Count documents without tokens, if the tail has no row to count them with.
 
-    `units` is int64 [units, 5]; returns int64 [streams, counts].
+    `remnants` is int64 [remnants, 5]. Returns int64 [streams, counts].
     """
     recipe = plan.recipe
     [component] = recipe.components
     orders, counts = component.orders(plan.cache_root), np.zeros_like(plan.position.counts)
-    for lane, ordinal, _, _, size in units[units[:, UNIT_SIZE] != SIZE_ABSENT].tolist():
-        epoch, place = component.lanes.place(lane, ordinal)
-        stream = recipe.corpus.streams_of(orders(epoch)[place])
+    for lane, ordinal, _, _, size in remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT].tolist():
+        epoch, position = component.lanes.epoch_position(lane, ordinal)
+        stream = recipe.corpus.streams_of(orders(epoch)[position])
         counts[stream, FILTERED if size < 0 else EMPTY] += 1
     return counts
 

@@ -1,6 +1,6 @@
 """The working set of a node: the bytes of shards that it uses at a time.
 
-A cache that is smaller is refused, because it would thrash.
+A cache limit below the working set is refused, because the cache would thrash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_cache_limit(
     world: World,
     downloads_at_once: int,
 ) -> None:
-    """Raises `CacheError`, with the limit needed, if `limit_bytes` is below the working set."""
+    """Raise `CacheError`, which names the limit needed, if `limit_bytes` is too small."""
     if limit_bytes is None:
         return
     needed = measure_working_set(
@@ -55,8 +55,8 @@ def measure_working_set(
     """The maximum bytes of shards that this node uses at a time, plus those being downloaded.
 
     The lanes of a node advance through their canonical nodes in step. A shard is in use from the
-    first to the last step at which the component's order of an epoch reads one of its documents. If
-    samples are repeated, their shards are needed again and again, so they are not counted.
+    first to the last step at which the component's order of an epoch reads one of its documents.
+    Components with `repeat` or `choose` are not counted, because they read a shard again later.
     """
     sizes = _cached_bytes(corpus)
     needed = int(downloads_at_once * sizes.max(initial=0))
@@ -76,7 +76,7 @@ def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
         orders, lanes = component.orders(plan.cache_root), component.lanes
         last = (lanes.epochs or NEVER) - 1
         own = np.array(world.lanes(plan.num_lanes))
-        epochs, _ = lanes.places(own, cursors[own, CURSOR_ORDINAL])
+        epochs, _ = lanes.epoch_positions(own, cursors[own, CURSOR_ORDINAL])
         opened = [orders(min(last, epoch)) for epoch in np.unique(epochs)[-2:].tolist()]
         current.append(opened[-1])
     return current

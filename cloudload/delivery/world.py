@@ -23,7 +23,10 @@ class World:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise ValueError(f"data-parallel rank {self.rank} is not in a world of {self.size}")
+            raise ValueError(
+                f"data-parallel rank {self.rank} is not in a world of {self.size}; it must be from "
+                f"0 to {self.size - 1}"
+            )
 
     @property
     def index(self) -> int:
@@ -45,7 +48,7 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     """The world: the given one, torch.distributed's, the environment's, or a single rank.
 
     The first of these that exists is used. The environment variables are `RANK`, `WORLD_SIZE` and
-    `LOCAL_WORLD_SIZE`. Raises `ValueError` for a variable or a rank that is not valid.
+    `LOCAL_WORLD_SIZE`. Raises `ValueError` for an invalid variable or rank.
     """
     import torch.distributed as dist
 
@@ -88,7 +91,7 @@ def _environment_number(name: str, default: int) -> int:
 
 
 def check_world(num_lanes: int, world_size: int) -> None:
-    """Raises `ValueError` if the ranks cannot share the lanes evenly."""
+    """Raise `ValueError` if the ranks cannot share the lanes evenly."""
     if num_lanes % world_size:
         raise ValueError(
             f"cannot share {num_lanes} lanes over {world_size} ranks: {num_lanes % world_size} "

@@ -5,10 +5,10 @@
     round 0   row    += hash(column, key)      6 [7] 8
     round 1   column += hash(row, key)         9  ·  ·     10 and 11 are outside: go round again
 
-It is a Feistel network on a grid of barely n cells: even rounds move the row by an amount that
-depends on the column, odd rounds the column by an amount that depends on the row. A value outside
-the domain is encrypted again until it falls inside (cycle walking). All randomness is 64-bit
-arithmetic on keys, so it is the same in every version of NumPy and on every machine.
+It is a Feistel network on a nearly square grid of at least n cells: even rounds move the row by an
+amount that depends on the column, odd rounds the column by one that depends on the row. A value
+outside the domain is encrypted again until it falls inside (cycle walking). All randomness is
+64-bit arithmetic on keys, so it is the same in every version of NumPy and on every machine.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _cycle_walk(places: Words, sizes: Words, keys: Words, rounds: int, inverse: 
 
 
 def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
-    # an even number of rows: moves along odd sides alone yield only even permutations
+    # the number of rows is even, because moves along sides of odd length are even permutations only
     rows = np.ceil(np.sqrt(sizes.astype(np.float64)) / 2).astype(np.uint64) * np.uint64(2)
     columns = (sizes + rows - np.uint64(1)) // rows
     row = places // columns
@@ -122,8 +122,8 @@ def narrow_dtype(most: int) -> np.dtype[Any]:
 
 
 def group_starts(sizes: Ids) -> Ids:
-    """The start of each of consecutive groups, and the end of the last: int64 [sizes + 1]."""
+    """The start of each of several consecutive groups, and the last end: int64 [sizes + 1]."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     starts[1:] = sizes
-    # in place: NumPy would copy narrow numbers first
+    # in place, because NumPy would first copy narrow integers
     return np.cumsum(starts, out=starts)

@@ -24,7 +24,7 @@ from cloudload.order.streaming_shuffles import shuffle_nodes
 def seekable_order(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None
 ) -> SeekableOrder:
-    """An epoch's order by the algorithm "seekable", without building an array.
+    """Create an epoch's order by the algorithm "seekable", without building an array.
 
     `shard_sizes` is int64 [shards].
     """

@@ -39,7 +39,7 @@ _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
 class EpochOrders:
-    """The orders of one component: `orders(epoch)`. `shard_sizes` is int64 [shards]."""
+    """The orders of one component; call it with an epoch. `shard_sizes` is int64 [shards]."""
 
     def __init__(
         self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None
@@ -81,7 +81,7 @@ class EpochOrders:
         return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
 
     def build_in_background(self, epoch: int) -> bool:
-        """Start a process that builds the order of `epoch` ahead of time; returns immediately.
+        """Start a process that builds the order of `epoch` ahead of time, and return immediately.
 
         Returns whether a process was started. Does nothing if the order exists, is being built, or
         is cheap to build. If the process fails, `__call__` builds the order.
@@ -100,7 +100,7 @@ class EpochOrders:
             return False
 
     def build(self, epoch: int) -> None:
-        """Write the order of an epoch to its file; the caller holds its lock."""
+        """Write the order of an epoch to its file; the caller must hold the file's lock."""
         path = self._path(epoch)
         if is_whole(path):
             return
@@ -113,7 +113,8 @@ class EpochOrders:
                     "shape": (self._num_positions,),
                 }
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-                # reserve space: writing to a sparse memory map on a full disk raises SIGBUS
+                # posix_fallocate raises OSError on a full disk; writing to a sparse memory map
+                # would raise SIGBUS and kill the process
                 os.posix_fallocate(
                     file.fileno(), file.tell(), self._num_positions * narrow.itemsize
                 )
@@ -173,7 +174,7 @@ class EpochOrders:
 
 
 def build_as_asked(request: bytes) -> None:
-    """The main function of a background process: `EpochOrders.build` for a `_request`."""
+    """Call `EpochOrders.build` for a `_request`; the main function of a background process."""
     text, _, sizes = request.partition(b"\n")
     asked = json.loads(text)
     sampling = asked["sampling"] and Sampling(
@@ -193,7 +194,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _load(path: Path, dtype: np.dtype[Any]) -> Ids:
-    """The array of an order's file, of version 1.0 of NumPy's format.
+    """Load an order from its file, which has version 1.0 of NumPy's file format.
 
     `np.load` would parse the header as Python, which fails in two threads at once on some versions
     of Python 3.11 (python/cpython#106905).

@@ -27,9 +27,9 @@ class Lanes:
     num_positions: int
     """Documents in an epoch."""
     epochs: int | None
-    """None: endless."""
+    """Number of passes over the documents; None if endless."""
     num_nodes: int = 1
-    """Canonical nodes of the order."""
+    """Number of canonical nodes of the order."""
 
     @cached_property
     def first_positions(self) -> Ints:
@@ -59,15 +59,15 @@ class Lanes:
             return self.num_positions
         return -(-self.num_positions // self.num_lanes) * self.num_lanes
 
-    def place(self, lane: int, ordinal: int) -> tuple[int, int]:
-        """(epoch, position) of a lane's document.
+    def epoch_position(self, lane: int, ordinal: int) -> tuple[int, int]:
+        """(epoch, position) of the document with this ordinal in a lane.
 
         A position of `num_positions` or more is a hole: the lane has no document there.
         """
         return divmod(ordinal * self.num_lanes + int(self.first_positions[lane]), self.stride)
 
-    def places(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
-        """`place` for many documents: (epochs, positions), int64 [documents] each."""
+    def epoch_positions(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+        """`epoch_position` for many documents: (epochs, positions), int64 [documents] each."""
         epochs, positions = np.divmod(
             ordinals * self.num_lanes + self.first_positions[lanes], self.stride
         )
@@ -115,7 +115,7 @@ def rank_rows(start: int, stop: int, index: int, world_size: int) -> range:
 
 
 def worker_of_rows(rows: range, num_lanes: int, world_size: int, num_workers: int) -> Ints:
-    """The worker that computes each row, numbered within its rank: int64 [rows].
+    """The index, within its rank, of the worker that computes each row: int64 [rows].
 
     A rank assigns its lanes to its workers round-robin.
     """

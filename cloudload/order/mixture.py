@@ -40,7 +40,7 @@ _MOST_ROWS = 1 << 62
 class Mixture:
     """The weights of the streams, and the rows from which they apply.
 
-    Raises `ValueError` for names, rows or weights that are not valid.
+    Raises `ValueError` for invalid names, rows or weights.
     """
 
     names: tuple[str, ...]
@@ -51,16 +51,16 @@ class Mixture:
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
             raise ValueError(
-                f"streams: the names are {list(self.names)}; give at least one stream, and each "
-                "a different name"
+                f"streams: the names are {list(self.names)}; pass at least one stream, and a "
+                "different name for each"
             )
         rows = [row for row, _ in self.schedule]
         if rows[:1] != [0] or any(
             row >= after for row, after in zip(rows, [*rows[1:], _MOST_ROWS], strict=True)
         ):
             raise ValueError(
-                f"schedule: its entries start at rows {rows}; start the first at row 0, then each "
-                "at a later row than the one before"
+                f"schedule: its entries start at rows {rows}; start the first at row 0, and each "
+                "other one at a later row than the one before"
             )
         for row, weights in self.schedule:
             self._check(row, weights)
@@ -69,18 +69,18 @@ class Mixture:
         if len(weights) != len(self.names):
             raise ValueError(
                 f"schedule: row {row:,} has {len(weights)} weights for {len(self.names)} streams; "
-                "give one for each"
+                "use one for each"
             )
         for name, weight in zip(self.names, weights, strict=True):
             if not 0 <= weight < math.inf:
                 raise ValueError(
-                    f"proportion or schedule: {name!r} has weight {weight} from row {row:,}; give "
-                    "it 0 or more"
+                    f"proportion or schedule: {name!r} has weight {weight} from row {row:,}; use a "
+                    "finite number of at least 0"
                 )
         if not any(weights):
             raise ValueError(
                 f"proportion or schedule: all weights are 0 from row {row:,}; "
-                "give one stream more than 0"
+                "set at least one above 0"
             )
 
     def components(self, rows: Ints, num_lanes: int) -> Ints:
@@ -98,7 +98,7 @@ class Mixture:
         return streams
 
     def resume(self, saved: Mixture, row: int) -> Mixture:
-        """The `saved` mixture for rows before `row`, and this one from `row` on.
+        """Combine the `saved` mixture for rows before `row` with this one from `row` on.
 
         Streams may be added at the end. Raises `StreamChangedError` if saved streams are missing or
         in another order.
@@ -106,8 +106,8 @@ class Mixture:
         if self.names[: len(saved.names)] != saved.names:
             raise StreamChangedError(
                 f"mixture: saved streams {list(saved.names)}, found {list(self.names)}. Keep the "
-                "saved ones first, in order, and add new ones after them; to end a stream, give it "
-                "weight 0"
+                "saved ones first, in order, and add new ones after them; to end a stream, set its "
+                "weight to 0"
             )
         added = (0.0,) * (len(self.names) - len(saved.names))
         before = [(first, weights + added) for first, weights in saved.schedule if first < row]
@@ -118,7 +118,7 @@ class Mixture:
         return self.schedule[bisect_right(self.schedule, row, key=lambda entry: entry[0]) - 1][1]
 
     def to_json(self) -> str:
-        """The mixture as saved in a state."""
+        """The mixture as JSON, as saved in a state."""
         return self._json
 
     @cached_property
@@ -170,8 +170,8 @@ def build_mixture(
         unknown = sorted(set(weights) - set(names))
         if unknown:
             raise ValueError(
-                f"schedule: the entry of row {row} names {unknown}, which are not streams; use "
-                f"{list(names)}"
+                f"schedule: the entry for row {row} names {unknown}, which are not streams; use "
+                f"names from {list(names)}"
             )
     entries = [
         (_row(row), tuple(_weight(weights.get(name, 0)) for name in names))
@@ -183,14 +183,14 @@ def build_mixture(
 
 def _row(row: object) -> int:
     if not isinstance(row, Integral) or isinstance(row, bool):
-        raise ValueError(f"schedule: an entry starts at row {row!r}; give a whole number")
+        raise ValueError(f"schedule: an entry starts at row {row!r}; use a whole number")
     return int(row)
 
 
 def _weight(weight: object) -> float:
     if not isinstance(weight, Real) or isinstance(weight, bool):
         raise ValueError(
-            f"proportion or schedule: a weight is {weight!r}; give a number, 0 or more"
+            f"proportion or schedule: a weight is {weight!r}; use a finite number of at least 0"
         )
     return float(weight)
 
@@ -211,7 +211,7 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 @lru_cache(1024)
 def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
-    """The streams that have an arc, and the end of each arc.
+    """The indices of the streams with a nonzero share, and the end of each stream's arc.
 
     The end of the last arc is left out because it closes the circle.
     """

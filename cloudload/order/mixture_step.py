@@ -19,8 +19,8 @@ from cloudload.arrays import Flags, Ints, Words
 TURN = 1 << 64
 """The circumference of the circle."""
 _WINDOW = 1000
-_UNIT = 1 << 21  # per row: positions within a window then fit 32 bits
-_MOST_UNEVEN = 2 * _UNIT - _WINDOW  # reduced by the error of rounding to units
+_SCALE = 1 << 21  # fixed-point value of one row; positions within a window then fit 32 bits
+_MOST_UNEVEN = 2 * _SCALE - _WINDOW  # reduced by the rounding error of fixed-point values
 _GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
 _DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2  # from a fraction, in 1 / (1024 grid²)
 _MOST_TRIED = 2048
@@ -48,19 +48,19 @@ def find_step(num_lanes: int) -> int:
 def unevenness(steps: Words) -> Ints:
     """The largest deviation of the rows on an arc from the arc's share, for each step.
 
-    It is the maximum over all windows and arcs, in units of 1 / `_UNIT` of a row. Takes uint64
-    [steps] and returns int64 [steps]. For sorted points, it is 1 plus the range of their lead over
-    an even spread.
+    It is the maximum over all windows and arcs, in 1 / `_SCALE` of a row. Takes uint64 [steps] and
+    returns int64 [steps]. For sorted points, it is 1 plus the range of their lead over an even
+    spread.
     """
     strays = []
     for some in np.array_split(steps, len(steps) // 64 + 1):
         points = (np.arange(_WINDOW, dtype=np.uint64) * some[:, None] >> np.uint64(43)).astype(
             np.int32
         )
-        ahead = np.arange(_WINDOW, dtype=np.int32) * np.int32(_UNIT) - np.sort(
+        ahead = np.arange(_WINDOW, dtype=np.int32) * np.int32(_SCALE) - np.sort(
             points, axis=1
         ) * np.int32(_WINDOW)
-        strays.append(_UNIT + ahead.max(axis=1).astype(np.int64) - ahead.min(axis=1))
+        strays.append(_SCALE + ahead.max(axis=1).astype(np.int64) - ahead.min(axis=1))
     return np.concatenate(strays)
 
 
@@ -102,7 +102,7 @@ def _good_fractions() -> dict[tuple[int, int], Flags]:
         fractions = np.array([p for p in range(grid) if math.gcd(p, grid) == 1], np.uint64)
         beside = np.uint64(int(_DISTANCES[0]) * (TURN // grid**2 >> 10))
         flags = np.zeros(grid, np.bool_)
-        flags[fractions] = unevenness(fractions * np.uint64(TURN // grid) + beside) <= 2 * _UNIT
+        flags[fractions] = unevenness(fractions * np.uint64(TURN // grid) + beside) <= 2 * _SCALE
         good[grid, 1], good[grid, -1] = flags, np.roll(flags[::-1], 1)  # -step is as even
     return good
 

@@ -21,12 +21,13 @@ _DRAWN_AT_ONCE = 1 << 20
 def resample(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling
 ) -> tuple[Ids, Ids]:
-    """The sample ids that an epoch reads before the shuffle, and the sizes of its runs.
+    """Draw the sample ids that an epoch reads, and return them with the sizes of their runs.
 
-    The ids are uint32 or int64 [num_positions], the sizes int64 [runs]. The shuffle moves runs. A
-    run is one pass over a shard, or the sorted draw of its remainder. The seeds are Streaming's:
-    one generator draws within the shards of all streams; a second, restarted for each stream,
-    divides its remainder among its shards. Without shuffle, the second is the same every epoch.
+    The ids, uint32 or int64 [num_positions], are in the order before the shuffle. The sizes are
+    int64 [runs]. A run is one pass over a shard, or the sorted draw of the shard's remainder, and
+    the shuffle moves runs. The seeds are Streaming's: one generator draws within the shards of all
+    streams; a second, restarted for each stream, divides its remainder among its shards. Without
+    shuffle, the second is the same every epoch.
     """
     assert sum(sampling.shards_per_stream) == len(shard_sizes)
     within = np.random.default_rng(config.seed + epoch)
@@ -57,12 +58,12 @@ def resample(
 
 
 def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:
-    """The narrowest type used for sample ids."""
+    """The integer type of sample ids: uint32 if they fit, otherwise int64."""
     return np.dtype(np.uint32 if shard_sizes.sum() < 1 << 32 else np.int64)
 
 
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
-    """The number of a stream's `choose` samples in each of its shards: int64 [shards].
+    """How many of a stream's `choose` samples are read from each of its shards: int64 [shards].
 
     Equal to Streaming's `get_sampling`.
     """

@@ -171,9 +171,9 @@ class Uses:
 class SeekableOrder:
     """The sample id at each position of an epoch, indexed like an array: by int, slice, or array.
 
-    `order[position]` is an int, `order[positions]` is int64 [positions]. Ask for many at once: a
-    hundred cost as much as one. `shard_sizes` is int64 [shards]. If `weights` is None, an epoch
-    reads each sample once.
+    `order[position]` is an int, `order[positions]` is int64 [positions]. Look up many positions at
+    once: a hundred cost as much as one. `shard_sizes` is int64 [shards]. If `weights` is None, an
+    epoch reads each sample once. Raises `IndexError` for positions out of range.
     """
 
     def __init__(
@@ -229,7 +229,8 @@ class SeekableOrder:
         flat = wanted.ravel().astype(np.int64)
         if len(flat) and not (-self._length <= flat.min() and flat.max() < self._length):
             raise IndexError(
-                f"positions {flat.min()} to {flat.max()} exceed the {self._length} of the epoch"
+                f"positions {flat.min()} to {flat.max()} are out of range for an epoch of "
+                f"{self._length:,} samples"
             )
         samples = np.empty(len(flat), np.int64)
         for first in range(0, len(flat), CHUNK):
@@ -265,7 +266,7 @@ class SeekableOrder:
         return np.sort(rounds * len(self._node_keys) + turns)
 
     def uses(self) -> Uses:
-        """When each shard is in use, from the start of its first block to the end of its last.
+        """The rounds in which each node uses each shard, rounded to whole shuffle blocks.
 
         Scans the spans, not the epoch.
         """
@@ -296,7 +297,7 @@ class SeekableOrder:
         return samples
 
     def _turns(self, positions: Ids) -> tuple[Ids, Ids]:
-        """The canonical node of each position, and the number of the node's earlier positions."""
+        """The canonical node of each position, and its place within the node."""
         rounds, nodes = np.divmod(positions, len(self._node_keys))
         is_last = rounds == self._num_rounds
         if is_last.any():
@@ -304,7 +305,7 @@ class SeekableOrder:
         return nodes, rounds
 
     def _shuffle(self, nodes: Ids, within: Ids, *, inverse: bool = False) -> Ids:
-        """Permute places within their nodes, block by block; or the inverse."""
+        """Permute places within their nodes, block by block, or apply the inverse."""
         if self._block_size is None:
             return within
         starts, sizes, numbers = self._blocks(nodes, within)
@@ -317,7 +318,7 @@ class SeekableOrder:
         return starts + shuffled.astype(np.int64)
 
     def _blocks(self, nodes: Ids, within: Ids) -> tuple[Ids, Ids, Ids]:
-        """The block of each place within its node: start, size, number.
+        """The shuffle block of each place within its node: its start, size, and index.
 
         A last block of less than half the size is merged into the one before.
         """

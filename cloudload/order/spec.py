@@ -36,10 +36,10 @@ class OrderConfig:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The number of samples that each stream contributes to an epoch, unless it reads each once.
+    """The number of samples that each stream contributes to an epoch.
 
-    A stream of `n` samples reads each of them `choose // n` times, and `choose % n` of them once
-    more. Those differ from epoch to epoch.
+    An epoch reads each of a stream's `n` samples `choose // n` times, and `choose % n` of them once
+    more. The latter differ from epoch to epoch.
     """
 
     shards_per_stream: tuple[int, ...]
@@ -58,39 +58,40 @@ class Sampling:
         shards_per_stream: Sequence[int],
         repeat: Sequence[float | None],
         choose: Sequence[int | None],
+        labels: Sequence[str],
     ) -> Sampling | None:
         """The same counts that StreamingDataset derives from each stream's `repeat` or `choose`.
 
-        Returns None if every sample is read once. Raises `ValueError` if a stream has both options,
-        or would contribute no samples.
+        `labels` are the streams' names in messages. Returns None if every sample is read once.
+        Raises `ValueError` if a stream has both options, has an invalid one, or would contribute no
+        samples.
         """
         samples = tuple(map(int, samples_per_stream))
-        weights = zip(samples, repeat, choose, strict=True)
-        chosen = tuple(
-            _chosen(f"streams[{number}]", *weight) for number, weight in enumerate(weights)
-        )
+        chosen = tuple(map(_chosen, labels, samples, repeat, choose))
         return None if chosen == samples else cls(tuple(map(int, shards_per_stream)), chosen)
 
 
-def _chosen(stream: str, samples: int, repeat: float | None, choose: int | None) -> int:
+def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) -> int:
     """Number of samples that a stream contributes to an epoch."""
+    stream = f"stream {label!r}"
     if repeat is not None and choose is not None:
-        raise ValueError(f"{stream} has repeat {repeat!r} and choose {choose!r}. Give one of them")
+        raise ValueError(f"{stream} has repeat {repeat!r} and choose {choose!r}. Use one of them")
     if repeat is None and choose is None:
         return samples
     if repeat is not None:
         is_number = isinstance(repeat, int | float) and not isinstance(repeat, bool)
         if not is_number or not (math.isfinite(repeat) and repeat > 0):
-            raise ValueError(f"{stream} has repeat {repeat!r}; it must be a number above 0")
+            raise ValueError(f"{stream} has repeat {repeat!r}; use a finite number above 0")
         # truncated as in Streaming: 1.15 * 100 is 114.99…, so 114
         choose = int(repeat * samples)
     elif not isinstance(choose, int) or isinstance(choose, bool) or choose < 1:
-        raise ValueError(f"{stream} has choose {choose!r}; it must be a whole number of at least 1")
-    if not samples or not choose:
-        weight = f"choose {choose!r}" if repeat is None else f"repeat {repeat!r}"
+        raise ValueError(f"{stream} has choose {choose!r}; use a whole number of at least 1")
+    if not samples:
+        raise ValueError(f"{stream} has no samples. Remove it")
+    if not choose:
         raise ValueError(
-            f"{stream} has {weight}, which selects none of its {samples:,} samples. Increase it, "
-            "or leave the stream out"
+            f"{stream} has repeat {repeat!r}, which selects none of its {samples:,} samples. "
+            "Increase it, or remove the stream"
         )
     return choose
 

@@ -10,9 +10,9 @@ They run one canonical node at a time, in narrow arrays.
     py1e        each sample moves by up to half of about `block_size`; then all are sorted by place
     naive       all samples are permuted
 
-Tests compare with `streaming.base.shuffle.get_shuffle`. They can differ only in ties, where py1e
-moves two samples to the same place (at most a few pairs in 10^8): Streaming leaves ties to NumPy's
-sort; here the earlier sample is first.
+Tests compare the results with `streaming.base.shuffle.get_shuffle`. They can differ only in ties,
+where py1e moves two samples to the same place (at most a few pairs in 10^8). Streaming leaves ties
+to NumPy's sort; here the earlier sample is first.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _Spans:
 def shuffle_nodes(
     algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int
 ) -> Iterator[Ids]:
-    """The shuffled sample ids of each canonical node in turn: [samples of the node].
+    """Yield the shuffled sample ids of each canonical node: [samples of the node].
 
-    They are uint32, or int64 beyond 2^32 samples. `sizes` is int64 [runs]. Raises `ValueError` for
-    an unknown algorithm.
+    The ids are uint32, or int64 beyond 2^32 samples. `sizes` is int64 [runs]. Raises `ValueError`
+    for an unknown algorithm.
     """
     total = int(sizes.sum())
     narrow = np.dtype(np.uint32 if total <= 1 << 32 else np.int64)
@@ -95,8 +95,8 @@ def _permutation(rng: np.random.Generator, number: int) -> Ids:
 def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
     """Divide consecutive spans among nodes, cutting spans that cross a bound.
 
-    Spans of ids 0-3 and 9-13 (begins 0 9, ends 3 13), bounds 0 4 7: 0-3 and 9-10 for the first
-    node, 10-13 for the second.
+    Example: spans [0, 3) and [9, 13), bounds 0 4 7. The first node has [0, 3) and [9, 10), and the
+    second node has [10, 13).
     """
     stops = np.cumsum(ends - begins)
     # an empty span at a bound belongs to the earlier node
@@ -140,7 +140,7 @@ def _shuffle_twice(
     rngs: tuple[np.random.Generator, np.random.Generator],
     narrow: np.dtype[Any],
 ) -> Iterator[Ids]:
-    """Shuffle twice: each whole shard, then each node's parts of shards.
+    """Shuffle each whole shard, then yield each node's ids, shuffled a second time.
 
     The first generator shuffles within each shard. The second permutes the parts of shards in each
     node, and shuffles within each part.

@@ -49,12 +49,12 @@ from cloudload.packing.tables import (
 _TOKEN_BYTES = _PIECE_BYTES = 4
 _Row = tuple[int, int, bytes, bytes, bytes]
 """Cursor (ordinal, offset) and residue after the row, its pieces, and the last piece of each
-document that the cursor passes with this row. A plain tuple, because the GC does not track tuples
-of ints and bytes."""
+document that the cursor passes with this row. A plain tuple, because the GC stops tracking tuples
+of ints and bytes when it first sees them."""
 
 
 class _Lane:
-    """A lane's open rows, and its full rows that wait to be taken.
+    """A lane's open rows, and its full rows that were not taken yet.
 
     Open rows are sorted by ascending free space, ties by age.
     """
@@ -71,7 +71,7 @@ class _Lane:
         self.rows: deque[_Row] = deque()
 
     def restore(self, free: int, pieces: bytes, group: bytes) -> None:
-        """Append an open row that has more free space than the others."""
+        """Append an open row; it must have at least as much free space as the rows before it."""
         self._free.append(free)
         self._pieces.append(pieces)
         self._groups.append(group)
@@ -79,7 +79,7 @@ class _Lane:
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
         """Put the next piece into the fullest open row that has room for it, or into a new row.
 
-        (ordinal, offset) is the cursor after it.
+        (ordinal, offset) is the cursor after the piece.
         """
         if not offset:
             self._passed += piece
@@ -126,16 +126,16 @@ class BestFitLanes:
         self._packing, self._num_lanes = packing, num_lanes
         self._cursors, self._residues = cursors, residues
         self._offsets = cursors[:, CURSOR_OFFSET].copy()
-        """Tokens of each lane's first document that are already in rows; 0 once it was added."""
+        """Tokens of each lane's first document that are already in rows; 0 once it is added."""
         self._lanes: list[_Lane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
-        """Pieces in residues, whose documents must be read again, by flat_lane and ordinal."""
+        """Pieces in residues, by flat lane and ordinal; their documents must be read again."""
         self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
-        """The document of each piece, with the piece's `START`."""
+        """A row of the document table for each piece, with the piece's `START`."""
         self._tokens = np.empty(0, np.object_)
         """The tokens of each piece, int32 as bytes."""
         self._unused = np.empty(0, np.int64)
-        """Free rows of the table, which hold no piece."""
+        """Rows of the table that hold no piece."""
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
         for flat_lane in flat_lanes.tolist():
@@ -163,7 +163,7 @@ class BestFitLanes:
         self._pack(self._split(table), buffer)
 
     def _split(self, table: Ints) -> Ints:
-        """The documents, repeated for each of their pieces, with the piece's `START`."""
+        """Repeat each document once per piece, with the piece's `START`."""
         most, lefts = self._packing.seq_len, table[:, SIZE] - table[:, START]
         if lefts.max(initial=0) <= most:
             return table
@@ -207,7 +207,7 @@ class BestFitLanes:
         return pieces
 
     def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
-        """Store pieces and a copy of their tokens; a view would keep all tokens alive."""
+        """Store pieces and a copy of their tokens; a view would keep the whole buffer alive."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
         stops = np.maximum(froms, table[:, BASE] + self._stops(table))
         self._table[pieces] = table
@@ -305,7 +305,10 @@ class BestFitLanes:
         self._unread[flat_lane] = unread
 
     def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
-        """Take the documents of residues, which are already packed; returns the others."""
+        """Restore the tokens of documents that a residue already packed, and return the others.
+
+        Raises `ValueError` if a document's length has changed.
+        """
         others: list[int] = []
         for place, (flat_lane, ordinal, size) in enumerate(
             table[:, [FLAT_LANE, ORDINAL, SIZE]].tolist()
@@ -328,7 +331,7 @@ class BestFitLanes:
         return table[others]
 
     def _start(self, table: Ints) -> None:
-        """Start the first documents of lanes at their cursors."""
+        """Start each lane's first document at the lane's cursor."""
         for place in np.flatnonzero(self._offsets[table[:, FLAT_LANE]]).tolist():
             flat_lane, ordinal, size = table[place, [FLAT_LANE, ORDINAL, SIZE]].tolist()
             offset = int(self._offsets[flat_lane])
@@ -347,7 +350,7 @@ def _encode_pieces(pieces: Ints) -> list[bytes]:
 
 
 def _decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """The group of each piece, and the pieces: int64 [pieces] each."""
+    """The index of each piece's group, and the pieces: int64 [pieces] each."""
     numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
     return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(
         b"".join(groups), np.int32

@@ -38,7 +38,7 @@ _KEY_BITS = 40
 
 
 class ConcatLanes:
-    """Lanes whose tokens fill rows in order, so documents continue across rows; see `LaneRows`.
+    """Lanes whose tokens fill rows in order, so documents can span rows; see `LaneRows`.
 
     `cursors` is int64 [flat_lanes, 2].
     """
@@ -77,8 +77,9 @@ class ConcatLanes:
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
         """See `LaneRows`.
 
-        seq_len 5, documents of 4, 7 and 2 tokens in one lane: they start at its tokens 0 4 11, and
-        2 rows take 4, 6 and 0 of them. The cursor is then (1, 6); document 0 is counted with row 0.
+        Example: seq_len 5, one lane with documents of 4, 7 and 2 tokens. They start at tokens 0, 4
+        and 11 of the lane. Two rows take 4, 6 and 0 of their tokens. The cursor is then (1, 6), and
+        document 0 is counted with row 0.
         """
         table, buffers = self._gather(flat_lanes)
         lanes = np.searchsorted(flat_lanes, table[:, FLAT_LANE])
@@ -108,7 +109,7 @@ class ConcatLanes:
         return CutRows(num_rows, table, buffers, pieces, cursors, None, counted)
 
     def _gather(self, flat_lanes: Ints) -> tuple[Ints, list[memoryview]]:
-        """The documents of lanes, ordered by lane, and the buffers of their tokens.
+        """Gather the documents of lanes, ordered by lane, and the buffers of their tokens.
 
         `flat_lanes` must include all lanes that have new documents.
         """
@@ -160,18 +161,18 @@ class ConcatLanes:
 
 
 def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
-    """Cut tokens [starts, taken) of lanes every `seq_len` tokens: int64 [pieces, 4].
+    """Cut tokens [starts, taken) of each document's lane every `seq_len` tokens.
 
-    All arrays have one value per document; `first_rows` is the first row of its lane. For example,
-    seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document, start, stop)
-    0 0 0 4 · 0 1 0 1 · 1 1 1 6.
+    All arrays are int64 [documents]; `first_rows` is the first row of the document's lane. Returns
+    int64 [pieces, 4]. Example: seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document,
+    start, stop) 0 0 0 4 · 0 1 0 1 · 1 1 1 6.
     """
     cut = np.flatnonzero(taken > starts)
     firsts = starts[cut] // seq_len
     pieces_each = (taken[cut] - 1) // seq_len - firsts + 1
     documents = np.repeat(cut, pieces_each)
     rows = np.repeat(firsts, pieces_each) + count_within(pieces_each)
-    # from places in the lane to places in the document
+    # offsets in the document minus offsets in the lane
     shifts = table[documents, START] - starts[documents]
     pieces = np.empty((len(documents), 4), np.int64)
     pieces[:, PIECE_ROW] = rows + first_rows[documents]
@@ -210,9 +211,9 @@ def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
 
 
 def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> Ints:
-    """For each document, the first row after which its lane's cursor is past it.
+    """The first row after which the lane's cursor is past each document: int64 [documents].
 
-    If no such row exists, the number of rows.
+    The value is the number of rows if the cursor never passes the document.
     """
     rows = np.searchsorted(
         row_lanes << _KEY_BITS | cursors[:, CURSOR_ORDINAL],

@@ -3,9 +3,9 @@
     lane 0   ···| a a a b b   c c c c     two rows wanted of seq_len 5   ─►  a a a b b | c c c c .
     lane 1        d d d d d d d e         one row wanted                 ─►  d d d d d    d d e wait
 
-`PackerLanes` runs a reference packer (`packers`) for each lane, row by row: any packing.
-`ConcatLanes` and `BestFitLanes` are the vectorized twins of two of them. Property tests compare
-them with the reference.
+`PackerLanes` runs a reference packer (`packers`) for each lane, and supports every packing.
+`ConcatLanes` and `BestFitLanes` are vectorized twins for `concat` and `best_fit`. Property tests
+compare them with the reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cloudload.packing.tables import BASE, BUFFER, NUM_DOCUMENT_COLUMNS, SIZE, D
 
 @dataclass(frozen=True)
 class CutRows:
-    """Rows in pieces: lane after lane, and in order within a lane."""
+    """Rows cut from lanes, as pieces of documents: lane by lane, in order within each lane."""
 
     num_rows: Ints
     """int64 [lanes]: number of rows from each lane; fewer than wanted if it has reached its end."""
@@ -46,11 +46,12 @@ class CutRows:
 class LaneRows(Protocol):
     """The lanes of a worker, by `flat_lane` (`component * num_lanes + lane`).
 
-    `flat_lanes` are int64 [lanes], ascending and distinct; `wanted` are rows, int64 [lanes].
+    `flat_lanes` is int64 [lanes], ascending and distinct. `wanted` is the number of rows wanted
+    from each of them, int64 [lanes].
     """
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
-        """Documents in residues, whose tokens must be read again.
+        """The documents in the lanes' residues, whose tokens must be read again.
 
         Returns (flat_lanes, ordinals), int64 [documents] each. Raises `ValueError` for an invalid
         residue.
@@ -67,19 +68,19 @@ class LaneRows(Protocol):
     def add(self, documents: Documents, has_begun: Flags) -> None:
         """Add the next documents of lanes.
 
-        `has_begun` is bool [documents]: True if the lane's first cursor is inside the document, so
-        that part of it is already in rows. Raises `ValueError`, which names the lane, if the cursor
-        is past the document's end.
+        `has_begun` is bool [documents]: True if the lane's starting cursor is inside the document,
+        so some of its tokens are already in rows. Raises `ValueError`, which names the lane, if a
+        document does not match the cursor or the residue.
         """
         ...
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        """Take the next rows of lanes, from the documents that were added."""
+        """Take the next rows of lanes, at most `wanted`, from the documents that were added."""
         ...
 
 
 def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
-    """A copy of int32 tokens [start, stop): a view would keep the whole buffer alive."""
+    """Copy int32 tokens [start, stop); a view would keep the whole buffer alive."""
     return memoryview(buffer[start:stop].tobytes()).cast("i")
 
 
@@ -87,7 +88,7 @@ def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
 
 
 class _PackerLane:
-    """A lane, its packer, and the documents that rows have not used up."""
+    """A lane's packer, and the lane's documents that later rows need."""
 
     def __init__(self, packer: Packer, residue: dict[int, int]) -> None:
         self.packer = packer
@@ -100,8 +101,7 @@ class _PackerLane:
 class PackerLanes:
     """Lanes that each have a reference packer; see `LaneRows`.
 
-    Runs `one_per_row`, and is the specification of its vectorized twins, `ConcatLanes` and
-    `BestFitLanes`.
+    It runs `one_per_row`, and specifies its vectorized twins, `ConcatLanes` and `BestFitLanes`.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class PackerLanes:
 
 
 def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
-    """Each document's row of the table, int64 [10], and a copy of its tokens, int32."""
+    """Copy each document's row of the table, int64 [10], and its tokens, int32."""
     table, buffer = documents.table.copy(), documents.ids.data
     froms = np.maximum(0, table[:, BASE])
     stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])

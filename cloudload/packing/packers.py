@@ -1,7 +1,7 @@
 """The reference packers: one lane's documents into rows of `seq_len` tokens, document by document.
 
     documents     aaaa bbbbbbb cc      seq_len = 5
-    concat        aaaab bbbbb bcc..    documents continue across rows; only the last row is padded
+    concat        aaaab bbbbb bcc..    documents can span rows; only the last row is padded
     best_fit      bbbbb aaaa. bbcc.    a document that fits a row is never split; the remainder of a
                                        longer one is packed like a document
     one_per_row   aaaa. bbbbb cc...    one document per row; the rest of a longer one is cut off
@@ -9,9 +9,9 @@
 
 Packers see documents as ordinals and sizes, never as tokens. A packer appends each row to `rows` as
 soon as it is full, no matter how far the lane has read ahead. A row carries the lane's position
-after it, which determines all later rows: the **cursor**, which is the next unread token (ordinal,
-offset), and the **residue**, the spans that were read but are not in a row yet. Only `best_fit` has
-a residue.
+after the row, which determines all later rows. The position has two parts: the **cursor** (ordinal,
+offset), which is the next unread token, and the **residue**, the spans that were read but are not
+in a row yet. Only `best_fit` has a residue.
 
 These classes are the specification of `concat_lanes` and `best_fit_lanes`, their vectorized twins.
 Tests compare the twins with them.
@@ -36,7 +36,7 @@ has more of it."""
 
 
 class PackedRow(NamedTuple):
-    """The pieces of a row in order, and the cursor after it."""
+    """The pieces of a row, in order, and the lane's cursor and residue after the row."""
 
     pieces: Sequence[Piece]
     cursor: Cursor
@@ -47,18 +47,18 @@ class Packer(ABC):
     """Packs the documents of one lane, starting at a cursor."""
 
     num_pending = 0
-    """Tokens that are certain to be in the next rows."""
+    """Number of tokens that were added and are certain to be in the next row."""
 
     def __init__(self, seq_len: int, cursor: Cursor) -> None:
         self.rows: deque[PackedRow] = deque()
-        """Full rows that wait to be taken."""
+        """Full rows that were not taken yet."""
         self._seq_len, self._first, self._cursor = seq_len, cursor, cursor
 
     @abstractmethod
     def add(self, ordinal: int, size: int) -> None:
-        """Pack the lane's next document of `size` tokens; 0 for a document that is left out.
+        """Pack the lane's next document, which has `size` tokens; 0 if it is left out.
 
-        Raises `ValueError` if the first cursor is past its end.
+        Raises `ValueError` if it does not match the starting cursor.
         """
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Packer(ABC):
         """Turn the remaining tokens into rows, because there are no more documents."""
 
     def _start(self, ordinal: int, size: int) -> int:
-        """The number of tokens of a document that are already in rows, before the first cursor."""
+        """The number of tokens of a document that are in rows before the starting cursor."""
         expected, offset = self._first
         if not offset:
             return 0
@@ -98,7 +98,7 @@ class Packing:
         return (self.name, self.overflow) == ("one_per_row", "cut")
 
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
-        """A packer that continues from a cursor. Raises `ValueError` for an invalid residue."""
+        """Create a packer that starts at a cursor. Raises `ValueError` for an invalid residue."""
         if self.has_residue:
             return BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
         if self.name == "one_per_row":
@@ -107,9 +107,9 @@ class Packing:
 
 
 def check_start(expected: int, offset: int, ordinal: int, size: int) -> None:
-    """Check that a lane's first document fits its cursor, token `offset` of document `expected`.
+    """Check that a lane's first document matches its cursor, token `offset` of `expected`.
 
-    The first document is `ordinal` and has `size` tokens. Raises `ValueError` if it does not fit.
+    The first document is `ordinal` and has `size` tokens. Raises `ValueError` if it does not match.
     """
     if ordinal != expected or offset > size:
         raise ValueError(
@@ -123,7 +123,7 @@ def _after(ordinal: int, stop: int, size: int) -> Cursor:
 
 
 class _ConcatPacker(Packer):
-    """The reference of `ConcatLanes`."""
+    """The reference packer for `ConcatLanes`."""
 
     def __init__(self, seq_len: int, cursor: Cursor) -> None:
         super().__init__(seq_len, cursor)
@@ -147,7 +147,7 @@ class _ConcatPacker(Packer):
 
 
 class _OnePerRowPacker(Packer):
-    """The packer of `one_per_row`, which has no vectorized twin."""
+    """The packer for `one_per_row`, which has no vectorized twin."""
 
     def __init__(self, seq_len: int, cuts: bool, cursor: Cursor) -> None:
         super().__init__(seq_len, cursor)
@@ -168,10 +168,10 @@ class _OnePerRowPacker(Packer):
 
 
 class BestFitPacker(Packer):
-    """The reference of `BestFitLanes`.
+    """The reference packer for `BestFitLanes`.
 
     Open rows are sorted by ascending free space, ties by age. A residue lists them in this order,
-    so it restores them exactly.
+    so a packer that starts from the residue has the same open rows.
     """
 
     def __init__(self, seq_len: int, open_rows: int, cursor: Cursor, residue: bytes) -> None:

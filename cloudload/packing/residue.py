@@ -1,10 +1,10 @@
 """A residue as bytes: the spans that a `best_fit` lane has read but not yet emitted.
 
-    waiting spans     number, spans      left over from rows of another `seq_len`, to be packed
-    each open row     number, spans      by ascending free space
+    waiting spans     count, spans       left over from rows of another `seq_len`, to be packed
+    each open row     count, spans       by ascending free space
     span              ordinal, start, stop, in tokens of its document
 
-All numbers are little-endian int32. A lane that holds nothing back has an empty residue.
+All values are little-endian int32. The residue is empty if every token read is in a row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _group_format(num_spans: int) -> struct.Struct:
 
 
 def encode_group(spans: Collection[Span]) -> bytes:
-    """The number of spans, and the spans."""
+    """Encode the number of spans, then the spans."""
     return _group_format(len(spans)).pack(len(spans), *itertools.chain.from_iterable(spans))
 
 
@@ -37,25 +37,26 @@ EMPTY_GROUP = encode_group(())
 
 
 def extend_group(group: bytes, span: bytes) -> bytes:
-    """A group with one more span, which `encode_spans` encoded."""
+    """Append a span that `encode_spans` encoded to an encoded group."""
     return (len(group) // _SPAN_BYTES + 1).to_bytes(4, "little") + group[4:] + span
 
 
 def encode_spans(spans: Ints) -> list[bytes]:
-    """Each of the spans, int64 [spans, 3], encoded as in a group."""
+    """Encode each of the spans (int64 [spans, 3]) as in a group."""
     joined = spans.astype("<i4").tobytes()
     return [joined[start : start + _SPAN_BYTES] for start in range(0, len(joined), _SPAN_BYTES)]
 
 
 def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[Span]]]:
-    """The waiting spans and the open rows of a lane that has read the documents before `ordinal`.
+    """Decode the residue of a lane that has read the documents before `ordinal`.
 
-    Raises `ValueError` for bytes that cannot be its residue.
+    Returns the waiting spans, and the spans of each open row. Raises `ValueError` for bytes that
+    cannot be the lane's residue.
     """
     if not residue:
         return [], []
     numbers = array("i")
-    numbers.frombytes(residue)  # refuses a truncated number
+    numbers.frombytes(residue)  # raises ValueError for a truncated integer
     if sys.byteorder == "big":
         numbers.byteswap()
     groups: list[list[Span]] = []
@@ -92,7 +93,7 @@ def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
 
 
 def unpack_residue(residue: bytes, ordinal: int) -> bytes:
-    """The residue with all its spans waiting, so that rows of another `seq_len` can pack them.
+    """Turn the open rows of a residue into waiting spans, to be packed with another `seq_len`.
 
     Raises `ValueError` as `decode_residue` does.
     """

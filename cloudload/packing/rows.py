@@ -4,7 +4,8 @@
     pieces      (row 0, a, 0, 7) (row 0, b, 0, 3) (row 1, b, 3, 12)
     rows        bos ····· eos bos ·· | ········ eos ▒▒▒▒▒▒   ▒ is padding, 0
 
-A piece costs one copy of memory and a few integers of vector work; a token costs nothing in Python.
+Each piece costs one memory copy and a few vectorized integer operations. No Python code runs per
+token.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from cloudload.packing.tables import (
 
 @dataclass(frozen=True)
 class Framing:
-    """The ids before and after a document, by stream: int64 [streams], or -1 for no id."""
+    """The ids before and after a document of each stream: int64 [streams]; -1 for no id."""
 
     bos: Ints
     eos: Ints
 
     @staticmethod
     def of(frames: Sequence[Frame]) -> Framing:
-        """The frames of all streams as arrays."""
+        """Convert the (bos, eos) of each stream to arrays."""
         bos, eos = (
             [-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1)
         )
@@ -63,13 +64,13 @@ def fill_rows(
     """
     num_rows, seq_len = out.shape
     lengths = row_lengths(pieces, num_rows)
-    places = _places(pieces, out.shape)
+    flat_starts = _flat_starts(pieces, out.shape)
     _, documents, starts, stops = pieces.T
     sizes = stops - starts
     streams = table[documents, STREAM]
     bos, eos = framing.bos[streams], framing.eos[streams]
     has_bos, has_eos = (bos >= 0) & (starts == 0), (eos >= 0) & (stops == table[documents, SIZE])
-    to = places + has_bos
+    to = flat_starts + has_bos
     body_sizes = sizes - has_bos - has_eos
     froms = table[documents, BASE] + starts + has_bos
     columns = (to, to + body_sizes, froms, froms + body_sizes, table[documents, BUFFER])
@@ -77,24 +78,24 @@ def fill_rows(
     target = flat.data
     for at, stop, start, end, number in zip(*(column.tolist() for column in columns), strict=True):
         target[at:stop] = buffers[number][start:end]
-    flat[places[has_bos]] = bos[has_bos]
-    flat[(places + sizes - 1)[has_eos]] = eos[has_eos]
+    flat[flat_starts[has_bos]] = bos[has_bos]
+    flat[(flat_starts + sizes - 1)[has_eos]] = eos[has_eos]
     for row in np.flatnonzero(lengths < seq_len).tolist():
         out[row, lengths[row] :] = 0
     return lengths
 
 
-def _places(pieces: Ints, shape: tuple[int, ...]) -> Ints:
-    """The place of each piece in the flattened rows: int64 [pieces].
+def _flat_starts(pieces: Ints, shape: tuple[int, ...]) -> Ints:
+    """The index in the flattened rows at which each piece starts: int64 [pieces].
 
-    Sizes 5 3 in row 0 and 3 in row 1, with seq_len 9, give 0 5 9.
+    Example: sizes 5 3 in row 0 and 3 in row 1, with seq_len 9, give 0 5 9.
     """
     num_rows, seq_len = shape
     rows, sizes = pieces[:, PIECE_ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START]
     ends = np.cumsum(sizes)
     before_rows = np.concatenate([[0], ends])[np.searchsorted(rows, np.arange(num_rows))]
-    places: Ints = rows * seq_len + ends - sizes - before_rows[rows]
-    return places
+    flat_starts: Ints = rows * seq_len + ends - sizes - before_rows[rows]
+    return flat_starts
 
 
 def row_lengths(pieces: Ints, num_rows: int) -> Ints:
@@ -106,7 +107,7 @@ def row_lengths(pieces: Ints, num_rows: int) -> Ints:
 
 
 def list_spans(table: Ints, pieces: Ints) -> Ints:
-    """The spans of pieces: int64 [pieces, 6], by `tables.SPAN_COLUMNS`."""
+    """List the spans of pieces: int64 [pieces, 6], with columns `tables.SPAN_COLUMNS`."""
     spans = np.empty((len(pieces), len(SPAN_COLUMNS)), np.int64)
     spans[:, SPAN_ROW] = pieces[:, PIECE_ROW]
     spans[:, SPAN_STREAM : SPAN_SAMPLE + 1] = table[pieces[:, PIECE_DOCUMENT], STREAM : SAMPLE + 1]

@@ -1,6 +1,6 @@
 """The tables that turn documents into rows: int64 arrays with named columns.
 
-documents ─► pieces of rows ─► spans of rows         units of the tail ─► pieces of its rows
+documents ─► pieces of rows ─► spans of rows      remnants in lanes ─► pieces of the tail's rows
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = ra
 )
 """Columns of a document table, int64 [documents, 10].
 
-`FLAT_LANE` is `component * num_lanes + lane`. `SAMPLE` is numbered within its stream. `SIZE` is the
-number of tokens to pack, 0 for a document that is left out, and `COUNT` is the statistic that it
-counts toward, an index into `stats.COUNTS`. Token `i` is at `BASE + i` of buffer number `BUFFER`,
-bos included. The first `START` tokens are already in rows.
+`FLAT_LANE` is `component * num_lanes + lane`. `SAMPLE` is the sample's index within its stream.
+`SIZE` is the number of tokens to pack, bos and eos included, or 0 for a document that is left out.
+`COUNT` is the statistic that the document counts toward, an index into `stats.COUNTS`. Token `i` is
+at `BASE + i` of buffer `BUFFER`; token 0 is the bos, which the buffer does not contain. The first
+`START` tokens are already in rows.
 """
 
 CURSOR_ORDINAL, CURSOR_OFFSET = range(2)
@@ -30,8 +31,8 @@ PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(4)
 and eos included. `PIECE_DOCUMENT` is its index in the document table."""
 
 COUNTED_ROW, COUNTED_STREAM, COUNTED_AS, COUNTED_SIZE = range(4)
-"""Columns of counted documents, int64 [documents, 4]: documents that are fully read, and the row
-that they are counted with."""
+"""Columns of counted documents, int64 [documents, 4]: each document that is fully read, and the row
+whose statistics count it."""
 
 SPAN_COLUMNS = ("row", "stream", "epoch", "sample", "start", "stop")
 SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(len(SPAN_COLUMNS))
@@ -40,13 +41,16 @@ SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(le
 SIZE_ABSENT, SIZE_FILTERED = -2, -1
 """Markers in a column of sizes: no document, or a document that is filtered out."""
 
-NUM_UNIT_COLUMNS = 5
-UNIT_LANE, UNIT_ORDINAL, UNIT_START, UNIT_STOP, UNIT_SIZE = range(NUM_UNIT_COLUMNS)
-"""Columns of the tail's units, int64 [units, 5]: tokens [start, stop) of a document. `UNIT_SIZE` is
-the document's size or `SIZE_FILTERED` until it is counted, then `SIZE_ABSENT`."""
+NUM_REMNANT_COLUMNS = 5
+REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range(
+    NUM_REMNANT_COLUMNS
+)
+"""Columns of remnants, int64 [remnants, 5]: tokens [start, stop) of a document that a lane has left
+when the tail begins. `REMNANT_SIZE` is the document's size, or `SIZE_FILTERED`, until the document
+is counted; then it is `SIZE_ABSENT`."""
 
-TAIL_UNIT, TAIL_START, TAIL_STOP = range(3)
-"""Columns of the pieces of the tail's rows, int64 [pieces, 3]: the index of a unit, and tokens
+TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
+"""Columns of the pieces of the tail's rows, int64 [pieces, 3]: the index of a remnant, and tokens
 [start, stop) of its document."""
 
 
@@ -55,6 +59,6 @@ class Documents:
     """Documents and their tokens."""
 
     table: Ints
-    """int64 [documents, 10], by `FLAT_LANE` and so on."""
+    """int64 [documents, 10], with columns `FLAT_LANE` and so on."""
     ids: Tokens
-    """int32 [tokens]: the ids of all texts, one after the other, without bos and eos."""
+    """int32 [tokens]: the ids of all texts, concatenated, without bos and eos."""

@@ -130,7 +130,7 @@ def _first_epoch(plan: Plan, stream: int) -> int:
     place = _component_of(plan, stream)
     lanes = plan.recipe.components[place].lanes
     return min(
-        lanes.place(lane, ordinal)[0]
+        lanes.epoch_position(lane, ordinal)[0]
         for lane, ordinal in enumerate(plan.position.cursors[place, :, CURSOR_ORDINAL].tolist())
     )
 

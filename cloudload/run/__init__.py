@@ -7,9 +7,10 @@
              build_state ◄───────────┴───────────► read_state, resume_position
              one flat dict of JSON types           checks every field, then moves the position
 
-`components` are the units that have a separate order, and `recipe` joins them. `position` and
+`components` are groups of streams that share an order, and `recipe` joins them. `position` and
 `state` hold the point that a run has reached, `state_codec` encodes arrays as text, and `resume`
 decides which changes are allowed.
+
 Other packages use `open_recipe`, `Recipe`, `Component`, `Position`, `LaneArrays`, `build_state`,
 `read_state`, `merge_state_dicts`, `mask_lanes` and `resume_position`.
 """

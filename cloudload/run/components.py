@@ -5,8 +5,8 @@
 
     config, corpus ─► ComponentSpec, from the data alone ─► layout ─► Component
 
-A component has a cursor in every lane. Its samples are numbered from 0; its first one is
-`first_sample` of the corpus.
+A component has a cursor in every lane. Sample 0 of a component is sample `first_sample` of the
+corpus.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Component(ComponentSpec):
     lanes: Lanes
 
     def orders(self, cache_root: Path) -> EpochOrders:
-        """The order of each epoch; samples are numbered within the component."""
+        """The order of each epoch; sample ids are indices within the component."""
         return EpochOrders(cache_root / ORDERS_FOLDER, self.shard_sizes, self.order, self.sampling)
 
 
 def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec]:
     """The components of a run, in the order of its streams.
 
-    Raises `ValueError` for a `repeat` or `choose` that selects no samples.
+    Raises `ValueError` for an invalid `repeat` or `choose`, or one that selects no samples.
     """
     number = len(config.streams)
     if config.is_mixed:
@@ -77,7 +77,7 @@ def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec
 def build_components(
     config: RowsConfig, specs: Sequence[ComponentSpec], layout: Layout
 ) -> tuple[Component, ...]:
-    """The components with their orders and lanes; `specs` may be components with another layout."""
+    """Add orders and lanes to component specs; `specs` may be components with another layout."""
     return tuple(
         Component(
             **{each.name: getattr(spec, each.name) for each in fields(ComponentSpec)},
@@ -104,5 +104,6 @@ def _specify(config: RowsConfig, corpus: Corpus, streams: range) -> ComponentSpe
             [len(each) for each in sizes],
             [stream.repeat for stream in asked],
             [stream.choose for stream in asked],
+            [stream.label for stream in asked],
         ),
     )

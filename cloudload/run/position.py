@@ -42,7 +42,7 @@ class LaneArrays:
     def blank(
         shape: tuple[int, ...], num_streams: int, *, has_residues: bool, cursor: int = 0
     ) -> LaneArrays:
-        """Arrays of lanes that have read nothing (`cursor` 0) or are `UNKNOWN`.
+        """Arrays for lanes that have read nothing (`cursor` 0) or are not known (`UNKNOWN`).
 
         `shape` is (components, lanes).
         """
@@ -79,7 +79,7 @@ class LaneLog:
         self._num_pending = 0
 
     def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
-        """The log with one more update; all updates of a run must have the same `apply`."""
+        """A log with one more update; all updates of a run must have the same `apply`."""
         log = LaneLog.__new__(LaneLog)
         log._arrays, log._last, log._num_pending = (
             None,
@@ -114,15 +114,15 @@ class LaneLog:
 class Position:
     """A point in the run: `rows` are delivered, and `lanes` are as of row `table_rows`.
 
-    After a resume, rows `table_rows` to `rows` are read again and dropped. In a tail, `lanes` hold
-    the cursors at which the lanes ended, and only their counts are as of `rows`.
+    On resume, rows `table_rows` to `rows` are read again and dropped. In a tail, `lanes` hold the
+    cursors at which the lanes ended, and only their counts are as of `rows`.
     """
 
     rows: int
     table_rows: int
     lanes: LaneLog
     tail: Stages | None = None
-    """The rows of the tail so far; None before it."""
+    """The stages of the tail so far; None before the tail."""
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges of rows [start, stop) that were skipped."""
     batches: int = 0
@@ -160,5 +160,5 @@ class Position:
         return b"" if self.residues is None else bytes(self.residues[component, lane])
 
     def with_lanes(self, **arrays: Any) -> Position:
-        """The position with other `cursors`, `residues` or `counts`."""
+        """A copy of the position with other `cursors`, `residues` or `counts`."""
         return replace(self, lanes=LaneLog(replace(self.lanes.arrays, **arrays)))

@@ -111,16 +111,16 @@ class Recipe:
         }
 
     def settle(self, saved: Layout | None) -> Recipe:
-        """The recipe with the `saved` layout instead of defaults from the data."""
+        """A copy of the recipe with the `saved` layout instead of defaults from the data."""
         layout, components = _settle(self.config, self.components, saved)
         return replace(self, layout=layout, components=components)
 
 
 def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
-    """Load the tokenizer, read the index of each stream, and fill in what the config leaves open.
+    """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
-    Raises `TokenizerError`, `StoreError`, `DatasetError`, and `ValueError` for a config that does
-    not fit the data.
+    Raises `TokenizerError`, `StoreError` and `DatasetError` for a tokenizer or data that cannot be
+    used, and `ValueError` for a config that does not fit the data.
     """
     frames = [
         (_own(stream.bos, config.bos), _own(stream.eos, config.eos)) for stream in config.streams

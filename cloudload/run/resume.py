@@ -34,27 +34,27 @@ Changes = dict[str, tuple[Any, Any]]
 """Fields that differ, with the saved value and the value found."""
 _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
-    "shards": "shards (fingerprints of the documents in each, from which the order follows)",
+    "shards": "shards (fingerprints of the shards' sample counts, which determine the order)",
     "tokenizer": "tokenizer (fingerprint)",
     "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
-    "choose": "choose (samples that each stream gives to an epoch)",
+    "choose": "choose (samples that each stream contributes to an epoch)",
 }
 # a stream that is added at the end adds an item to these
 _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size"),
 )
-# after a change of these, every cursor is valid
+# a change of these leaves every cursor valid
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
-# after a change of these, only cursors at the ends of documents are valid
+# a change of these leaves only cursors at the ends of documents valid
 _CONTENT_FIELDS = ("data", "tokenizer", "bos_eos", "text_key", "transform", "overflow")
 _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 
 
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
-    """The position from which a run with this recipe continues.
+    """Compute the position from which a run with this recipe continues.
 
-    Raises `StreamChangedError`, which lists every field that must not differ but does, or names a
-    value that is out of range, and `ValueError` for an invalid `on_change`.
+    Raises `StreamChangedError` if a field differs that must not, or a value is out of range. The
+    error lists all such fields. Raises `ValueError` for an invalid `on_change`.
     """
     _check_on_change(on_change)
     _check_components(saved, recipe)
@@ -82,7 +82,7 @@ def _check_on_change(on_change: Mapping[str, str]) -> None:
         if name not in _ACCEPTABLE_FIELDS:
             raise ValueError(
                 f"on_change: a change of {name!r} cannot be accepted, because documents would be "
-                f"lost and repeated. You can accept {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
+                f"lost or repeated. You can accept {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
             )
 
 
@@ -90,8 +90,8 @@ def _check_components(saved: Saved, recipe: Recipe) -> None:
     known, found = len(saved.position.cursors), len(recipe.components)
     if known > found:
         raise StreamChangedError(
-            f"mixture: the state has {known} streams, but the loader only {found}. "
-            "To end a stream, give it proportion=0"
+            f"mixture: the state has {known} streams, but the loader has only {found}. "
+            "To end a stream, keep it with proportion=0"
         )
 
 
@@ -136,7 +136,7 @@ def _check_moment(saved: Saved, changes: Changes) -> None:
 def _check_counts(saved: Saved, recipe: Recipe) -> None:
     if len(saved.position.counts) > len(recipe.labels):
         raise StreamChangedError(
-            f"counts: the state has {len(saved.position.counts)} streams, but the loader "
+            f"counts: the state has {len(saved.position.counts)} streams, but the loader has "
             f"{len(recipe.labels)}. The state is damaged"
         )
 
@@ -158,7 +158,7 @@ def _add_components(position: Position, recipe: Recipe) -> Position:
 
 
 def _skip_open_documents(position: Position, changes: Changes) -> Position:
-    """Move every lane to the end of its current document, and drop its residue."""
+    """Move each lane to the end of its current document, and drop the lane's residue."""
     logger.warning(
         "%s changed, so each lane drops the rest of the documents that it was reading",
         ", ".join(changes),
@@ -172,7 +172,7 @@ def _skip_open_documents(position: Position, changes: Changes) -> Position:
 
 
 def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
-    """Split up the open rows in residues. The tail needs no change: it packs its rows again."""
+    """Turn the open rows in residues into waiting spans; a tail packs its rows again anyway."""
     if position.tail is not None:
         return position
     if position.rows != position.table_rows:
@@ -218,7 +218,7 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
                 "past the end of these epochs"
             )
     ordinals, offsets = cursors.T
-    _, positions = lanes.places(np.arange(lanes.num_lanes), ordinals)
+    _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)
     if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
         raise StreamChangedError(
             f"cursors: lane {within[0]} is within document {ordinals[within[0]]}, which does not "

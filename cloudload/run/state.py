@@ -2,8 +2,8 @@
 
     version, cloudload      versions of the format, and of the library that wrote it
     rows                    number of rows of the run that were delivered
-    table_rows              number of rows that the cursors include; a resume reads the rows from
-                            there to `rows` again, and drops them
+    table_rows              number of rows that the cursors include; on resume, the rows from there
+                            to `rows` are read again and dropped
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
                             next token; little-endian int32, or int64 if one of them needs it
     residues                base64 of each lane's residue (`packing.residue`), compressed; or ""
@@ -80,9 +80,10 @@ _KEYS = frozenset(
 def build_state(
     recipe: Recipe, position: Position, tokenizer_backend: str, part: str = ""
 ) -> State:
-    """The state of a position.
+    """Build the state of a position.
 
-    `tokenizer_backend` is `Choice.versions`. `part` names the world indices of a local state.
+    `tokenizer_backend` is `Choice.versions`. `part` is "" for a whole state, or the world indices
+    that a local state covers.
     """
     return {
         "version": VERSION,
@@ -171,7 +172,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
     Raises `StreamChangedError` if they do not belong together, or ranks are missing.
     """
     if not states:
-        raise StreamChangedError("there are no local states to merge. Give one from every rank")
+        raise StreamChangedError("there are no local states to merge. Pass one from every rank")
     for state in states:
         _check_keys(state)
     for name in ("rows", *sorted(_KEYS - {"rows", *_PARTIAL})):
@@ -188,13 +189,13 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
         if (merged.cursors[known] != UNKNOWN).any():
             raise StreamChangedError(
                 f"part: {show(state['part'])} has lanes that another local state also has. "
-                "Give each rank's state once"
+                "Pass each rank's state once"
             )
         merged.set_lanes(known, part)
     if (merged.cursors < 0).any():
         names = ", ".join(show(state["part"]) for state in states)
         raise StreamChangedError(
-            f"the local states {names} leave lanes without a cursor. Give one from every rank"
+            f"the local states {names} leave lanes without a cursor. Pass one from every rank"
         )
     counts: Ints = np.asarray(sum(part.counts for part in parts))
     return {
@@ -207,7 +208,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
 
 
 def mask_lanes(position: Position, own: range) -> Position:
-    """The position with the cursors of all lanes except `own` marked unknown."""
+    """Mark the cursors of all lanes except `own` as unknown."""
     arrays = position.lanes.arrays
     masked = _unknown_like(arrays)
     masked.set_lanes(np.s_[:, own], arrays)

@@ -43,7 +43,10 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
     num_components = len(read_numbers("num_canonical_nodes", state["num_canonical_nodes"]))
     expected = num_components * num_lanes * 8
     if len(data) not in (expected, 2 * expected):
-        raise damaged("cursors", f"{len(data)} bytes, but {num_lanes} lanes need {expected}")
+        raise damaged(
+            "cursors",
+            f"it has {len(data)} bytes, but {num_lanes} lanes need {expected} or {2 * expected}",
+        )
     numbers = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
     cursors = numbers.reshape(num_components, num_lanes, 2).astype(np.int64)
     most = [_MOST_ORDINAL.get(state["packing"], _MOST_ORDINAL_ELSE), _MOST_OFFSET]
@@ -102,7 +105,7 @@ def _decode(name: str, text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError) as error:
-        raise damaged(name, f"not base64 ({error})") from error
+        raise damaged(name, f"it is not base64 ({error})") from error
 
 
 def show(value: object) -> str:
@@ -150,7 +153,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
         sizes = np.frombuffer(data, "<i4", shape[0] * shape[1])
         if (sizes < 0).any() or sizes.nbytes + int(sizes.sum(dtype=np.int64)) != len(data):
-            raise ValueError("sizes that do not add up")
+            raise ValueError("its sizes do not add up to its length")
     except (zlib.error, ValueError) as error:
         raise damaged("residues", str(error)) from error
     residues = np.empty(shape, object)
@@ -159,7 +162,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """An upper bound: each document before a lane's cursor has one span in a separate open row."""
+    """An upper bound: as if each document before a cursor had one span in a separate open row."""
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))
 
@@ -168,7 +171,9 @@ def _unpack(data: bytes, most: int) -> bytes:
     decoder = zlib.decompressobj()
     unpacked = decoder.decompress(data, most + 1)
     if len(unpacked) > most:
-        raise ValueError(f"more than the {most:,} bytes that the cursors allow")
+        raise ValueError(
+            f"it unpacks to more than {most:,} bytes, the most that these cursors allow"
+        )
     if not decoder.eof or decoder.unused_data:
-        raise ValueError("not one whole zlib stream")
+        raise ValueError("it is not one complete zlib stream")
     return unpacked

@@ -56,23 +56,23 @@ class Choice:
     name: str
     """`hf` or `fastokens`."""
     versions: str
-    """The libraries involved, such as `fastokens 0.3.5, tokenizers 0.22.2`."""
+    """The names and versions of its libraries, such as `fastokens 0.3.5, tokenizers 0.22.2`."""
     reason: str | None = None
-    """Why fastokens was not chosen; None if it was, or if `hf` was asked for."""
+    """Why fastokens was not chosen; None if it was chosen, or if `hf` was asked for."""
 
 
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
-    """The backend for a tokenizer.json, given as its text.
+    """Choose the backend for a tokenizer.json, given as its text.
 
-    Caches the result of the Unicode sweep in `cache_root`. Raises `TokenizerError` if `asked` is
-    "fastokens" and a check fails.
+    `asked` is "auto", "hf" or "fastokens". Caches the result of the Unicode sweep in `cache_root`.
+    Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
     """
     tokenizers = f"tokenizers {version('tokenizers')}"
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:
         raise TokenizerError(
-            f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf', which always "
-            "gives the right ids"
+            f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf'; both always "
+            "give the right ids"
         )
     if asked == HF or refusal:
         choice = Choice(HF, tokenizers, refusal)
@@ -113,7 +113,7 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
 
 def find_unsupported_feature(content: Mapping[str, Any]) -> str | None:
-    """A feature of a tokenizer.json with which fastokens may fail or give wrong ids, or None."""
+    """Find a feature of a tokenizer.json for which fastokens may fail or give wrong ids."""
     model = content["model"]
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, not BPE"
@@ -172,9 +172,9 @@ def _has_byte_level(part: Any) -> bool:
 
 
 def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
-    """Load both backends and compare them on `probes`; returns the problem, or None.
+    """Load both backends, compare their ids for `probes`, and return the problem or None.
 
-    Compares them twice: with special tokens as tokens, and as text.
+    Compares twice: with the names of special tokens encoded as tokens, and as text.
     """
     with ThreadPoolExecutor(1) as thread:  # in parallel: a large vocabulary takes seconds
         loading = thread.submit(load_fastokens, text)
@@ -199,7 +199,7 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
 
 
 def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[str]:
-    """The strings for which the ids differ.
+    """The strings that the two backends encode to different ids.
 
     `tokenizers` encodes them one by one because, after a batch, it would warn at every fork.
     """
@@ -213,7 +213,7 @@ def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[st
 
 
 def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
-    """The code points for which fastokens gives different ids.
+    """Find the code points that fastokens encodes to different ids than `tokenizers`.
 
     Each is tried next to letters, spaces and digits, and at both ends of a text.
     """
@@ -237,7 +237,10 @@ def _around(point: int) -> str:
 
 
 def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
-    """The problem with the assigned code points, or None; cached in a file."""
+    """Compare the backends on all assigned code points, and return the problem or None.
+
+    Caches the result in a file.
+    """
     names = (
         f"sweep-{_SWEEP}",
         *(f"{name}-{version(name)}" for name in ("fastokens", "tokenizers")),

@@ -1,7 +1,7 @@
 """Texts to flat ids, with either of two backends that give the same ids.
 
     hf          Hugging Face `tokenizers`: supports every tokenizer, and is the reference
-    fastokens   the same ids many times as fast, for tokenizers that `choose_backend` has checked
+    fastokens   the same ids many times faster, for tokenizers that `choose_backend` has checked
 
     documents   "ab" "" "c"    ids 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
@@ -41,15 +41,15 @@ class Encoder(Protocol):
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
         """Encode documents: ids, int32 [tokens], and offsets, int64 [documents + 1].
 
-        Document i has the ids from offsets[i] to offsets[i + 1]. Adds no special tokens; their
-        names in a text stay text. The arrays may be read-only. Raises `TokenizerError` for a
-        document that is not valid text.
+        Document i has the ids `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens, and
+        encodes their names in a document as text. The arrays may be read-only. Raises
+        `TokenizerError` for a document that is not valid text.
         """
         ...
 
 
 def open_encoder(text: str, backend: str) -> Encoder:
-    """The encoder for a tokenizer.json, given as its text; `backend` is `hf` or `fastokens`."""
+    """Open an encoder for a tokenizer.json, given as its text; `backend` is `hf` or `fastokens`."""
     return FastokensEncoder(text) if backend == FASTOKENS else HFEncoder(text)
 
 
@@ -123,7 +123,7 @@ class FastokensEncoder:
 
 
 class _Comparison:
-    """Compares a sample of a process's documents with the ids from hf, in a background thread."""
+    """Compares a sample of a process's ids with those from hf, in a background thread."""
 
     def __init__(self, text: str) -> None:
         self._text, self._lock = text, threading.Lock()
@@ -132,9 +132,9 @@ class _Comparison:
         self._difference: TokenizerError | None = None
 
     def watch(self, documents: Sequence[str], ids: Tokens, offsets: Ints) -> None:
-        """Queue a sample of documents for comparison.
+        """Queue a sample of the documents for comparison.
 
-        Raises `TokenizerError` if a difference was found.
+        Raises `TokenizerError` if an earlier comparison found a difference.
         """
         if self._difference is not None:
             raise TokenizerError(str(self._difference))
@@ -161,7 +161,7 @@ class _Comparison:
                 f"{_first_difference(ids, expected)}. Its text begins "
                 f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may hold wrong ids: restart "
                 "with tokenizer_backend='hf', from the beginning or from a state that you trust, "
-                "and report the text to cloudload"
+                "and open a cloudload issue with the text"
             )
             logger.error("%s", self._difference)
 
@@ -180,9 +180,9 @@ _kept: dict[str, Any] = {}
 
 
 def load_hf(text: str) -> Any:
-    """The `tokenizers.Tokenizer` for a tokenizer.json, cached per process.
+    """Load the `tokenizers.Tokenizer` for a tokenizer.json, cached per process.
 
-    It encodes the names of special tokens as text.
+    The tokenizer encodes the names of special tokens as text.
     """
     tokenizer = _kept.get(text)
     if tokenizer is None:
@@ -192,7 +192,7 @@ def load_hf(text: str) -> Any:
 
 
 def make_hf(text: str) -> Any:
-    """A new `tokenizers.Tokenizer`, which the caller may modify."""
+    """Create a `tokenizers.Tokenizer` that the caller may modify."""
     from tokenizers import Tokenizer
 
     # in a thread, which has its own heap: parsing fragments the heap, and encoding on a fragmented
@@ -213,7 +213,7 @@ def keep_hf(text: str, tokenizer: Any) -> None:
 
 @functools.lru_cache(maxsize=1)
 def load_fastokens(text: str) -> Any:
-    """The `fastokens.Tokenizer` for a tokenizer.json.
+    """Load the `fastokens.Tokenizer` for a tokenizer.json.
 
     Raises `ImportError` if fastokens is not installed, and any error of fastokens itself.
     """
@@ -230,7 +230,7 @@ def load_fastokens(text: str) -> Any:
 def encode_flat(
     fast: Any, documents: list[str], split_special_tokens: bool = True
 ) -> tuple[Tokens, Ints]:
-    """`Encoder.encode` for a `fastokens.Tokenizer`; the arrays are read-only."""
+    """Encode documents as `Encoder.encode` does, with a `fastokens.Tokenizer`; read-only arrays."""
     ids, offsets = fast.encode_batch_flat(
         documents, add_special_tokens=False, split_special_tokens=split_special_tokens
     )
@@ -252,14 +252,14 @@ def _explain_failure(documents: Sequence[str], error: BaseException) -> Tokenize
     for document in documents:
         if not isinstance(document, str):
             return TokenizerError(
-                f"a document is {type(document).__name__}, not text. Let `transform` return str or "
-                "None"
+                f"a document is {type(document).__name__}, not text. Return str or None from "
+                "`transform`"
             )
         try:
             document.encode()
         except UnicodeEncodeError as found:
             return TokenizerError(
-                f"a document holds half a surrogate pair, U+{ord(document[found.start]):X}, at "
+                f"a document has a lone surrogate, U+{ord(document[found.start]):X}, at "
                 f"character {found.start:,}, so it is not valid text. It begins "
                 f"{document[:_SHOWN_CHARACTERS]!r}. Fix it in `transform`, for instance with "
                 "text.encode('utf-8', 'replace').decode()"

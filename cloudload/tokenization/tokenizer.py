@@ -59,12 +59,13 @@ class TokenizerSpec:
 def load_tokenizer(
     source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)
 ) -> TokenizerSpec:
-    """Load a tokenizer.
+    """Load a tokenizer as plain data.
 
     `source` is a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
     `tokenizers.Tokenizer`. `frames` is (bos, eos) of each stream. `auto` adds bos if the
-    tokenizer's template does, and the eos that the tokenizer names. Raises `TokenizerError` for a
-    slow tokenizer, one that does not exist, or one without an eos token.
+    tokenizer's template does, and the eos that the tokenizer names. Raises `TokenizerError` if the
+    tokenizer is slow, does not exist, or names no eos token for `auto`, and for a bos or eos that
+    is not one of its tokens.
     """
     backend, names = _find(source)
     backend.no_truncation()
@@ -85,7 +86,7 @@ def load_tokenizer(
 
 
 def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
-    """A `tokenizers.Tokenizer` that we may modify, and the names of its special tokens."""
+    """Load a `tokenizers.Tokenizer` that we may modify, and the names of its special tokens."""
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):
@@ -96,27 +97,29 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and not (path / "tokenizer_config.json").exists():
         raise TokenizerError(
-            f"no tokenizer.json in {path}. Give the folder or the tokenizer.json of a fast "
-            "tokenizer"
+            f"no tokenizer.json in {path}. Pass the folder of a fast tokenizer, or its "
+            "tokenizer.json"
         )
     if path.is_absolute() and not path.exists():
         raise TokenizerError(
-            f"no tokenizer at {path}. Give a name on the hub, a folder, or a tokenizer.json"
+            f"no tokenizer at {path}. Pass a name on the Hugging Face Hub, a folder, or a "
+            "tokenizer.json"
         )
     if file.is_file():
         try:
             return Tokenizer.from_file(str(file)), _special_names(file.parent)
         except Exception as error:
             raise TokenizerError(
-                f"{file} is not a tokenizer.json: {error}. Give the one of a fast tokenizer"
+                f"{file} is not a tokenizer.json: {error}. Pass the tokenizer.json of a fast "
+                "tokenizer"
             ) from error
     try:
         return _from_name(str(source))
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
-            f"no tokenizer {str(source)!r}: {reason}. Give a name on the hub, a folder, or a "
-            "tokenizer.json"
+            f"no tokenizer {str(source)!r}: {reason}. Pass a name on the Hugging Face Hub, a "
+            "folder, or a tokenizer.json"
         ) from error
 
 
@@ -139,14 +142,14 @@ def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
 
     if not hasattr(tokenizer, "is_fast"):
         raise TokenizerError(
-            f"{type(tokenizer).__name__} is not a tokenizer. Give a name on the hub, a folder, a "
-            "tokenizer.json, a PreTrainedTokenizerFast, or a tokenizers.Tokenizer"
+            f"{type(tokenizer).__name__} is not a tokenizer. Pass a name on the Hugging Face Hub, "
+            "a folder, a tokenizer.json, a PreTrainedTokenizerFast, or a tokenizers.Tokenizer"
         )
     if not tokenizer.is_fast:
         raise TokenizerError(
-            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast form (AutoTokenizer "
-            "with use_fast=True), or convert it with transformers.convert_slow_tokenizer and give "
-            "the tokenizer.json"
+            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast version (AutoTokenizer "
+            "with use_fast=True), or convert it with transformers.convert_slow_tokenizer and pass "
+            "the resulting tokenizer.json"
         )
     names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token")}
     return Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), {
@@ -170,7 +173,7 @@ def _token_id(backend: Tokenizer, token: str, field: str) -> int:
     number = backend.token_to_id(token)
     if number is None:
         raise TokenizerError(
-            f"{field}={token!r} is not a token of this tokenizer. Give one of its tokens, or None"
+            f"{field}={token!r} is not a token of this tokenizer. Use one of its tokens, or None"
         )
     return int(number)
 
@@ -202,7 +205,7 @@ def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -
         return int(with_template.ids[-1])
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     raise TokenizerError(
-        f"{where} does not say which token ends a document. Give eos='<token>', eos=None to join "
+        f"{where} does not say which token ends a document. Pass eos='<token>', eos=None to join "
         "documents without one, or a folder that has a tokenizer_config.json with an eos_token"
     )
 
@@ -217,14 +220,14 @@ class DocumentTokenizer:
         """The ids before and after each document, by stream."""
 
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """The ids of all documents, int32 [tokens], and their offsets, int64 [documents + 1].
+        """Encode documents to ids, int32 [tokens], and their offsets, int64 [documents + 1].
 
         Adds no bos or eos. Raises `TokenizerError` as `Encoder.encode` does.
         """
         return self._encoder.encode(documents)
 
     def explain_failure(self, document: str) -> TokenizerError | None:
-        """The error that this document alone causes, or None."""
+        """Encode one document with hf, and return the error that it causes, or None."""
         try:
             HFEncoder(self._json).encode([document])
         except TokenizerError as error:
@@ -232,5 +235,5 @@ class DocumentTokenizer:
         return None
 
     def decode(self, tokens: Tokens) -> str:
-        """The text of ids (int32 [tokens]), control tokens included."""
+        """Decode ids (int32 [tokens]) to text, control tokens included."""
         return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))

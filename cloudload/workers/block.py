@@ -53,8 +53,8 @@ class Block:
     traffic: Traffic
     """The traffic of the worker's shard cache since its last block."""
     first_dry: int
-    """The first row of the run that its lane could not fill, or `NEVER`. From there on, rows are
-    invalid."""
+    """The first row of the run that its lane could not fill, or `NEVER`. This row and all later
+    ones are invalid."""
 
     @property
     def num_batches(self) -> int:
@@ -62,14 +62,14 @@ class Block:
         return max(1, len(self.bounds) - 1)
 
     def rows_of(self, batch: int) -> slice:
-        """The rows of a batch."""
+        """The slice of the block's rows that are in the batch with index `batch`."""
         return slice(*self._row_bounds[batch : batch + 2])
 
     def spans_of(self, batch: int) -> slice:
-        """The spans of a batch."""
+        """The slice of the block's spans that are in the batch with index `batch`."""
         return slice(*self._span_bounds[batch : batch + 2])
 
-    # the garbage collector does not track lists of plain integers
+    # one list of ints: the GC does not track ints, but would track a slice per batch
     @cached_property
     def _row_bounds(self) -> list[int]:
         bounds: list[int] = self.bounds.tolist()
@@ -87,7 +87,11 @@ class Block:
 
 
 class Pieces(NamedTuple):
-    """A document table, the buffers of its tokens, and pieces of the documents by block row."""
+    """Pieces of documents, sorted by block row.
+
+    `table` is int64 [documents, 10], `buffers` hold its int32 tokens, and `pieces` is int64
+    [pieces, 4]; `tables` names the columns.
+    """
 
     table: Ints
     buffers: Sequence[memoryview]
@@ -98,7 +102,7 @@ class Pieces(NamedTuple):
         return Pieces(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
 
     def __add__(self, other: Pieces) -> Pieces:  # type: ignore[override]
-        """These pieces, followed by those of `other`."""
+        """Concatenate these pieces and those of `other`."""
         if not len(other.pieces):
             return self
         table, pieces = other.table.copy(), other.pieces.copy()
@@ -111,7 +115,7 @@ class Pieces(NamedTuple):
 
 
 class BlockBuilder:
-    """Collects a block's cursors, residues and statistics."""
+    """Collects the cursors, residues and statistics of a block's rows."""
 
     def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
         self.rows, self._bounds, self._packing = rows, bounds, packing
@@ -123,28 +127,31 @@ class BlockBuilder:
         self.lengths = np.zeros(len(rows), np.int64)
         self.spans = np.empty((0, len(SPAN_COLUMNS)), np.int64)
 
-    def take(self, cut: CutRows, places: Ints) -> Ints:
-        """Place rows of lanes at the block's rows `places` (int64 [rows]); returns their pieces."""
-        self._cursors[places] = cut.cursors
+    def take(self, cut: CutRows, block_rows: Ints) -> Ints:
+        """Record the cursors, residues and counts of cut rows at `block_rows` (int64 [rows]).
+
+        Returns their pieces, int64 [pieces, 4], sorted by block row.
+        """
+        self._cursors[block_rows] = cut.cursors
         if cut.residues is not None:
-            for place, residue in zip(places.tolist(), cut.residues, strict=True):
-                self._residues[place] = residue
+            for block_row, residue in zip(block_rows.tolist(), cut.residues, strict=True):
+                self._residues[block_row] = residue
         rows, streams, counts, sizes = cut.counted.T
-        self._count(places[rows], streams, counts, sizes)
+        self._count(block_rows[rows], streams, counts, sizes)
         pieces = cut.pieces
-        pieces[:, PIECE_ROW] = places[pieces[:, PIECE_ROW]]
-        if (np.diff(places) > 0).all():
+        pieces[:, PIECE_ROW] = block_rows[pieces[:, PIECE_ROW]]
+        if (np.diff(block_rows) > 0).all():
             return pieces
         return pieces[np.argsort(pieces[:, PIECE_ROW], kind="stable")]
 
-    def count_units(self, place: int, units: Ints) -> None:
-        """Count documents of a tail with the row at `place`.
+    def count_documents(self, block_row: int, documents: Ints) -> None:
+        """Count the documents that a row of the tail finishes.
 
-        `units` is int64 [units, 2]: (stream, size) of each.
+        `documents` is int64 [documents, 2]: (stream, size) of each.
         """
-        streams, sizes = units.T
+        streams, sizes = documents.T
         counts = np.where(sizes == SIZE_FILTERED, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
-        self._count(np.full(len(units), place), streams, counts, sizes)
+        self._count(np.full(len(documents), block_row), streams, counts, sizes)
 
     def count_tokens(
         self, cut: Pieces, lengths: Ints, padding_streams: Ints, first_dry: int
@@ -156,19 +163,22 @@ class BlockBuilder:
         short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
         self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])
 
-    def _count(self, places: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
-        self._tally(places, streams, counts, 1)
+    def _count(self, block_rows: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
+        self._tally(block_rows, streams, counts, 1)
         if self._packing.cuts:
-            self._tally(places, streams, TRUNCATED, np.maximum(0, sizes - self._packing.seq_len))
+            cut_off = np.maximum(0, sizes - self._packing.seq_len)
+            self._tally(block_rows, streams, TRUNCATED, cut_off)
 
-    def _tally(self, places: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int) -> None:
-        """Add amounts to the counts of the batches that the rows at `places` belong to."""
+    def _tally(
+        self, block_rows: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int
+    ) -> None:
+        """Add amounts to the counts of the batches that have these rows."""
         _, num_streams, num_counts = self._counts.shape
-        cells = (self._batches[places] * num_streams + streams) * num_counts + counts
+        cells = (self._batches[block_rows] * num_streams + streams) * num_counts + counts
         np.add.at(self._counts.reshape(-1), cells, amounts)
 
     def build(self, tokens: Tokens, first_dry: int, traffic: Traffic) -> Block:
-        """The finished block; `tokens` is int32 [rows, seq_len]."""
+        """Build the block; `tokens` is int32 [rows, seq_len]."""
         return Block(
             bounds=self._bounds,
             tokens=tokens,

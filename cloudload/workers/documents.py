@@ -4,8 +4,8 @@
                                                      a row of the document table ◄───┘
 
 A document is a row of integers and a range of token ids; no Python object is created per document.
-Lanes are flat lanes, `component * num_lanes + lane`. Each process has one `LaneDocuments`. Its
-shard cache owns all lazy, shared and threaded parts.
+Lanes are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`. The shard
+cache below it owns everything that is lazy, shared or threaded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DocumentReader:
         self._text_key, self._transform = text_key, transform
 
     def read(self, samples: Ints) -> list[str | None]:
-        """The texts of samples (int64 [samples]), in order; None for one that is filtered out.
+        """Read the texts of `samples` (int64 [samples]), in order; None if one is filtered out.
 
         Opens each shard once. Raises `DatasetError` if a text cannot be read or a transform fails,
         and the error of the shard cache if a shard cannot be fetched.
@@ -78,12 +78,12 @@ class DocumentReader:
         return in_order
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
-        """The shard of a sample, and its values in those of the `columns` that exist."""
+        """Read a sample: its shard, and its values in the `columns` that exist."""
         shard, within = self._find(sample)
         return shard, shard.read_columns(within, columns)
 
     def where(self, sample: int) -> str:
-        """Describe a sample for a message: its number in its shard, the shard, and any id."""
+        """Describe a sample for a message: its index in its shard, the shard, and any id."""
         shard, within = self._find(sample)
         return shard.where(within)
 
@@ -92,7 +92,7 @@ class DocumentReader:
         return self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
 
     def prefetch(self, samples: Ints) -> None:
-        """Start to fetch the shards of samples (int64 [samples]), the first samples' first."""
+        """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
         self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
 
     def _transformed(self, shard: Shard, sample: int) -> str | None:
@@ -102,7 +102,7 @@ class DocumentReader:
             text = self._transform(values)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # after sys.exit(), a worker would look as if it had died
+        except BaseException as error:  # a transform's sys.exit() would look like a dead worker
             [*_, what] = traceback.format_exception_only(error)
             raise DatasetError(
                 f"the transform failed on {shard.where(sample)}: {what}{traceback.format_exc()}"
@@ -116,8 +116,11 @@ class DocumentReader:
 
 
 @dataclass(frozen=True)
-class Places:
-    """The places of documents, int64 [documents] each; `samples` are numbered across the corpus."""
+class FoundDocuments:
+    """Documents of lanes, with the epoch and the sample of each: int64 [documents] each.
+
+    `samples` are indices into the whole corpus.
+    """
 
     flat_lanes: Ints
     ordinals: Ints
@@ -127,8 +130,8 @@ class Places:
     def __len__(self) -> int:
         return len(self.flat_lanes)
 
-    def __getitem__(self, chosen: slice | Ints) -> Places:
-        return Places(
+    def __getitem__(self, chosen: slice | Ints) -> FoundDocuments:
+        return FoundDocuments(
             self.flat_lanes[chosen],
             self.ordinals[chosen],
             self.epochs[chosen],
@@ -154,8 +157,12 @@ class LaneDocuments:
         num_eos = np.array([eos is not None for _, eos in frames], np.int64)
         self._num_framing = self._num_bos + num_eos
 
-    def find(self, flat_lanes: Ints, ordinals: Ints) -> Places:
-        """The places of lanes' documents (int64 [documents] both), without holes at epoch ends."""
+    def find(self, flat_lanes: Ints, ordinals: Ints) -> FoundDocuments:
+        """Find the epoch and sample of each document; leaves out the holes at the ends of epochs.
+
+        `flat_lanes` and `ordinals` are int64 [documents]. Raises `CacheError` if the order of an
+        epoch cannot be written.
+        """
         if len(self._components) == 1:
             epochs, samples = self._find(0, flat_lanes, ordinals)
         else:
@@ -166,13 +173,13 @@ class LaneDocuments:
                 epochs[own], samples[own] = self._find(
                     component, flat_lanes[own] % self._num_lanes, ordinals[own]
                 )
-        places = Places(flat_lanes, ordinals, epochs, samples)
-        return places if samples.min(initial=0) >= 0 else places[np.flatnonzero(samples >= 0)]
+        found = FoundDocuments(flat_lanes, ordinals, epochs, samples)
+        return found if samples.min(initial=0) >= 0 else found[np.flatnonzero(samples >= 0)]
 
     def _find(self, number: int, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
-        """The epoch and sample of documents of one component; -1 for a hole."""
+        """The epoch and sample of each document of one component; a hole has sample -1."""
         component, order = self._components[number], self._orders[number]
-        epochs, positions = component.lanes.places(lanes, ordinals)
+        epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
         samples = np.full_like(positions, -1)
         is_there = positions < component.lanes.num_positions
         first, last = int(epochs.min(initial=NEVER)), int(epochs.max(initial=-1))
@@ -183,23 +190,23 @@ class LaneDocuments:
             samples[chosen] = order(epoch)[positions[chosen]] + np.int64(component.first_sample)
         return epochs, samples
 
-    def read(self, places: Places, has_begun: Flags | None = None) -> Documents:
-        """The documents at places, in order, with `BUFFER` and `START` 0.
+    def read(self, found: FoundDocuments, has_begun: Flags | None = None) -> Documents:
+        """Read and tokenize documents, in order; `BUFFER` and `START` are 0.
 
-        `has_begun` (bool [documents]) marks documents of which some tokens are already in rows.
-        These are never filtered out. Raises `TokenizerError`, which names the sample, for a text
-        that cannot be encoded.
+        `has_begun` (bool [documents]) marks documents that already have tokens in rows. These are
+        never filtered out. Raises `TokenizerError`, which names the sample, for a text that cannot
+        be encoded, and the errors of `DocumentReader.read`.
         """
-        table = np.zeros((len(places), NUM_DOCUMENT_COLUMNS), np.int64)
-        table[:, FLAT_LANE], table[:, ORDINAL] = places.flat_lanes, places.ordinals
-        streams = self._corpus.streams_of(places.samples)
-        table[:, STREAM], table[:, EPOCH] = streams, places.epochs
-        table[:, SAMPLE] = places.samples - self._corpus.stream_starts[streams]
-        texts = self._reader.read(places.samples)
+        table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
+        streams = self._corpus.streams_of(found.samples)
+        table[:, STREAM], table[:, EPOCH] = streams, found.epochs
+        table[:, SAMPLE] = found.samples - self._corpus.stream_starts[streams]
+        texts = self._reader.read(found.samples)
         is_filtered = np.zeros(len(texts), np.bool_)
         if None in texts:
             is_filtered[:] = [text is None for text in texts]
-        ids, offsets = self._encode([text or "" for text in texts], places.samples)
+        ids, offsets = self._encode([text or "" for text in texts], found.samples)
         sizes = np.diff(offsets) + self._num_framing[streams]
         is_filtered |= sizes < self._min_tokens
         if has_begun is not None:
@@ -223,26 +230,26 @@ class LaneDocuments:
         return self._orders[component].is_ready(epoch)
 
     def build_order(self, component: int, epoch: int) -> None:
-        """Start to build the order of an epoch ahead of time; returns immediately."""
+        """Start building the order of an epoch ahead of time, and return immediately."""
         self._orders[component].build_in_background(epoch)
 
     def decode(self, tokens: Tokens) -> str:
-        """The text of ids, control tokens included."""
+        """Decode ids (int32 [tokens]) to text, control tokens included."""
         return self._tokenizer.decode(tokens)
 
     def prefetch(self, samples: Ints) -> None:
-        """Start to fetch the shards of samples (int64 [samples]), the first samples' first."""
+        """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
         self._reader.prefetch(samples)
 
 
 def open_reader(plan: Plan, cache: ShardCache) -> DocumentReader:
-    """A reader of a plan's corpus."""
+    """Open a reader for a plan's corpus."""
     config = plan.recipe.config
     return DocumentReader(plan.recipe.corpus, cache, config.text_key, config.transform)
 
 
 def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
-    """The documents of a plan's lanes."""
+    """Open the documents of a plan's lanes, with the plan's orders and tokenizer."""
     recipe = plan.recipe
     orders = [component.orders(plan.cache_root) for component in recipe.components]
     tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name)
@@ -250,7 +257,7 @@ def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
 
 
 def open_cache(plan: Plan) -> ShardCache:
-    """A cache for the shards of a plan's corpus."""
+    """Open the cache for the shards of a plan's corpus."""
     delivery = plan.delivery
     return ShardCache(
         plan.recipe.corpus,

@@ -23,22 +23,22 @@ from cloudload.packing.tables import (
     SIZE,
     Documents,
 )
-from cloudload.workers.documents import LaneDocuments, Places
+from cloudload.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import Prefetcher
 
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
-# multiples of the missing tokens to read at once: a call has a fixed cost, so more is faster, but
-# documents that wait use memory
+# the multiple of the missing tokens to read at once: larger calls amortize their fixed cost, but
+# the documents that wait in the packer use memory
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 
 
 def open_lane_rows(
     packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
 ) -> LaneRows:
-    """The packers of lanes at `cursors` (int64 [flat_lanes, 2]) with `residues`."""
+    """Open the packers of lanes at `cursors` (int64 [flat_lanes, 2]) with `residues`."""
     if packing.name == "concat":
         return ConcatLanes(packing.seq_len, num_lanes, cursors)
     if packing.name == "best_fit":
@@ -57,11 +57,11 @@ class LaneReader:
         residues = None if position.residues is None else position.residues.ravel().tolist()
         self._packer = open_lane_rows(plan.recipe.packing, plan.num_lanes, cursors, residues)
         self.next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
-        """The next document of each lane: int64 [flat_lanes]."""
+        """The ordinal of each lane's next document: int64 [flat_lanes]."""
         self.ends = _find_ends(plan)
         """The ordinal at which each lane has read all epochs: int64 [flat_lanes]."""
         self.begun = np.where(cursors[:, CURSOR_OFFSET] > 0, self.next_ordinals, -1)
-        """The document that each lane's first cursor is inside, or -1: int64 [flat_lanes]."""
+        """The ordinal of the document that each lane's starting cursor is inside, or -1."""
         self._barren = np.zeros(len(cursors), np.int64)
         """Documents without tokens that each lane has read since its last document with tokens."""
         self._mean_tokens = np.array(
@@ -76,11 +76,11 @@ class LaneReader:
         self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 
     def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
-        """The next `wanted` rows of each lane (int64 [lanes] both), or fewer at its end.
+        """Cut the next `wanted` rows of each lane (int64 [lanes] both), or fewer at its end.
 
-        `is_awaited` is True while the training loop waits for its first batch: then only the shards
-        that these rows need are fetched. Raises `ValueError` for a cursor or residue that does not
-        fit the documents.
+        While the training loop waits for its first batch (`is_awaited`), only the shards that these
+        rows need are fetched. Raises `ValueError` for a cursor or residue that does not match the
+        documents, and the errors of `LaneDocuments.read`.
         """
         self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
         self._prefetch.build_orders(lanes)
@@ -107,13 +107,13 @@ class LaneReader:
             self._add(self._documents.find(repeated, ordinals), is_awaited)
             eagerness *= 2
 
-    def _add(self, places: Places, is_awaited: bool, *, again: bool = False) -> None:
-        """Pack documents of lanes; `again` if they were already packed before a state was saved."""
-        if not len(places):
+    def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
+        """Read and pack documents; `again` if a saved residue has already packed them."""
+        if not len(found):
             return
-        self._prefetch.fetch(places, is_awaited=is_awaited)
-        has_begun: Flags = (self.begun[places.flat_lanes] == places.ordinals) | again
-        documents = self._documents.read(places, has_begun if has_begun.any() else None)
+        self._prefetch.fetch(found, is_awaited=is_awaited)
+        has_begun: Flags = (self.begun[found.flat_lanes] == found.ordinals) | again
+        documents = self._documents.read(found, has_begun if has_begun.any() else None)
         self._packer.add(documents, has_begun)
         if not again:
             self._learn_sizes(documents)
@@ -141,9 +141,9 @@ class LaneReader:
             self._check_barren(lane)
 
     def _check_barren(self, flat_lane: int) -> None:
-        """Raises `DatasetError` if a whole epoch of an endless lane contains no tokens."""
-        place, lane = divmod(flat_lane, self._num_lanes)
-        component = self._components[place]
+        """Raise `DatasetError` if a whole epoch of an endless lane contains no tokens."""
+        number, lane = divmod(flat_lane, self._num_lanes)
+        component = self._components[number]
         is_endless = component.lanes.epochs is None
         if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
             urls = ", ".join(self._labels[stream] for stream in component.streams)

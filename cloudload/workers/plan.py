@@ -1,4 +1,4 @@
-"""The plan of a rank: the work of its workers.
+"""The plan of a rank: what its workers read, and from which position.
 
     Plan: recipe of the rows, place in the world, position of the lanes, phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
@@ -47,7 +47,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class InTail:
-    """The lanes ended at row `start`, and from there on rows come from the tail."""
+    """The lanes ended at row `start`; that row and all later ones come from the tail."""
 
     start: int
     tail: Tail
@@ -92,17 +92,17 @@ class Plan:
 
     @property
     def global_batch(self) -> int:
-        """Number of rows in a batch of all ranks."""
+        """Number of rows in a batch, over all ranks."""
         return self.delivery.batch_size * self.world_size
 
     @property
     def window_start(self) -> int:
-        """The first row that is not exchanged yet."""
+        """The first row whose cursors the ranks have not exchanged yet."""
         position = self.position
         return position.table_rows if position.rows < self.phase.start else position.rows
 
     def replays(self) -> Iterator[tuple[int, int]]:
-        """The ranges [start, stop) of rows to read again, each as one block of each worker."""
+        """Yield the ranges [start, stop) of rows to read again; a worker reads one block each."""
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)
@@ -115,8 +115,8 @@ class Plan:
         """The rows of this rank among [start, stop)."""
         return rank_rows(start, stop, self.world_index, self.world_size)
 
-    def worker_places(self, rows: range) -> list[slice | Ints]:
-        """The indices of each worker's rows in the rank's `rows`: int64 [rows], or a slice."""
+    def rows_by_worker(self, rows: range) -> list[slice | Ints]:
+        """The indices of each worker's rows within the rank's `rows`: int64 [rows], or a slice."""
         if self.num_workers == 1:
             return [slice(None)]
         workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
@@ -126,5 +126,5 @@ class Plan:
         """The rows of one worker among [start, stop): int64 [rows], ascending."""
         rows = self.rank_rows(start, stop)
         numbers = np.arange(rows.start, rows.stop, rows.step)
-        own: Ints = numbers[self.worker_places(rows)[worker]]
+        own: Ints = numbers[self.rows_by_worker(rows)[worker]]
         return own

@@ -11,14 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from cloudload.arrays import Ints, count_within
-from cloudload.workers.documents import LaneDocuments, Places
+from cloudload.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.workers.plan import Plan
 
 
 class Prefetcher:
-    """Looks ahead for the lanes of one worker.
+    """Fetches shards ahead of time for the lanes of one worker.
 
-    `next_ordinals` and `ends` are int64 [flat_lanes]: the next document of each lane, and its end.
+    `next_ordinals` and `ends` are int64 [flat_lanes]: the ordinal of each lane's next document, and
+    the ordinal at which the lane ends.
     """
 
     def __init__(
@@ -28,11 +29,11 @@ class Prefetcher:
         self._components = plan.recipe.components
         self._next_ordinals, self._ends = next_ordinals, ends
         self._looked_ahead = next_ordinals.copy()
-        """The ordinals up to which shards were requested."""
+        """The ordinal up to which each lane's shards were requested: int64 [flat_lanes]."""
         self._ahead = np.array(
             [self._documents_ahead(component) for component in range(len(self._components))]
         )
-        """Documents of look-ahead for the lanes of each component."""
+        """How many documents to look ahead in a lane of each component: int64 [components]."""
         self._ordered_epochs = [0] * len(self._components)
         """The last epoch of each component whose order was requested."""
 
@@ -44,11 +45,12 @@ class Prefetcher:
         per_shard = of.num_samples / max(1, len(of.shard_sizes))
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
-    def fetch(self, needed: Places, *, is_awaited: bool) -> None:
-        """Start to fetch the shards of `needed`, then of the documents that its lanes read next.
+    def fetch(self, needed: FoundDocuments, *, is_awaited: bool) -> None:
+        """Start fetching the shards of `needed`, then of the documents that its lanes read next.
 
-        It looks ahead rarely, and then over long ranges. While the training loop waits for its
-        first batch (`is_awaited`), it fetches nothing beyond `needed`.
+        To make few calls, it looks ahead only when a lane has used half of its look-ahead. While
+        the training loop waits for its first batch (`is_awaited`), it fetches nothing beyond
+        `needed`.
         """
         if is_awaited:
             self._documents.prefetch(needed.samples)
@@ -75,13 +77,16 @@ class Prefetcher:
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
 
     def _epoch_ends(self, flat_lanes: Ints) -> Ints:
-        """The ordinals at which the epochs with a built order end; more would wait for a build."""
+        """The ordinal at which each lane's last epoch with a built order ends: int64 [lanes].
+
+        Looking further ahead would wait for the next order to be built.
+        """
         ends = np.empty_like(flat_lanes)
         components = flat_lanes // self._plan.num_lanes
         for component in np.unique(components).tolist():
             own, lanes = components == component, self._components[component].lanes
             numbers = flat_lanes[own] % lanes.num_lanes
-            epochs, _ = lanes.places(
+            epochs, _ = lanes.epoch_positions(
                 numbers, np.maximum(0, self._next_ordinals[flat_lanes[own]] - 1)
             )
             last = int(epochs.max())
@@ -93,7 +98,7 @@ class Prefetcher:
         return ends
 
     def build_orders(self, flat_lanes: Ints) -> None:
-        """Build the next epoch's order once one of these lanes is halfway through this one."""
+        """Build the next epoch's order once one of these lanes is halfway through its epoch."""
         for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes
             furthest = (

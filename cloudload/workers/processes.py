@@ -3,8 +3,8 @@
     trainer ◄── started, the slot of each block, an error ── worker
             ──────────── a slot is free again ─────────────►
 
-Each worker has a separate pair of connected sockets and shares no lock with any other process. If
-it is killed at any moment, the trainer reads the end of its stream, and nothing waits for it.
+Each worker has a separate pair of connected sockets and shares no lock with any other process. If a
+worker is killed, the trainer reads the end of its stream, and no process waits for a dead worker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WorkerProcess:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process started it."""
+        """Whether this process started the worker."""
         return os.getpid() == self._owner
 
     def _begin(self) -> None:
@@ -61,7 +61,7 @@ class WorkerProcess:
             target=_work, args=(*self._arguments, theirs), daemon=True
         )
         self._process.start()
-        # the worker has the only other end: its death ends the stream
+        # only the worker has the other end now, so its death ends the stream
         theirs.close()
 
     def await_start(self) -> None:
@@ -69,7 +69,8 @@ class WorkerProcess:
 
         A forked child has one thread, but copies of the locks of all threads. If a lock is held
         during the fork, the child waits for it forever (python/cpython#84559). A child that does
-        not report its start is replaced. Raises `WorkerError` after three attempts.
+        not report its start is replaced. Raises `WorkerError` after three attempts, or if the
+        process dies.
         """
         for _ in range(_STARTS):
             if self._context.get_start_method() != "fork" or self._connection.poll(_START_S):
@@ -88,7 +89,7 @@ class WorkerProcess:
         )
 
     def receive(self) -> PackedBlock | None:
-        """The next block, or None after the last; invalidates the previous block.
+        """Receive the next block, or None after the last; invalidates the previous block.
 
         Raises the error that the worker raised, or `WorkerError` if the worker died.
         """
@@ -124,11 +125,11 @@ class WorkerProcess:
         ) from None
 
     def ask_to_end(self) -> None:
-        """Ask it to end; returns immediately."""
+        """Ask the worker to end, and return immediately."""
         self._process.terminate()
 
     def end(self, deadline: float) -> None:
-        """Wait for it to end until `deadline` (of `time.monotonic`), then kill it."""
+        """Wait for the worker to end until `deadline` (of `time.monotonic`), then kill it."""
         self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
             self._process.kill()
@@ -177,7 +178,7 @@ def _describe_end(code: int | None) -> str:
 def _work(
     plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int, connection: Connection
 ) -> None:
-    """The main function of a worker process."""
+    """Send the blocks of a worker; the main function of a worker process."""
     import torch
 
     exit_with_parent()
@@ -194,7 +195,8 @@ def _work(
     except (EOFError, ConnectionError):
         pass  # the trainer ended
     except CloudloadError as error:
-        connection.send(error)  # pickled, it has no traceback, whose frames belong to the worker
+        # pickling drops the traceback, whose frames exist only in this worker
+        connection.send(error)
     except Exception:
         connection.send(_Failed(traceback.format_exc()))
 
@@ -233,6 +235,6 @@ def process_blocks(plan: Plan) -> Iterator[list[Block]]:
                 return
             yield [unpack_block(block, ring) for block in packed]
     finally:
-        # do not leave this to the garbage collector: the next iteration must not fork while these
-        # run
+        # end the workers here, not when they are garbage collected: the next iteration must not
+        # fork while they run
         end_workers(workers)

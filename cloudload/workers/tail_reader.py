@@ -18,13 +18,13 @@ from cloudload.packing.tables import (
     BUFFER,
     COUNT,
     PIECE_DOCUMENT,
+    REMNANT_LANE,
+    REMNANT_ORDINAL,
+    REMNANT_SIZE,
     SIZE,
     SIZE_ABSENT,
     SIZE_FILTERED,
-    TAIL_UNIT,
-    UNIT_LANE,
-    UNIT_ORDINAL,
-    UNIT_SIZE,
+    TAIL_REMNANT,
 )
 from cloudload.packing.tail import Tail
 from cloudload.run.recipe import Recipe
@@ -36,11 +36,11 @@ _DOCUMENTS_AT_ONCE = 256
 
 
 def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, begun: Ints) -> Ints:
-    """The sizes of the documents left in lanes, ordered by lane: int64 [documents].
+    """Measure the documents left in lanes: their sizes, ordered by lane, int64 [documents].
 
-    `own` are the lanes (int64 [lanes]). Documents from `heads` up to `ends` are left in them, and
-    `begun` is the document that each lane's cursor is inside. The size is `SIZE_ABSENT` for a hole
-    at the end of an epoch, and `SIZE_FILTERED` for a document that is filtered out.
+    `own` are the lanes. They have the ordinals from `heads` up to `ends` left, and `begun` is the
+    document that each lane's cursor is inside, or -1: int64 [lanes] each. The size is `SIZE_ABSENT`
+    for a hole at the end of an epoch, and `SIZE_FILTERED` for a document that is filtered out.
 
         heads [3 5]  ends [5 6]      ─►      sizes of lane 0's 3 and 4, then of lane 1's 5
     """
@@ -50,51 +50,57 @@ def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, b
     ordinals = np.repeat(heads, numbers) + count_within(numbers)
     sizes = np.full(len(lanes), SIZE_ABSENT, np.int64)
     canonical = np.lexsort((lanes, ordinals))
-    places = documents.find(lanes[canonical], ordinals[canonical])
-    for first in range(0, len(places), _DOCUMENTS_AT_ONCE):
-        chunk = places[slice(first, first + _DOCUMENTS_AT_ONCE)]
-        documents.prefetch(places.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
-        place = np.searchsorted(own, chunk.flat_lanes)
-        table = documents.read(chunk, begun[place] == chunk.ordinals).table
+    found = documents.find(lanes[canonical], ordinals[canonical])
+    for first in range(0, len(found), _DOCUMENTS_AT_ONCE):
+        chunk = found[slice(first, first + _DOCUMENTS_AT_ONCE)]
+        documents.prefetch(found.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
+        index = np.searchsorted(own, chunk.flat_lanes)
+        table = documents.read(chunk, begun[index] == chunk.ordinals).table
         is_filtered = table[:, COUNT] == FILTERED
-        found = np.where(is_filtered, SIZE_FILTERED, table[:, SIZE])
-        sizes[firsts[place] + chunk.ordinals - heads[place]] = found
+        chunk_sizes = np.where(is_filtered, SIZE_FILTERED, table[:, SIZE])
+        sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
     return sizes
 
 
 class TailReader:
-    """Cuts a worker's rows of a tail, and keeps the documents of its latest rows."""
+    """Cuts a worker's rows of a tail, and keeps the documents of the latest block."""
 
     def __init__(self, recipe: Recipe, documents: LaneDocuments) -> None:
         self._recipe, self._documents = recipe, documents
         self._held: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
 
-    def cut(self, block: BlockBuilder, tail: Tail, first_place: int) -> Pieces:
-        """The pieces of the block's rows from `first_place` on; counts the units they finish."""
-        units: list[Ints] = []
+    def cut(self, block: BlockBuilder, tail: Tail, first_block_row: int) -> Pieces:
+        """Cut the block's rows from `first_block_row` on, and count the documents they finish."""
+        remnants: list[Ints] = []
         pieces: list[Ints] = []
-        for place in range(first_place, len(block.rows)):
-            row = int(block.rows[place])
+        for block_row in range(first_block_row, len(block.rows)):
+            row = int(block.rows[block_row])
             of_row = tail.row_pieces(row)
-            units.append(tail.units[of_row[:, TAIL_UNIT]])
-            pieces.append(np.column_stack([np.full(len(of_row), place), of_row]))
-            block.count_units(place, self._find_units(tail.row_units(row)))
-        if not any(map(len, units)):
+            remnants.append(tail.remnants[of_row[:, TAIL_REMNANT]])
+            pieces.append(np.column_stack([np.full(len(of_row), block_row), of_row]))
+            block.count_documents(block_row, self._streams_and_sizes(tail.row_remnants(row)))
+        if not any(map(len, remnants)):
             return Pieces.empty()
-        return self._join(np.concatenate(units), np.concatenate(pieces))
+        return self._join(np.concatenate(remnants), np.concatenate(pieces))
 
-    def _join(self, units: Ints, pieces: Ints) -> Pieces:
-        keys = list(zip(units[:, UNIT_LANE].tolist(), units[:, UNIT_ORDINAL].tolist(), strict=True))
+    def _join(self, remnants: Ints, pieces: Ints) -> Pieces:
+        keys = list(
+            zip(
+                remnants[:, REMNANT_LANE].tolist(),
+                remnants[:, REMNANT_ORDINAL].tolist(),
+                strict=True,
+            )
+        )
         self._read(keys)
-        self._check_sizes(units)
+        self._check_sizes(remnants)
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         table = np.stack([self._held[key][0] for key in numbers])
         table[:, BUFFER] = np.arange(len(table))
         pieces[:, PIECE_DOCUMENT] = [numbers[key] for key in keys]
         return Pieces(table, [self._held[key][1] for key in numbers], pieces)
 
-    def _check_sizes(self, units: Ints) -> None:
-        for lane, ordinal, _, stop, size in units.tolist():
+    def _check_sizes(self, remnants: Ints) -> None:
+        for lane, ordinal, _, stop, size in remnants.tolist():
             found = int(self._held[lane, ordinal][0][SIZE])
             if size == SIZE_ABSENT and found != stop:
                 raise StreamChangedError(
@@ -103,20 +109,20 @@ class TailReader:
                 )
 
     def _read(self, keys: list[tuple[int, int]]) -> None:
-        """Keep these documents, and release all others."""
+        """Hold these documents, read those that are not held yet, and release all others."""
         held = {key: self._held[key] for key in keys if key in self._held}
         missing = [key for key in dict.fromkeys(keys) if key not in held]
         if missing:
             lanes, ordinals = np.array(missing, np.int64).T
-            places = self._documents.find(lanes, ordinals)
-            # filtering was already decided when the documents were measured
-            read = own_documents(self._documents.read(places, np.ones(len(places), np.bool_)))
+            found = self._documents.find(lanes, ordinals)
+            # has_begun is True for all: filtering was decided when the documents were measured
+            read = own_documents(self._documents.read(found, np.ones(len(found), np.bool_)))
             held |= dict(zip(missing, read, strict=True))
         self._held = held
 
-    def _find_units(self, units: Ints) -> Ints:
-        """(stream, size) of the units that are not counted yet: int64 [units, 2]."""
-        units = units[units[:, UNIT_SIZE] != SIZE_ABSENT]
-        places = self._documents.find(units[:, UNIT_LANE], units[:, UNIT_ORDINAL])
-        streams = self._recipe.corpus.streams_of(places.samples)
-        return np.column_stack([streams, units[:, UNIT_SIZE]])
+    def _streams_and_sizes(self, remnants: Ints) -> Ints:
+        """(stream, size) of each document that is not counted yet: int64 [documents, 2]."""
+        remnants = remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT]
+        found = self._documents.find(remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL])
+        streams = self._recipe.corpus.streams_of(found.samples)
+        return np.column_stack([streams, remnants[:, REMNANT_SIZE]])

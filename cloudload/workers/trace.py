@@ -1,4 +1,4 @@
-"""Provenance of rows: reads the documents behind their spans again.
+"""Provenance of rows: read the documents of their spans again.
 
 span  (row, stream, epoch, sample, start, stop)  ─►  sample's id, shard, and the text of tokens
 [start, stop)
@@ -17,8 +17,8 @@ from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import SIZE
 from cloudload.workers.documents import (
     DocumentReader,
+    FoundDocuments,
     LaneDocuments,
-    Places,
     open_cache,
     open_documents,
     open_reader,
@@ -33,13 +33,13 @@ class TracedSpan:
     """Tokens [start, stop) of a document in a row of the run."""
 
     row: int
-    """The row of the run, from 0."""
+    """The index of the row in the run, from 0."""
     stream: str
     """The name of the stream."""
     epoch: int
     """The epoch, from 0."""
     sample: int
-    """The number of the sample within its stream, from 0."""
+    """The index of the sample within its stream, from 0."""
     id: Any
     """The sample's value in the column `id`; None without such a column."""
     shard: str
@@ -50,12 +50,12 @@ class TracedSpan:
     """The text of the tokens."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON types."""
+        """The fields as plain JSON types."""
         return asdict(self)
 
 
 class Tracer:
-    """Reads the documents behind spans in this process."""
+    """Reads the documents of spans in this process."""
 
     def __init__(self, plan: Plan) -> None:
         self._cache = open_cache(plan)
@@ -66,10 +66,10 @@ class Tracer:
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
-        """The documents of spans.
+        """Read the documents of spans.
 
-        `spans` is int64 [spans, 6], by `tables.SPAN_COLUMNS`. `rows` maps the rows in `spans` to
-        rows of the run.
+        `spans` is int64 [spans, 6], with columns `tables.SPAN_COLUMNS`. `rows`, int64 [rows], maps
+        the rows in `spans` to rows of the run.
         """
         keys = [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
         samples = {key: int(self._starts[key[0]]) + key[1] for key in keys}
@@ -97,11 +97,11 @@ class Tracer:
         return traced
 
     def _read_tokens(self, samples: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Tokens]:
-        """The tokens of each document, bos and eos included."""
+        """The tokens of each document, int32 [tokens], bos and eos included."""
         numbers = np.fromiter(samples.values(), np.int64, len(samples))
         nowhere = np.zeros_like(numbers)
         documents = self._documents.read(
-            Places(nowhere, nowhere, nowhere, numbers), np.ones(len(numbers), np.bool_)
+            FoundDocuments(nowhere, nowhere, nowhere, numbers), np.ones(len(numbers), np.bool_)
         )
         sizes = documents.table[:, SIZE]
         pieces = np.column_stack(

@@ -20,18 +20,18 @@ from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
-# space in a slot for each row's spans, cursor and residue
+# the space in a slot for the spans, cursor and residue of one row
 _EXTRA_BYTES_PER_ROW = 1024
 
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """The place of a block in shared memory: its tokens start a slot, and the rest follows."""
+    """A block in shared memory: a slot has its tokens, followed by the rest of the block."""
 
     slot: int
     shape: tuple[int, int]
     size: int
-    """Size of the rest."""
+    """The size of the rest, in bytes."""
     tokens: bytes | None = None
     """The tokens, if they did not fit in the slot."""
     rest: bytes | None = None
@@ -46,9 +46,9 @@ def slot_bytes(plan: Plan) -> int:
 
 
 class Slots:
-    """The slots of one worker, starting at `first`.
+    """The `count` slots of one worker, from slot `first` on.
 
-    Once all are used, `await_free` waits for the oldest.
+    Once all are used, `await_free` waits until the oldest one is free.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Slots:
         return self._ring.array(self._number, np.int32, (num_rows, seq_len))
 
     def pack(self, block: Block) -> PackedBlock:
-        """Write the rest of a block after its tokens."""
+        """Write the rest of a block after its tokens, and return the message to send."""
         sizes = np.array([len(residue) for residue in block.residues], np.int64)
         arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
         lengths = [array.size for array in arrays]
@@ -92,7 +92,7 @@ _HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
-    """The block; its tokens are in the slot, and valid until the worker's next block arrives."""
+    """Unpack a block; its tokens stay in the slot, valid until the worker's next block arrives."""
     rows, seq_len = packed.shape
     rest = packed.rest
     if rest is None:

@@ -2,9 +2,9 @@
 
     documents ─► tokenizer ─► packers of lanes ─► pieces of this worker's rows ─► Block
 
-A worker owns a share of the rank's lanes, and takes part in every batch, even if it has no row in
-it. It reads, tokenizes and cuts the documents of several batches together, and sends their rows as
-one block.
+A worker owns a share of the rank's lanes. Its blocks cover every batch, even batches in which it
+has no row. It reads, tokenizes and cuts the documents of several batches together, and sends their
+rows as one block.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cloudload.workers.plan import Measuring, Plan
 from cloudload.workers.tail_reader import TailReader, measure_rest
 
 NewTokens = Callable[[int, int], Tokens]
-"""Returns int32 [rows, seq_len] with undefined content, to write tokens into."""
+"""Allocates an uninitialized array for tokens: int32 [rows, seq_len]."""
 
 
 def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) -> Iterator[Block]:
     """Yield the blocks of one worker, with the same number of batches as other workers' blocks.
 
-    The blocks are endless, except in the phase `Measuring`, which has one block of sizes. The first
-    block has one batch and each later one twice as many as the one before, up to a limit, so that
-    training starts early. Blocks of replayed rows hold cursors but no tokens.
+    The blocks never end, except in the phase `Measuring`, which has one block of sizes. The first
+    block has one batch, and each later one has twice as many as the one before, up to a limit, so
+    that training starts early. Blocks of replayed rows have cursors but no tokens.
     """
     cache = open_cache(plan)
     try:
@@ -79,7 +79,7 @@ class _Worker:
         return block.build(self._new_tokens(0, 0), NEVER, self._traffic.take())
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
-        """This worker's rows of the batches that start at `start` and end at `stops`."""
+        """Make this worker's part of the batches that start at row `start` and end at `stops`."""
         plan = self._plan
         rows = plan.worker_rows(self._worker, start, stops[-1])
         bounds = np.searchsorted(rows, [start, *stops])
@@ -96,14 +96,14 @@ class _Worker:
         return block.build(tokens, self._first_dry, self._traffic.take())
 
     def _padding_streams(self, rows: Ints) -> Ints:
-        """The stream in whose statistics each row's padding is counted."""
+        """The stream whose statistics count each row's padding: int64 [rows]."""
         recipe = self._plan.recipe
         firsts = np.array([component.streams.start for component in recipe.components])
         streams: Ints = firsts[recipe.components_of(rows)]
         return streams
 
     def _cut(self, block: BlockBuilder, *, num_batches: int) -> Pieces:
-        """The pieces of the block's rows: of lanes until the lanes end, then of the tail."""
+        """Cut the block's rows, from the lanes until they end, then from the tail."""
         num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
         pieces = self._cut_lanes(block, block.rows[:num_of_lanes], num_batches)
         if self._plan.tail is not None:
@@ -113,8 +113,8 @@ class _Worker:
     def _cut_lanes(self, block: BlockBuilder, rows: Ints, num_batches: int) -> Pieces:
         """Cut the block's first rows from their lanes.
 
-        rows of lanes 0 1 2 0 1 2, two wanted of each      cut as lane 0's, lane 1's, lane 2's
-        lane 1 has only one: row 4 is the first dry one     the block's rows 0 3 1 2 5
+        rows of lanes 0 1 2 0 1 2, two wanted from each     cut from lane 0, then 1, then 2, as
+        lane 1 has only one: row 4 is the first dry row     block rows 0 3 1 2 5
         """
         recipe = self._plan.recipe
         flat_lanes = recipe.components_of(rows) * recipe.num_lanes + rows % recipe.num_lanes
@@ -128,7 +128,7 @@ class _Worker:
                 f"{error}. The state is damaged, or belongs to another corpus, tokenizer or "
                 "transform"
             ) from None
-        places = np.argsort(flat_lanes, kind="stable")
+        block_rows = np.argsort(flat_lanes, kind="stable")
         is_cut = count_within(wanted) < np.repeat(cut.num_rows, wanted)
-        self._first_dry = min(self._first_dry, int(rows[places[~is_cut]].min(initial=NEVER)))
-        return Pieces(cut.table, cut.buffers, block.take(cut, places[is_cut]))
+        self._first_dry = min(self._first_dry, int(rows[block_rows[~is_cut]].min(initial=NEVER)))
+        return Pieces(cut.table, cut.buffers, block.take(cut, block_rows[is_cut]))

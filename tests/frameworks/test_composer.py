@@ -259,7 +259,7 @@ def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path)
 
 def test_a_loader_without_a_data_spec_is_refused(folder: str) -> None:
     with pytest.raises(
-        ValueError, match=r"lose or repeat batches. Give Composer data_spec\(loader\), or eval_spec"
+        ValueError, match=r"lose or repeat batches. Pass data_spec\(loader\) or eval_spec"
     ):
         make_trainer(make_loader(folder), train_dataloader=make_loader(folder)).fit()
     trainer = make_trainer(

@@ -223,7 +223,7 @@ def test_a_loader_without_the_data_module_is_refused(folder: str, tmp_path: Path
     )
     with pytest.raises(
         ValueError,
-        match=r"lose or repeat batches. Give Lightning datamodule=CloudloadDataModule\(loader\)",
+        match=r"lose or repeat batches. Pass datamodule=CloudloadDataModule\(loader\)",
     ):
         trainer.fit(Module(), train_dataloaders=make_loader(folder))
 

@@ -220,7 +220,7 @@ def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path:
         ("state", "rows: [0, "),
         (
             "nodes",
-            "LOCAL_WORLD_SIZE (set it to 1 where nodes have different numbers of ranks): [1, 2]",
+            "LOCAL_WORLD_SIZE (set it to 1 if nodes have different numbers of ranks): [1, 2]",
         ),
     ],
 )

@@ -163,7 +163,7 @@ def test_data_published_anew_is_taken_on_purpose_where_its_shards_hold_the_same_
         ranks(tmp_path, {"data": "accept"}, data=tmp_path / "fixed"), Leg(batches=9), states[-1]
     )
     with pytest.raises(
-        StreamChangedError, match=r"shards \(fingerprints of the documents in each.*: saved"
+        StreamChangedError, match=r"shards \(fingerprints of the shards' sample counts.*: saved"
     ):
         run_leg(ranks(tmp_path, {"data": "accept"}, data=tmp_path / "cut anew"), Leg(), states[-1])
 
@@ -184,7 +184,7 @@ def test_a_transform_is_known_by_its_name_and_its_source(folder: Path) -> None:
     [
         (
             {"seed": "accept"},
-            "a change of 'seed' cannot be accepted, because documents would be lost and repeated. "
+            "a change of 'seed' cannot be accepted, because documents would be lost or repeated. "
             "You can accept bos_eos",
         ),
         ({"nothing": "accept"}, "a change of 'nothing' cannot be accepted"),

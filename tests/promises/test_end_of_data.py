@@ -204,7 +204,7 @@ def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None
     with pytest.raises(
         RanksDisagreeError,
         match=r"epochs=1 on 3 ranks.*Initialize torch.distributed.*"
-        r"leave out epochs.*take\(n\)",
+        r"omit epochs.*take\(n\)",
     ):
         next(iter(loader))
 

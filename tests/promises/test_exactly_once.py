@@ -89,6 +89,7 @@ def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
         [len(shards) for shards in case.streams],
         repeats,
         [None] * len(streams),
+        [f"s{stream}" for stream in range(len(streams))],
     )
     order = OrderConfig(
         case.shuffle,

@@ -177,7 +177,7 @@ def test_a_stream_added_at_a_resume_begins_there_and_the_others_go_on(
     assert check_again == second[48:72]
     with pytest.raises(
         StreamChangedError,
-        match=r"the state has 2 streams, but the loader only 1. .* give it proportion=0",
+        match=r"the state has 2 streams, but the loader has only 1. .* with proportion=0",
     ):
         run_leg(before, Leg(), more[-1])
 
@@ -295,9 +295,9 @@ def test_an_empty_stream_in_a_mixture_is_an_error(
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        ({"repeat": 0}, "repeat 0; it must be a number above 0"),
-        ({"choose": 0}, "choose 0; it must be a whole number"),
-        ({"repeat": 1, "choose": 5}, "Give one of them"),
+        ({"repeat": 0}, "stream '.*' has repeat 0; use a finite number above 0"),
+        ({"choose": 0}, "choose 0; use a whole number"),
+        ({"repeat": 1, "choose": 5}, "Use one of them"),
         ({"repeat": 2, "proportion": 1}, "has a proportion and repeat or choose"),
     ],
 )

@@ -45,6 +45,7 @@ def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | N
         [len(shards) for shards in streams],
         [weight.get("repeat") for weight in weights],
         [weight.get("choose") for weight in weights],
+        [f"s{stream}" for stream in range(len(streams))],
     )
 
 

@@ -22,7 +22,7 @@ def test_lanes_share_out_every_document_of_every_epoch_once(
     num_lanes = num_nodes * lanes_of_node
     lanes = Lanes(num_lanes, num_samples, epochs, num_nodes)
     places = [
-        lanes.place(lane, ordinal)
+        lanes.epoch_position(lane, ordinal)
         for lane in range(num_lanes)
         for ordinal in range(lanes.end(lane) or 0)
     ]
@@ -39,14 +39,16 @@ def test_with_a_document_for_each_a_lane_keeps_to_its_positions(
     assume(num_samples >= num_lanes)
     lanes = Lanes(num_lanes, num_samples, None)
     for lane in range(num_lanes):
-        assert {lanes.place(lane, ordinal)[1] % num_lanes for ordinal in range(30)} == {lane}
+        assert {lanes.epoch_position(lane, ordinal)[1] % num_lanes for ordinal in range(30)} == {
+            lane
+        }
 
 
 @given(num_lanes=st.integers(1, 40), num_samples=st.integers(1, 100))
 def test_every_lane_has_documents_for_ever(num_lanes: int, num_samples: int) -> None:
     lanes = Lanes(num_lanes, num_samples, None)
     for lane in range(num_lanes):
-        assert any(lanes.place(lane, ordinal)[1] < num_samples for ordinal in range(2))
+        assert any(lanes.epoch_position(lane, ordinal)[1] < num_samples for ordinal in range(2))
 
 
 @given(
@@ -81,7 +83,7 @@ def test_a_node_touches_only_its_own_canonical_nodes() -> None:
             world = World(rank, num_hosts * ranks_per_node, ranks_per_node)
             lanes = Lanes(num_lanes, 10_000, None, num_nodes)
             own = {
-                lanes.place(lane, ordinal)[1] % num_nodes
+                lanes.epoch_position(lane, ordinal)[1] % num_nodes
                 for lane in world.lanes(num_lanes)
                 for ordinal in range(9)
             }

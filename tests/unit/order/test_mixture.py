@@ -268,7 +268,7 @@ def test_streams_that_are_gone_or_in_another_order_are_named(found: list[str]) -
     with pytest.raises(StreamChangedError) as error:
         build_mixture(found, [1] * len(found), None).resume(saved, 10)
     assert "mixture: saved streams ['a', 'b'], found " + str(found) in str(error.value)
-    assert "weight 0" in str(error.value)
+    assert "weight to 0" in str(error.value)
 
 
 @MANY
@@ -323,14 +323,29 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
 @pytest.mark.parametrize(
     ("given_names", "proportions", "schedule", "message"),
     [
-        ([], [], None, r"streams: the names are \[\]; give at least one"),
-        (["a", "a"], [1, 1], None, r"streams: the names are \['a', 'a'\]; give at least one"),
-        (["a", "b"], [1], None, "1 weights for 2 streams; give one for each"),
-        (["a", "b"], [1, -0.5], None, "'b' has weight -0.5 from row 0; give it 0 or more"),
-        (["a", "b"], [float("nan"), 1], None, "'a' has weight nan from row 0; give it 0 or more"),
-        (["a", "b"], [1, float("inf")], None, "'b' has weight inf from row 0; give it 0 or more"),
-        (["a", "b"], [0, 0], None, "all weights are 0 from row 0; give one stream more than 0"),
-        (["a"], ["1"], None, "a weight is '1'; give a number"),
+        ([], [], None, r"streams: the names are \[\]; pass at least one"),
+        (["a", "a"], [1, 1], None, r"streams: the names are \['a', 'a'\]; pass at least one"),
+        (["a", "b"], [1], None, "1 weights for 2 streams; use one for each"),
+        (
+            ["a", "b"],
+            [1, -0.5],
+            None,
+            "'b' has weight -0.5 from row 0; use a finite number of at least 0",
+        ),
+        (
+            ["a", "b"],
+            [float("nan"), 1],
+            None,
+            "'a' has weight nan from row 0; use a finite number of at least 0",
+        ),
+        (
+            ["a", "b"],
+            [1, float("inf")],
+            None,
+            "'b' has weight inf from row 0; use a finite number of at least 0",
+        ),
+        (["a", "b"], [0, 0], None, "all weights are 0 from row 0; set at least one above 0"),
+        (["a"], ["1"], None, "a weight is '1'; use a finite number of at least 0"),
         (["a"], [1], [], r"schedule: its entries start at rows \[\]; start the first at row 0"),
         (
             ["a"],
@@ -342,27 +357,32 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
             ["a"],
             [1],
             [(0, {"a": 1}), (9, {"a": 1}), (5, {"a": 1})],
-            r"rows \[0, 9, 5\]; .* each at a later row",
+            r"rows \[0, 9, 5\]; .* each other one at a later row",
         ),
-        (["a"], [1], [(0, {"a": 1}), (0, {"a": 2})], r"rows \[0, 0\]; .* each at a later row"),
-        (["a"], [1], [(0.5, {"a": 1})], "an entry starts at row 0.5; give a whole number"),
+        (
+            ["a"],
+            [1],
+            [(0, {"a": 1}), (0, {"a": 2})],
+            r"rows \[0, 0\]; .* each other one at a later row",
+        ),
+        (["a"], [1], [(0.5, {"a": 1})], "an entry starts at row 0.5; use a whole number"),
         (
             ["a"],
             [1],
             [(0, {"a": 1}), (7, {"b": 1})],
-            r"the entry of row 7 names \['b'\], which are not streams; use \['a'\]",
+            r"the entry for row 7 names \['b'\], which are not streams; use names from \['a'\]",
         ),
         (
             ["a"],
             [1],
             [(0, {"a": 1}), (7_000, {"a": -2})],
-            "'a' has weight -2.0 from row 7,000; give it 0 or more",
+            "'a' has weight -2.0 from row 7,000; use a finite number of at least 0",
         ),
         (
             ["a"],
             [1],
             [(0, {"a": 1}), (7, {})],
-            "all weights are 0 from row 7; give one stream more than 0",
+            "all weights are 0 from row 7; set at least one above 0",
         ),
     ],
 )

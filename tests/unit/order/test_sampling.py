@@ -31,7 +31,9 @@ def test_a_draw_is_divided_among_the_shards_as_streaming_does(
 
 
 def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
-    sampling = Sampling.of([100, 100, 10], [1, 1, 1], [1.15, 0.29, None], [None, None, 7])
+    sampling = Sampling.of(
+        [100, 100, 10], [1, 1, 1], [1.15, 0.29, None], [None, None, 7], ["a", "b", "c"]
+    )
     assert sampling == Sampling((1, 1, 1), (114, 28, 7))
     assert sampling.num_positions == 149
 
@@ -39,35 +41,43 @@ def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
 @pytest.mark.parametrize(
     ("samples", "weight", "message"),
     [
-        (10, {"repeat": 2, "choose": 5}, "streams[1] has repeat 2 and choose 5. Give one of them"),
-        (10, {"choose": 0}, "streams[1] has choose 0; it must be a whole number of at least 1"),
-        (10, {"choose": 2.5}, "streams[1] has choose 2.5; it must be a whole number of at least 1"),
+        (
+            10,
+            {"repeat": 2, "choose": 5},
+            "stream 'code' has repeat 2 and choose 5. Use one of them",
+        ),
+        (10, {"choose": 0}, "stream 'code' has choose 0; use a whole number of at least 1"),
+        (10, {"choose": 2.5}, "stream 'code' has choose 2.5; use a whole number of at least 1"),
         (
             10,
             {"choose": True},
-            "streams[1] has choose True; it must be a whole number of at least 1",
+            "stream 'code' has choose True; use a whole number of at least 1",
         ),
-        (10, {"repeat": "two"}, "streams[1] has repeat 'two'; it must be a number above 0"),
-        (10, {"repeat": 0}, "streams[1] has repeat 0; it must be a number above 0"),
-        (10, {"repeat": -1.5}, "streams[1] has repeat -1.5; it must be a number above 0"),
-        (10, {"repeat": float("nan")}, "streams[1] has repeat nan; it must be a number above 0"),
-        (10, {"repeat": float("inf")}, "streams[1] has repeat inf; it must be a number above 0"),
+        (10, {"repeat": "two"}, "stream 'code' has repeat 'two'; use a finite number above 0"),
+        (10, {"repeat": 0}, "stream 'code' has repeat 0; use a finite number above 0"),
+        (10, {"repeat": -1.5}, "stream 'code' has repeat -1.5; use a finite number above 0"),
+        (10, {"repeat": float("nan")}, "stream 'code' has repeat nan; use a finite number above 0"),
+        (10, {"repeat": float("inf")}, "stream 'code' has repeat inf; use a finite number above 0"),
         (
             10,
             {"repeat": 0.09},
-            "streams[1] has repeat 0.09, which selects none of its 10 samples. "
-            "Increase it, or leave the stream out",
+            "stream 'code' has repeat 0.09, which selects none of its 10 samples. "
+            "Increase it, or remove the stream",
         ),
         (
             0,
             {"choose": 3},
-            "streams[1] has choose 3, which selects none of its 0 samples. "
-            "Increase it, or leave the stream out",
+            "stream 'code' has no samples. Remove it",
         ),
+        (0, {"repeat": 2}, "stream 'code' has no samples. Remove it"),
     ],
 )
 def test_a_weight_that_gives_nothing_is_refused(samples: int, weight: Weight, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Sampling.of(
-            [4, samples], [1, 1], [None, weight.get("repeat")], [None, weight.get("choose")]
+            [4, samples],
+            [1, 1],
+            [None, weight.get("repeat")],
+            [None, weight.get("choose")],
+            ["web", "code"],
         )

@@ -107,7 +107,9 @@ def test_an_order_is_asked_as_an_array_is() -> None:
         with pytest.raises(IndexError, match="indexed by integers"):
             order[strange]
     for beyond in (50, -51, np.array([0, 50])):
-        with pytest.raises(IndexError, match=r"positions .* exceed the 50 of the epoch"):
+        with pytest.raises(
+            IndexError, match=r"positions .* are out of range for an epoch of 50 samples"
+        ):
             order[beyond]
 
 

@@ -35,8 +35,8 @@ def rows_of(tail: Tail) -> list[list[tuple[int, int, int, int]]]:
     """Of each row, its pieces: lane, ordinal, start, stop."""
     return [
         [
-            (*tail.units[unit, :2].tolist(), start, stop)
-            for unit, start, stop in tail.row_pieces(row).tolist()
+            (*tail.remnants[remnant, :2].tolist(), start, stop)
+            for remnant, start, stop in tail.row_pieces(row).tolist()
         ]
         for row in range(tail.first_row, tail.end)
     ]
@@ -54,7 +54,7 @@ def test_documents_of_all_lanes_take_turns_and_only_the_last_row_is_short() -> N
 
 def test_what_a_lane_has_in_rows_is_not_in_the_tail() -> None:
     assert rows_of(tail_of([[4, 2]], cursors=[(7, 3)])) == [[(0, 7, 3, 4), (0, 8, 0, 2)]]
-    with pytest.raises(ValueError, match="lane 0 is at token 5 of document 7, which has 4"):
+    with pytest.raises(ValueError, match="lane 0 is at token 5 of document 7, which has 4 tokens"):
         tail_of([[4]], cursors=[(7, 5)])
 
 
@@ -67,8 +67,8 @@ def test_what_a_lane_held_back_is_in_the_tail() -> None:
 
 def test_filtered_documents_finish_with_a_row_and_absent_ones_are_nothing() -> None:
     tail = tail_of([[5, SIZE_FILTERED, 3], [SIZE_ABSENT, SIZE_FILTERED]])
-    assert len(tail.units) == 4
-    assert [len(tail.row_units(row)) for row in (100, 101, 102)] == [1, 3, 0]
+    assert len(tail.remnants) == 4
+    assert [len(tail.row_remnants(row)) for row in (100, 101, 102)] == [1, 3, 0]
 
 
 @pytest.mark.parametrize("rows", range(4))

@@ -168,14 +168,14 @@ def test_a_slow_tokenizer_hears_what_to_do() -> None:
     from transformers import ByT5Tokenizer
 
     with pytest.raises(
-        TokenizerError, match=r"ByT5Tokenizer is a slow tokenizer\. Use its fast form"
+        TokenizerError, match=r"ByT5Tokenizer is a slow tokenizer\. Use its fast version"
     ):
         load_tokenizer(ByT5Tokenizer())
 
 
 def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> None:
     with pytest.raises(
-        TokenizerError, match=r"does not say which token ends a document\. Give eos="
+        TokenizerError, match=r"does not say which token ends a document\. Pass eos="
     ):
         load_tokenizer(byte_tokenizer())
     assert load_tokenizer(byte_tokenizer(), eos=EOS).frames == ((None, 256),)
