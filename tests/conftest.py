@@ -8,7 +8,8 @@ s3_server         SeaweedFS, and `gcs_server` fake-gcs-server; the environment p
 s3_proxy          a fault proxy before S3, and `gcs_proxy` before GCS; the environment points at it
                   for the test
 small_disk        a folder on a file system of 32 KB
-folder            a dataset of 60 documents
+folder            a dataset of 60 documents, and `larger_folder` of 300
+fresh_tokenizers  forgets what the process keeps of tokenizers
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
 """
 
@@ -24,10 +25,12 @@ import pytest
 from hypothesis import settings
 
 from tests.support.clients import environment, new_clients
+from tests.support.corpora import random_documents, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.fault_proxy import FaultProxy, start_fault_proxy
 from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 from tests.support.shared_servers import shared
+from tests.support.tokenizer_files import forget
 
 # no test is a timed assertion
 settings.register_profile("cloudload", deadline=None, max_examples=4 * EXAMPLES)
@@ -154,10 +157,22 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The small dataset of `frameworks/small.py`."""
-    from tests.frameworks.small import write_documents
+    """60 documents in small shards."""
+    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
 
-    return write_documents(tmp_path_factory.mktemp("mds"))
+
+@pytest.fixture(scope="session")
+def larger_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """300 documents."""
+    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
+
+
+@pytest.fixture
+def fresh_tokenizers() -> Iterator[None]:
+    """What a process keeps of tokenizers is forgotten before and after the test."""
+    forget()
+    yield
+    forget()
 
 
 def _fresh_name(request: pytest.FixtureRequest) -> str:

@@ -15,8 +15,9 @@ from stress.chaos.family import Family, kill
 from stress.chaos.findings import Findings
 from stress.chaos.rank import PATIENCE_S, Campaign, Job, describe, run_rank
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.fault_rows import shared_memory, soon
 from tests.support.jobs import command_of
+from tests.support.left_behind import shared_memory
+from tests.support.patience import soon
 from tests.support.servers import S3Server
 
 END_S = PATIENCE_S + 30.0

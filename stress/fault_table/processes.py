@@ -33,10 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.cache.folder import sweep
+from stress.fault_table.markdown import shorten, table
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.fault_rows import left_overs, orphans, shorten, soon, table
 from tests.support.jobs import Job, start_job
+from tests.support.left_behind import left_overs, orphans
+from tests.support.patience import soon
 from tests.support.servers import S3Server, start_s3
 
 HEADS = ("fault", "store", "seconds:", "end", "left", "message")

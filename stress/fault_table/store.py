@@ -21,9 +21,9 @@ from typing import Any
 
 from cloudload.errors import StoreError
 from cloudload.storage.objects import read_object, write_object
+from stress.fault_table.markdown import shorten, table
 from tests.support import ROOT
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.fault_rows import shorten, table
 from tests.support.servers import (
     GCSServer,
     S3Server,

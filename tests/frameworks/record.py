@@ -1,7 +1,8 @@
 """Run an example, write down what it pulls from the loader and what its model is trained on, and
 kill it in mid-training.
 
-    record.py '{"log": folder, "kill_at": 15}' examples/train_torch.py s3://… --steps 20
+    PYTHONPATH=.:examples python tests/frameworks/record.py '{"log": folder, "kill_at": 15}'
+        examples/train_torch.py s3://… --steps 20
 
 Each process writes `log/<rank>-<pid>.jsonl`: a line "pulled" for each batch that the loader hands
 out, and for each forward pass a line "trained" with a hash of every row and the loss, if it is
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 
 def main(options: dict[str, Any], script: str) -> None:
-    sys.path[:0] = [str(Path(script).parent), str(Path(__file__).resolve().parents[2] / "examples")]
     # an example may have to prepare what its framework is imported with
     example = importlib.import_module(Path(script).stem)
     module, _, name = options.get("model", "tiny_gpt:GPT").partition(":")

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tests.frameworks.small import Model, make_loader, rows_of
+from tests.frameworks.small import Model, rows_of
+from tests.support.loaders import make_loader
 
 pytest.importorskip("accelerate")
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
-from tests.frameworks.small import SEQ_LEN, Model, make_loader, rows_of
+from tests.frameworks.small import Model, rows_of
 from tests.support import ROOT
+from tests.support.loaders import SEQ_LEN, make_loader
 
 pytest.importorskip("composer")
 

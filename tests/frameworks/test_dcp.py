@@ -10,7 +10,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from cloudload.integrations.dcp import LoaderState
-from tests.frameworks.small import make_loader, rows_of
+from tests.frameworks.small import rows_of
+from tests.support.loaders import make_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

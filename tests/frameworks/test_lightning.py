@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
-from tests.frameworks.small import Model, make_loader, rows_of
+from tests.frameworks.small import Model, rows_of
+from tests.support.loaders import make_loader
 
 pytest.importorskip("lightning")
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cloudload import CloudLoader
-from tests.frameworks.small import Rows, make_loader, rows_of
+from tests.frameworks.small import Rows, rows_of
+from tests.support.loaders import make_loader
 
 pytest.importorskip("torchdata")
 

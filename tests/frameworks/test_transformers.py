@@ -10,7 +10,8 @@ import pytest
 
 from cloudload import CloudLoader, FromStart
 from cloudload.errors import StreamChangedError
-from tests.frameworks.small import Model, make_loader, rows_of
+from tests.frameworks.small import Model, rows_of
+from tests.support.loaders import make_loader
 
 pytest.importorskip("accelerate")
 

@@ -24,8 +24,9 @@ from cloudload.testing import Leg, run_leg
 from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.fault_rows import left_overs, orphans, soon
 from tests.support.jobs import Job, command_of, start_job
+from tests.support.left_behind import left_overs, orphans
+from tests.support.patience import soon
 from tests.support.processes import children_of
 
 SOON_S = 25.0

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from cloudload import CloudLoader
 from cloudload.errors import DatasetError, WorkerError
 from cloudload.workers import processes as worker_processes
 from tests.support.corpora import EOS, byte_tokenizer, write_mds
+from tests.support.loaders import make_loader
 from tests.support.processes import children_of
 from tests.support.torchrun import Corpus, rows_of
 
@@ -185,3 +187,27 @@ def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> 
     assert children_of(os.getpid()) <= before
     assert not list(corpus.cache.rglob("*.part"))
     assert not list(corpus.cache.rglob("*.lock"))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("place", ["join_blocks", "report_batch", "Position"])
+def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
+    larger_folder: str, monkeypatch: pytest.MonkeyPatch, place: str, num_workers: int
+) -> None:
+    expected = [batch["input_ids"] for batch in make_loader(larger_folder).take(6)]
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with make_loader(larger_folder, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        seen = [next(batches)["input_ids"] for _ in range(3)]
+        with monkeypatch.context() as patched:
+            patched.setattr(f"cloudload.delivery.iteration.{place}", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        with pytest.raises(WorkerError, match="interrupted"):
+            next(batches)
+        assert loader.rows == 12
+        seen += [batch["input_ids"] for batch in loader.take(3)]
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))

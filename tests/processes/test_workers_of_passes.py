@@ -10,32 +10,11 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.errors import WorkerError
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
 from tests.support.jobs import command_of
+from tests.support.loaders import make_loader
 
 NUM_DOCUMENTS = 60
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(
-        tmp_path_factory.mktemp("mds"), random_documents(7, NUM_DOCUMENTS), shard_bytes=2_000
-    )
-
-
-def make_loader(folder: str, **options: Any) -> CloudLoader:
-    defaults = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_workers": 0,
-        "num_lanes": 12,
-    }
-    return CloudLoader(folder, **{**defaults, **options})
 
 
 def ids_of(batches: Any) -> list[list[list[int]]]:

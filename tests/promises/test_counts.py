@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row
 from tests.support.awkward import EOS
+from tests.support.finite_cases import Case, cases
 from tests.support.finite_runs import (
-    PACKINGS,
     THOROUGH,
     Packing,
     Write,
@@ -27,50 +24,6 @@ from tests.support.finite_runs import (
     tokens_in,
     write_corpus,
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A corpus of which documents are left out, and worlds."""
-
-    documents: tuple[str, ...]
-    settings: dict[str, Any]
-    legs: tuple[Leg, ...]
-
-
-@st.composite
-def cases(draw: st.DrawFn, packings: Sequence[Packing] = PACKINGS) -> Case:
-    """Tiny corpora of few kinds of documents, so that rows are full, and lanes dry, by chance."""
-    texts = st.sampled_from(
-        ["", "-", "a", "bb", "cccc", "d" * 7, "e" * 8, "f" * 9, "-" * 9, "g" * 40]
-    )
-    lanes = draw(st.sampled_from([1, 2, 3, 4, 6, 12]))
-    chosen = {
-        "eos": draw(st.sampled_from([EOS, None])),
-        "seq_len": draw(st.sampled_from([1, 3, 8, 9, 16])),
-        "num_lanes": lanes,
-        "epochs": draw(st.integers(1, 3)),
-        "shuffle": draw(st.booleans()),
-        **draw(st.sampled_from(packings)),
-        "open_rows": draw(st.integers(1, 3)),
-        "min_tokens": draw(st.sampled_from([0, 0, 1, 3])),
-        "transform": leave_out,
-    }
-    legs = [
-        Leg(
-            draw(st.sampled_from([ranks for ranks in (1, 2, 3, 4, 6) if lanes % ranks == 0])),
-            draw(st.integers(0, 3)),
-            draw(st.integers(1, 4)),
-            draw(st.integers(1, 4)),
-        )
-        for _ in range(draw(st.integers(1, 4)))
-    ]
-    return Case(
-        tuple(draw(st.lists(texts, min_size=1, max_size=25))),
-        chosen,
-        (*legs[:-1], replace(legs[-1], batches=None)),
-    )
-
 
 # a document that is left out, and no row after it: at the end of a batch, or within one
 BARREN = {"eos": EOS, "seq_len": 8, "num_lanes": 1, "epochs": 1, "transform": leave_out}

@@ -12,6 +12,7 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg
+from tests.support import loaders
 from tests.support.awkward import EOS, byte_tokenizer, tokenize
 from tests.support.corpora import random_documents, write_mds
 
@@ -34,15 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_loader(folder: Path, **settings: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 32,
-        "num_lanes": 6,
-        "batch_size": 4,
-        "num_workers": 0,
-    }
-    return CloudLoader(folder / "mds", local=folder / "cache", **{**defaults, **settings})
+    defaults = {"seq_len": 32, "num_lanes": 6}
+    return loaders.make_loader(folder / "mds", local=folder / "cache", **{**defaults, **settings})
 
 
 def samples_read(loader: CloudLoader) -> set[int]:

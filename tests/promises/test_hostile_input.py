@@ -15,46 +15,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from cloudload import CloudLoader, Stream
+from cloudload import Stream
 from cloudload.cli import main
 from cloudload.errors import CacheError, CloudloadError, DatasetError, TokenizerError
 from cloudload.mds.dataset import Dataset
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.writer import ShardFormat, encode_sample
-from tests.support.awkward import EOS, byte_tokenizer, tokenize
+from tests.support.awkward import tokenize
 from tests.support.corpora import encode_shard, random_documents, write_mds
+from tests.support.whole_documents import make_loader, read_all
 
 EOS_ID = 256
-
-
-def make_loader(data: Any, local: Path, **settings: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "num_lanes": 2,
-        "batch_size": 2,
-        "num_workers": 0,
-    }
-    return CloudLoader(data, local=local, **{**defaults, "epochs": 1, **settings})
-
-
-def read_all(loader: CloudLoader) -> dict[tuple[int, int], list[int]]:
-    """The tokens of every document, by stream and sample, put together from their spans."""
-    found: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
-    with loader:
-        for batch in loader:
-            place: dict[int, int] = {}
-            for row, stream, _, sample, start, stop in batch.spans.tolist():
-                first = place.get(row, 0)
-                place[row] = first + stop - start
-                found.setdefault((stream, sample), []).append(
-                    (start, batch["input_ids"][row, first : place[row]].tolist())
-                )
-    return {
-        key: [token for _, tokens in sorted(parts) for token in tokens]
-        for key, parts in found.items()
-    }
 
 
 def write_raw(folder: Path, columns: tuple[Column, ...], samples: list[dict[str, Any]]) -> str:

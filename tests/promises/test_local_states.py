@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cloudload import CloudLoader, merge_state_dicts, testing
+from cloudload import merge_state_dicts, testing
 from cloudload.errors import RanksDisagreeError, StreamChangedError
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.loaders import make_loader
+from tests.support.state_fields import table
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
-
-
-def make_loader(folder: str, **settings: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_workers": 0,
-        "num_lanes": 12,
-    }
-    return CloudLoader(folder, **{**defaults, **settings})
-
-
-def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(folder: str) -> None:
-    loaders = [make_loader(folder, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(
+    larger_folder: str,
+) -> None:
+    loaders = [make_loader(larger_folder, dp_rank=rank, dp_world_size=2) for rank in range(2)]
     for loader in loaders:
         list(loader.take(2))
         loader.seek(loader.rows)
         with pytest.raises(RanksDisagreeError):
             loader.state_dict()
-    single = make_loader(folder, batch_size=8)
+    single = make_loader(larger_folder, batch_size=8)
     list(single.take(2))
     whole = merge_state_dicts([loader.local_state_dict() for loader in loaders])
     assert {**whole, "batches": 2, "global_batch": 8} == {
@@ -48,18 +31,14 @@ def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(fol
     }
 
 
-def table(*cursors: tuple[int, int]) -> str:
-    return base64.b64encode(np.array(cursors, "<i4").tobytes()).decode()
-
-
-def test_local_states_of_all_ranks_merge_and_others_do_not(folder: str) -> None:
-    loaders = [make_loader(folder, dp_rank=rank, dp_world_size=3) for rank in range(3)]
+def test_local_states_of_all_ranks_merge_and_others_do_not(larger_folder: str) -> None:
+    loaders = [make_loader(larger_folder, dp_rank=rank, dp_world_size=3) for rank in range(3)]
     for loader in loaders:
         next(iter(loader))
     parts = [loader.local_state_dict() for loader in loaders]
     whole = merge_state_dicts(parts)
     assert merge_state_dicts(list(reversed(parts))) == whole
-    single = make_loader(folder, batch_size=12)
+    single = make_loader(larger_folder, batch_size=12)
     next(iter(single))
     assert whole == single.state_dict()
     with pytest.raises(StreamChangedError, match="leave lanes without a cursor"):
@@ -71,9 +50,11 @@ def test_local_states_of_all_ranks_merge_and_others_do_not(folder: str) -> None:
         merge_state_dicts([loaders[0].local_state_dict(), *parts[1:]])
 
 
-def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(folder: str) -> None:
+def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(
+    larger_folder: str,
+) -> None:
     leg = testing.Leg(ranks=3, batch_size=2)
-    with testing._Ranks(lambda **rank: make_loader(folder, **rank), leg) as ranks:
+    with testing._Ranks(lambda **rank: make_loader(larger_folder, **rank), leg) as ranks:
         loaders = ranks.loaders
         ranks.start()
         assert len(ranks.next_batches()) == 3
@@ -100,10 +81,11 @@ def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(folder
     ],
 )
 def test_damaged_parts_do_not_merge(
-    folder: str, damage: dict[str, Any], message: str | None
+    larger_folder: str, damage: dict[str, Any], message: str | None
 ) -> None:
     parts = [
-        make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in range(2)
+        make_loader(larger_folder, dp_rank=rank, dp_world_size=2).local_state_dict()
+        for rank in range(2)
     ]
     parts[1] = {**parts[1], **damage}
     if message is None:
@@ -113,9 +95,10 @@ def test_damaged_parts_do_not_merge(
         merge_state_dicts(parts)
 
 
-def test_a_part_given_twice_is_refused_for_it_would_count_twice(folder: str) -> None:
+def test_a_part_given_twice_is_refused_for_it_would_count_twice(larger_folder: str) -> None:
     parts = [
-        make_loader(folder, dp_rank=rank, dp_world_size=2).local_state_dict() for rank in (0, 1, 1)
+        make_loader(larger_folder, dp_rank=rank, dp_world_size=2).local_state_dict()
+        for rank in (0, 1, 1)
     ]
     with pytest.raises(
         StreamChangedError,

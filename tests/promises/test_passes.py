@@ -11,32 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import CloudLoader, FromStart, Stream
+from cloudload import FromStart, Stream
 from cloudload.errors import RanksDisagreeError
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
 from tests.support.examples import EXAMPLES
+from tests.support.loaders import make_loader
 
 NUM_DOCUMENTS = 60
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(
-        tmp_path_factory.mktemp("mds"), random_documents(7, NUM_DOCUMENTS), shard_bytes=2_000
-    )
-
-
-def make_loader(folder: str, **options: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_workers": 0,
-        "num_lanes": 12,
-    }
-    return CloudLoader(folder, **{**defaults, **options})
 
 
 def ids_of(batches: Any) -> list[list[list[int]]]:
@@ -153,7 +133,7 @@ def test_a_wrong_stop_every_is_refused(folder: str, every: Any) -> None:
 def test_epochs_of_what_has_none_are_refused(folder: str) -> None:
     streams = [Stream(folder, name="a", proportion=1.0)]
     with pytest.raises(ValueError, match=r"stop_every is 'epoch'.*their own epochs"):
-        make_loader(streams, stop_every="epoch")  # type: ignore[arg-type]
+        make_loader(streams, stop_every="epoch")
     with pytest.raises(RanksDisagreeError, match=r"stop_every='epoch' on 3 ranks.*omit stop_every"):
         next(iter(make_loader(folder, stop_every="epoch", dp_rank=0, dp_world_size=3)))
 

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cloudload import CloudLoader, Stream
 from cloudload.cli import main
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
-from tests.support.corpora import random_documents, write_mds
-
-STEPS, SAVED, BATCH = 40, 7, 6
-TEXTS = {"web": random_documents(1, 200), "books": random_documents(2, 30)}
-MakeLoader = Callable[..., CloudLoader]
+from tests.support.traced_runs import (
+    BATCH,
+    SAVED,
+    STEPS,
+    TEXTS,
+    MakeLoader,
+    consume,
+    loaders_of,
+    write_streams,
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("provenance")
-    for name, texts in TEXTS.items():
-        ids = [f"{name}/{number}" for number in range(len(texts))]
-        write_mds(folder / name, texts, shard_bytes=2_000, extra={"id": ("str", ids)})
-    return folder
+    return write_streams(tmp_path_factory.mktemp("provenance"))
 
 
 @pytest.fixture
 def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
-    def make_loader(**settings: Any) -> CloudLoader:
-        streams = [
-            Stream(str(folder / name), name=name, proportion=share)
-            for name, share in (("web", 0.8), ("books", 0.2))
-        ]
-        if settings.get("epochs"):
-            streams = [Stream(str(folder / name), name=name) for name in TEXTS]
-        defaults: dict[str, Any] = {
-            "tokenizer": tokenizer_folder,
-            "seq_len": 48,
-            "num_lanes": 12,
-            "batch_size": BATCH,
-            "num_workers": 0,
-        }
-        return CloudLoader(streams, local=folder / "cache", **{**defaults, **settings})
-
-    return make_loader
+    return loaders_of(folder, tokenizer_folder)
 
 
 RUNS = [
@@ -57,16 +40,6 @@ RUNS = [
     {"packing": "best_fit", "open_rows": 3, "epochs": 1},
     {"packing": "concat", "exchange_every": 3},
 ]
-
-
-def consume(loader: CloudLoader) -> tuple[list[Any], dict[str, Any]]:
-    """All batches of a run of at most 40 steps, and its state after 7."""
-    batches = []
-    for batch in loader.take(STEPS):
-        batches.append(batch)
-        if len(batches) == SAVED:
-            state = json.loads(json.dumps(loader.state_dict()))
-    return batches, state
 
 
 @pytest.mark.parametrize("settings", RUNS)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from cloudload.arrays import Ints
 from cloudload.segments import (
     IGNORED_LABEL,
     document_attention_mask,
@@ -17,21 +16,7 @@ from cloudload.segments import (
     position_ids,
     segment_ids,
 )
-
-# a batch: the lengths of each row's spans, and seq_len
-Packing = tuple[list[list[int]], int]
-
-
-def spans(packing: Packing) -> tuple[Ints, Ints, tuple[int, int]]:
-    """The columns and the shape that the functions take."""
-    batch, seq_len = packing
-    rows = np.array([row for row, lengths in enumerate(batch) for _ in lengths], np.int64)
-    return (
-        rows,
-        np.array([length for lengths in batch for length in lengths], np.int64),
-        (len(batch), seq_len),
-    )
-
+from tests.support.packed_batches import Packing, spans
 
 VOCABULARY = 50
 BATCH: Packing = [[7, 1, 5], [16], [1, 1, 9, 2], [4, 12]], 16

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from cloudload import CloudLoader
-from cloudload.errors import StreamChangedError, WorkerError
-from tests.support.awkward import EOS, byte_tokenizer
+from cloudload.errors import StreamChangedError
 from tests.support.corpora import random_documents, write_mds
+from tests.support.loaders import make_loader
+from tests.support.state_fields import residues, table
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
-
-
-def make_loader(folder: str, **settings: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_workers": 0,
-        "num_lanes": 12,
-    }
-    return CloudLoader(folder, **{**defaults, **settings})
-
-
-def test_a_state_is_plain_flat_json_with_the_same_keys_at_all_times(folder: str) -> None:
-    loader = make_loader(folder)
+def test_a_state_is_plain_flat_json_with_the_same_keys_at_all_times(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
     before = loader.state_dict()
     batches = iter(loader)
     started = loader.state_dict()
@@ -54,38 +34,14 @@ def test_a_state_is_plain_flat_json_with_the_same_keys_at_all_times(folder: str)
 
 
 @pytest.mark.parametrize("num_lanes", [64, 960, 8192])
-def test_a_state_takes_at_most_32_bytes_a_lane_and_2_kb(folder: str, num_lanes: int) -> None:
-    loader = make_loader(folder, num_lanes=num_lanes, batch_size=256)
+def test_a_state_takes_at_most_32_bytes_a_lane_and_2_kb(larger_folder: str, num_lanes: int) -> None:
+    loader = make_loader(larger_folder, num_lanes=num_lanes, batch_size=256)
     next(iter(loader))
     assert len(json.dumps(loader.state_dict())) <= 32 * num_lanes + 2048
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("place", ["join_blocks", "report_batch", "Position"])
-def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
-    folder: str, monkeypatch: pytest.MonkeyPatch, place: str, num_workers: int
-) -> None:
-    expected = [batch["input_ids"] for batch in make_loader(folder).take(6)]
-
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with make_loader(folder, num_workers=num_workers) as loader:
-        batches = iter(loader)
-        seen = [next(batches)["input_ids"] for _ in range(3)]
-        with monkeypatch.context() as patched:
-            patched.setattr(f"cloudload.delivery.iteration.{place}", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                next(batches)
-        with pytest.raises(WorkerError, match="interrupted"):
-            next(batches)
-        assert loader.rows == 12
-        seen += [batch["input_ids"] for batch in loader.take(3)]
-    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
-
-
-def test_asking_for_the_state_changes_nothing_and_gives_a_copy(folder: str) -> None:
-    loader = make_loader(folder)
+def test_asking_for_the_state_changes_nothing_and_gives_a_copy(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
     next(iter(loader))
     first = loader.state_dict()
     first["rows"] = -1
@@ -93,13 +49,13 @@ def test_asking_for_the_state_changes_nothing_and_gives_a_copy(folder: str) -> N
     assert loader.state_dict()["rows"] == 4
 
 
-def test_right_after_a_load_the_state_is_the_one_loaded(folder: str) -> None:
-    loader = make_loader(folder)
+def test_right_after_a_load_the_state_is_the_one_loaded(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
     batches = iter(loader)
     for _ in range(7):
         next(batches)
     state = loader.state_dict()
-    other = make_loader(folder, batch_size=3, num_workers=1)
+    other = make_loader(larger_folder, batch_size=3, num_workers=1)
     other.load_state_dict(state)
     assert other.state_dict() == state
     iter(other)
@@ -107,8 +63,8 @@ def test_right_after_a_load_the_state_is_the_one_loaded(folder: str) -> None:
     assert other.rows == 28
 
 
-def test_lag_gives_the_state_of_earlier_batches(folder: str) -> None:
-    loader = make_loader(folder)
+def test_lag_gives_the_state_of_earlier_batches(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
     states = [loader.state_dict()]
     for _ in zip(range(5), loader, strict=False):
         states.append(loader.state_dict())
@@ -117,13 +73,13 @@ def test_lag_gives_the_state_of_earlier_batches(folder: str) -> None:
     with pytest.raises(ValueError, match="lag is 4; it must be from 0 to 3"):
         loader.state_dict(lag=4)
     with pytest.raises(ValueError, match="only 0 batches were handed out"):
-        make_loader(folder).state_dict(lag=1)
+        make_loader(larger_folder).state_dict(lag=1)
 
 
-def test_what_the_user_left_open_comes_from_the_state(folder: str) -> None:
-    loader = make_loader(folder, num_lanes=24, num_canonical_nodes=2, shuffle_block_size=33)
+def test_what_the_user_left_open_comes_from_the_state(larger_folder: str) -> None:
+    loader = make_loader(larger_folder, num_lanes=24, num_canonical_nodes=2, shuffle_block_size=33)
     next(iter(loader))
-    other = make_loader(folder, num_lanes=None)
+    other = make_loader(larger_folder, num_lanes=None)
     other.load_state_dict(loader.state_dict())
     assert other.num_lanes == 24
     assert next(iter(other))["input_ids"].tolist() == next(iter(loader))["input_ids"].tolist()
@@ -152,10 +108,10 @@ def test_what_the_user_left_open_comes_from_the_state(folder: str) -> None:
     ],
 )
 def test_another_stream_of_rows_is_refused_with_each_field_and_both_values(
-    folder: str, changed: dict[str, Any], named: str
+    larger_folder: str, changed: dict[str, Any], named: str
 ) -> None:
-    state = make_loader(folder).state_dict()
-    other = make_loader(folder, **changed)
+    state = make_loader(larger_folder).state_dict()
+    other = make_loader(larger_folder, **changed)
     with pytest.raises(StreamChangedError) as refusal:
         other.load_state_dict(state)
     assert named in str(refusal.value)
@@ -163,9 +119,9 @@ def test_another_stream_of_rows_is_refused_with_each_field_and_both_values(
 
 
 def test_other_data_is_refused_but_the_same_data_elsewhere_is_not(
-    folder: str, tmp_path: Path
+    larger_folder: str, tmp_path: Path
 ) -> None:
-    state = make_loader(folder).state_dict()
+    state = make_loader(larger_folder).state_dict()
     moved = write_mds(tmp_path / "moved", random_documents(5, 300), shard_bytes=4_000)
     make_loader(moved).load_state_dict(state)
     other = write_mds(tmp_path / "other", random_documents(6, 300), shard_bytes=4_000)
@@ -173,21 +129,8 @@ def test_other_data_is_refused_but_the_same_data_elsewhere_is_not(
         make_loader(other).load_state_dict(state)
 
 
-def table(*cursors: tuple[int, int]) -> str:
-    return base64.b64encode(np.array(cursors, "<i4").tobytes()).decode()
-
-
-def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
-    """The residues of 12 lanes; those that are not given are of no bytes."""
-    lanes = [np.array(part, "<i4").tobytes() for part in (*parts, *[[]] * (12 - len(parts)))]
-    numbers = np.array(sizes or [len(lane) for lane in lanes], "<i4").tobytes() + b"".join(lanes)
-    return base64.b64encode(
-        zlib.compress(np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes())
-    ).decode()
-
-
-def test_open_rows_that_do_not_fit_are_an_error_when_their_lane_runs(folder: str) -> None:
-    loader = make_loader(folder, packing="best_fit")
+def test_open_rows_that_do_not_fit_are_an_error_when_their_lane_runs(larger_folder: str) -> None:
+    loader = make_loader(larger_folder, packing="best_fit")
     too_long = residues(*[[0, 1, 1, 0, 99]] * 12)
     loader.load_state_dict(
         {**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "residues": too_long}
@@ -198,8 +141,8 @@ def test_open_rows_that_do_not_fit_are_an_error_when_their_lane_runs(folder: str
         next(iter(loader))
 
 
-def test_a_refused_state_leaves_the_loader_as_it_was(folder: str) -> None:
-    loader = make_loader(folder)
+def test_a_refused_state_leaves_the_loader_as_it_was(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
     batches = iter(loader)
     next(batches)
     before = loader.state_dict()
@@ -209,8 +152,8 @@ def test_a_refused_state_leaves_the_loader_as_it_was(folder: str) -> None:
     next(batches)
 
 
-def test_a_cursor_past_its_document_is_an_error_not_a_silent_skip(folder: str) -> None:
-    loader = make_loader(folder)
+def test_a_cursor_past_its_document_is_an_error_not_a_silent_skip(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
     loader.load_state_dict(
         {**loader.state_dict(), "rows": 12, "table_rows": 12, "cursors": table(*[(0, 10**6)] * 12)}
     )
@@ -218,19 +161,19 @@ def test_a_cursor_past_its_document_is_an_error_not_a_silent_skip(folder: str) -
         next(iter(loader))
 
 
-def test_a_state_between_exchanges_refuses_another_seq_len(folder: str) -> None:
-    loader = make_loader(folder, exchange_every=3)
+def test_a_state_between_exchanges_refuses_another_seq_len(larger_folder: str) -> None:
+    loader = make_loader(larger_folder, exchange_every=3)
     for _ in zip(range(4), loader, strict=False):
         state = loader.state_dict()
     assert (state["table_rows"], state["rows"]) == (12, 16)
     with pytest.raises(StreamChangedError, match="seq_len: saved 16, found 8"):
-        make_loader(folder, seq_len=8).load_state_dict(state)
+        make_loader(larger_folder, seq_len=8).load_state_dict(state)
 
 
-def test_runs_shorter_than_a_window_still_get_on(folder: str) -> None:
-    state = make_loader(folder, exchange_every=4).state_dict()
+def test_runs_shorter_than_a_window_still_get_on(larger_folder: str) -> None:
+    state = make_loader(larger_folder, exchange_every=4).state_dict()
     for _ in range(5):
-        loader = make_loader(folder, exchange_every=4)
+        loader = make_loader(larger_folder, exchange_every=4)
         loader.load_state_dict(state)
         for _ in zip(range(3), loader, strict=False):
             pass
@@ -239,7 +182,7 @@ def test_runs_shorter_than_a_window_still_get_on(folder: str) -> None:
     assert state["rows"] == 15 * 4
 
 
-def test_rows_without_end_to_read_again_take_no_memory(folder: str) -> None:
-    loader = make_loader(folder)
+def test_rows_without_end_to_read_again_take_no_memory(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
     loader.load_state_dict({**loader.state_dict(), "rows": 1 << 48})
     assert next(iter(loader.plan().replays())) == (0, 2_048)

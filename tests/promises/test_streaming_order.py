@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +18,10 @@ from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.file_locks import locked
 from tests.support.corpora import write_mds
 from tests.support.examples import EXAMPLES
-from tests.support.reference_order import canonical_order, interleave
+from tests.support.reference_order import Weight, canonical_order, interleave, sampling_of
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]
-Weight = dict[str, Any]
 
 
 @pytest.fixture
@@ -88,19 +86,6 @@ def test_interleaving_is_what_streamings_partition_gives_to_one_worker(
         warnings.simplefilter("ignore")
         theirs = get_partitions("relaxed", num_samples, num_nodes, 1, 1, 1, 1).ravel().tolist()
     assert interleave(np.arange(num_samples), num_nodes).tolist() == list(dict.fromkeys(theirs))
-
-
-"""Samples of each shard of each stream: 50, 1, 52 and 11."""
-
-
-def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | None:
-    return Sampling.of(
-        [sum(shards) for shards in streams],
-        [len(shards) for shards in streams],
-        [weight.get("repeat") for weight in weights],
-        [weight.get("choose") for weight in weights],
-        [f"s{stream}" for stream in range(len(streams))],
-    )
 
 
 def without_padding(ids: list[int], num_positions: int, num_nodes: int) -> list[int]:

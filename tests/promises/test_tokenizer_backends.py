@@ -3,55 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.errors import TokenizerError
 from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.loaders import make_loader
 from tests.support.tokenizer_files import (
     changed,
-    forget,
     needs_fastokens,
 )
 
-
-@pytest.fixture(autouse=True)
-def fresh_process() -> Iterator[None]:
-    """What a process keeps is forgotten before and after each test."""
-    forget()
-    yield
-    forget()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
-
-
-def make_loader(folder: str, local: Path, **settings: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_workers": 0,
-        "num_lanes": 12,
-    }
-    return CloudLoader(folder, local=local, **{**defaults, **settings})
+pytestmark = pytest.mark.usefixtures("fresh_tokenizers")
 
 
 @needs_fastokens
 def test_statistics_log_and_state_name_the_backend(
-    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    larger_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    loader = make_loader(folder, tmp_path)
+    loader = make_loader(larger_folder, local=tmp_path)
     assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == (
         "fastokens",
         None,
@@ -63,7 +36,7 @@ def test_statistics_log_and_state_name_the_backend(
     odd = byte_tokenizer().from_str(
         changed(lambda content: content["added_tokens"][0].update(lstrip=True), "bytes")
     )
-    loader = make_loader(folder, tmp_path, tokenizer=odd)
+    loader = make_loader(larger_folder, local=tmp_path, tokenizer=odd)
     reason = f"its added token '{EOS}' has lstrip"
     assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == (
         "hf",
@@ -71,23 +44,23 @@ def test_statistics_log_and_state_name_the_backend(
     )
     assert f"tokenizer backend: hf (tokenizers {version('tokenizers')}): {reason}" in caplog.text
     with pytest.raises(TokenizerError, match="has lstrip"):
-        make_loader(folder, tmp_path, tokenizer=odd, tokenizer_backend="fastokens")
+        make_loader(larger_folder, local=tmp_path, tokenizer=odd, tokenizer_backend="fastokens")
 
 
 @needs_fastokens
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_resume_on_the_other_backend_reads_the_same_rows(
-    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
+    larger_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
 ) -> None:
     caplog.set_level(logging.INFO, "cloudload.loader")
     expected = [
         batch["input_ids"].tolist()
-        for batch in make_loader(folder, tmp_path, tokenizer_backend="hf").take(12)
+        for batch in make_loader(larger_folder, local=tmp_path, tokenizer_backend="hf").take(12)
     ]
     found, state = [], None
     for backend in ("hf", "fastokens", "hf", "auto"):
         with make_loader(
-            folder, tmp_path, tokenizer_backend=backend, num_workers=num_workers
+            larger_folder, local=tmp_path, tokenizer_backend=backend, num_workers=num_workers
         ) as loader:
             if state is not None:
                 loader.load_state_dict(state)
@@ -97,8 +70,10 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
     assert caplog.text.count("which gives the same ids") == 3
 
 
-def test_a_backend_that_there_is_not_is_a_wrong_argument(folder: str, tmp_path: Path) -> None:
+def test_a_backend_that_there_is_not_is_a_wrong_argument(
+    larger_folder: str, tmp_path: Path
+) -> None:
     with pytest.raises(
         ValueError, match="tokenizer_backend is 'rust'; use one of auto, hf, fastokens"
     ):
-        make_loader(folder, tmp_path, tokenizer_backend="rust")
+        make_loader(larger_folder, local=tmp_path, tokenizer_backend="rust")

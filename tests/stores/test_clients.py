@@ -22,13 +22,6 @@ from tests.support.servers import (
 )
 
 
-@pytest.fixture(params=["s3", "gcs"])
-def faulty(request: pytest.FixtureRequest) -> tuple[str, FaultProxy]:
-    """A location in a store that is reached through a fault proxy, and the proxy."""
-    url = request.getfixturevalue(f"{request.param}_url")
-    return url, request.getfixturevalue(f"{request.param}_proxy")
-
-
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_a_child_process_has_a_client_of_its_own(store_url: str, start_method: str) -> None:
     urls = [join_url(store_url, f"{number}") for number in range(4)]

@@ -10,11 +10,8 @@ an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `
 
 from __future__ import annotations
 
-import functools
-import http.server
 import os
 import pickle
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +37,7 @@ from cloudload.storage.objects import (
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import join_url
 from tests.support.objects import object_exists
+from tests.support.web_server import web_server
 
 LARGE = os.urandom(9_000_001)  # more than one part of an upload
 SECRET = "hunter2hunter2"
@@ -109,25 +107,14 @@ def user_place(tmp_path: Path) -> Place:
     return written(f"shelf://{tmp_path}/shelf")
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def http_place(tmp_path: Path) -> Iterator[Place]:
     """A folder behind a web server, read through fsspec."""
     pytest.importorskip("fsspec")
     pytest.importorskip("aiohttp")
     folder = tmp_path / "web"
-    handler = functools.partial(_Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield Place(
-            f"http://127.0.0.1:{server.server_port}",
-            lambda name, data: write_object(join_url(str(folder), name), data),
-        )
-        server.shutdown()
+    with web_server(folder) as url:
+        yield Place(url, lambda name, data: write_object(join_url(str(folder), name), data))
 
 
 @pytest.fixture

@@ -175,3 +175,16 @@ def test_what_was_counted_stays_when_workers_start_anew_and_is_not_in_the_state(
         resumed.load_state_dict(loader.state_dict())
         assert resumed.stats().delivery == DeliveryStats(NO_STALL, 0, 0, 0)
         assert resumed.stats() == loader.stats(), "of one run"
+
+
+def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Path) -> None:
+    write(local_url)
+    with loader_of([Stream(local_url, name="web")], tmp_path) as loader:
+        read_epochs(loader)
+        numbers = loader.stats().as_dict()
+    assert all(type(value) in (int, float) for value in numbers.values())
+    assert numbers["streams/web/share"] == 1
+    names = ["stall_s", "cache_hits", "cache_misses", "bytes_downloaded"]
+    assert [numbers[f"delivery/{name}"] for name in names] == list(
+        vars(loader.stats().delivery).values()
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import os
 import socket
 import threading
@@ -22,13 +21,9 @@ from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.objects import object_exists
 from tests.support.patience import PATIENT, QUICK, SOON_S, within
 from tests.support.servers import free_ports
+from tests.support.web_server import web_server
 
 DATA = os.urandom(300_000)
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -40,14 +35,8 @@ def web(tmp_path: Path) -> Iterator[FaultProxy]:
     folder.mkdir()
     (folder / "key").write_bytes(DATA)
 
-    def handler(*args: Any) -> _Quiet:
-        return _Quiet(*args, directory=str(folder))
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with start_fault_proxy(f"http://127.0.0.1:{server.server_port}") as proxy:
-            yield proxy
-        server.shutdown()
+    with web_server(folder) as url, start_fault_proxy(url) as proxy:
+        yield proxy
 
 
 def test_a_web_server_is_read_with_one_request(web: FaultProxy) -> None:

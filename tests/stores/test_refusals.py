@@ -27,13 +27,6 @@ from tests.support.servers import (
 )
 
 
-@pytest.fixture(params=["s3", "gcs"])
-def faulty(request: pytest.FixtureRequest) -> tuple[str, FaultProxy]:
-    """A location in a store that is reached through a fault proxy, and the proxy."""
-    url = request.getfixturevalue(f"{request.param}_url")
-    return url, request.getfixturevalue(f"{request.param}_proxy")
-
-
 @pytest.fixture
 def gcs_with_tokens(gcs_server: GCSServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment in which clients sign in, which they do not for an emulator."""

@@ -32,13 +32,6 @@ from tests.support.servers import (
 )
 
 
-@pytest.fixture(params=["s3", "gcs"])
-def faulty(request: pytest.FixtureRequest) -> tuple[str, FaultProxy]:
-    """A location in a store that is reached through a fault proxy, and the proxy."""
-    url = request.getfixturevalue(f"{request.param}_url")
-    return url, request.getfixturevalue(f"{request.param}_proxy")
-
-
 def test_a_busy_store_is_asked_again(faulty: tuple[str, FaultProxy]) -> None:
     url, proxy = faulty
     write_object(join_url(url, "key"), b"data")

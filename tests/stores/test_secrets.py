@@ -3,11 +3,9 @@ states, `repr`s."""
 
 from __future__ import annotations
 
-import http.server
 import json
 import logging
 import pickle
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from tests.support.clients import new_clients
 from tests.support.corpora import write_mds
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from tests.support.servers import GCSServer, S3Server, service_account, start_token_endpoint
+from tests.support.web_server import web_server
 
 QUICK = Retry(timeout_s=0.5, deadline_s=1.0, pause_s=0.05)
 
@@ -85,24 +84,6 @@ def silence(caplog: pytest.LogCaptureFixture, *more: str) -> Iterator[None]:
     assert not said or "StoreError" in said
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def _web_server(folder: Path) -> Iterator[str]:
-    """A web server of a folder; its URL."""
-
-    def handler(*args: Any) -> _Quiet:
-        return _Quiet(*args, directory=str(folder))
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 ACTS: list[Callable[[str], Any]] = [
     lambda url: read_object(url, QUICK),
     lambda url: open_object(url, QUICK),
@@ -141,7 +122,7 @@ def test_no_failure_of_a_web_server_shows_a_password_or_a_signature(
     fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("aiohttp")
-    with _web_server(tmp_path) as endpoint, start_fault_proxy(endpoint) as proxy:
+    with web_server(tmp_path) as endpoint, start_fault_proxy(endpoint) as proxy:
         proxy.set_faults([fault])
         host = proxy.endpoint.removeprefix("http://")
         for url in (
@@ -217,7 +198,7 @@ def test_neither_state_nor_repr_nor_trace_of_a_loader_shows_a_secret(
 ) -> None:
     pytest.importorskip("aiohttp")
     write_mds(str(tmp_path / "data"), [f"document {number}" for number in range(50)])
-    with _web_server(tmp_path) as endpoint:
+    with web_server(tmp_path) as endpoint:
         host = endpoint.removeprefix("http://")
         streams = [
             Stream(f"http://reader:{PASSWORD}@{host}/data"),
@@ -253,7 +234,7 @@ def test_a_loader_that_cannot_begin_shows_no_secret(
     pytest.importorskip("aiohttp")
     if damage != "missing":
         (tmp_path / "index.json").write_text(damage)
-    with _web_server(tmp_path) as endpoint:
+    with web_server(tmp_path) as endpoint:
         url = f"http://reader:{PASSWORD}@{endpoint.removeprefix('http://')}"
         with pytest.raises(CloudloadError) as caught:
             CloudLoader(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Retry, Stream
+from cloudload import CloudLoader, Stream
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import Corpus, open_corpus
@@ -23,37 +23,9 @@ from cloudload.storage.objects import read_object, write_object
 from cloudload.system.temp_files import TAG
 from cloudload.system.verified_files import is_unmodified, mark_verified
 from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
-
-DOCUMENTS = random_documents(11, 600)
-
-
-QUICK = Retry(timeout_s=2.0, deadline_s=6.0, pause_s=0.05)
-
-
-def write(url: str, **settings: Any) -> Corpus:
-    write_mds(url, DOCUMENTS, **{"shard_bytes": 4_000, "compression": "zstd", **settings})
-    return open_corpus([Stream(url)], QUICK)
-
-
-def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
-    cache = ShardCache(corpus, root, QUICK, **{"threads": 3, "verify": "once", **settings})
-    try:
-        shards = [cache.shard(number) for number in range(len(corpus.shard_sizes))]
-        return [
-            shard.read_bytes(sample, shard.column_index("text")).decode()
-            for shard in shards
-            for sample in range(shard.info.samples)
-        ]
-    finally:
-        cache.close()
-
-
-def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
-    return CloudLoader(
-        url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, epochs=1, **settings
-    )
+from tests.support.shard_caches import DOCUMENTS, QUICK, flip, loader_of, texts_of, write
 
 
 def cached_files(root: Path) -> list[str]:
@@ -154,15 +126,6 @@ def test_a_shard_corrupted_on_its_way_once_is_fetched_again(
     corpus = write(s3_url)
     s3_proxy.set_faults([Fault(match="GET .*shard.00001", action="truncate", at=300, times=1)])
     assert texts_of(corpus, tmp_path) == DOCUMENTS
-
-
-def flip(path: Path, at: int) -> None:
-    """Write another byte in place, as whatever shares the disk might."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        [byte] = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
 
 
 def replace_by_link(path: Path, name: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.fault_rows import shared_memory
+from tests.support.left_behind import shared_memory
 from tests.support.warm_start import Program, start
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cloudload import Retry
@@ -21,3 +21,11 @@ def within(seconds: float) -> Iterator[None]:
     start = time.monotonic()
     yield
     assert time.monotonic() - start < seconds
+
+
+def soon(condition: Callable[[], bool], seconds: float = 25.0) -> bool:
+    """Whether it comes true within that time."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()

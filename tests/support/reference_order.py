@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cloudload.arrays import Ids
 from cloudload.order.canonical import fill_order, seekable_order
 from cloudload.order.mixture import Mixture, _shares
+from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling, num_positions
 
 
@@ -30,3 +33,23 @@ def interleave(ids: Ids, num_nodes: int) -> Ids:
 def shares_at(mixture: Mixture, row: int) -> tuple[float, ...]:
     """The share of the rows that each stream has at `row`."""
     return _shares(mixture._weights(row))
+
+
+Weight = dict[str, Any]
+"""`repeat` or `choose` of a stream."""
+
+
+def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | None:
+    return Sampling.of(
+        [sum(shards) for shards in streams],
+        [len(shards) for shards in streams],
+        [weight.get("repeat") for weight in weights],
+        [weight.get("choose") for weight in weights],
+        [f"s{stream}" for stream in range(len(streams))],
+    )
+
+
+def order_of(
+    sizes: list[int], num_nodes: int, block_size: int | None, seed: int = 1, epoch: int = 0
+) -> SeekableOrder:
+    return SeekableOrder(np.array(sizes, np.int64), Shuffle(num_nodes, seed, block_size), epoch)

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.arrays import Ints
 from cloudload.segments import (
     IGNORED_LABEL,
     cu_seqlens,
@@ -17,9 +16,8 @@ from cloudload.segments import (
     position_ids,
     segment_ids,
 )
+from tests.support.packed_batches import Packing, spans
 
-# a batch: the lengths of each row's spans, and seq_len
-Packing = tuple[list[list[int]], int]
 TRACE: Packing = [[3, 1, 2], [5]], 8
 
 
@@ -28,17 +26,6 @@ def packings(draw: st.DrawFn) -> Packing:
     """Any rows: full, padded, all padding, many spans of one token, or none at all."""
     batch = draw(st.lists(st.lists(st.integers(1, 4), max_size=5), max_size=5))
     return batch, max([1, *map(sum, batch)]) + draw(st.integers(0, 3))
-
-
-def spans(packing: Packing) -> tuple[Ints, Ints, tuple[int, int]]:
-    """The columns and the shape that the functions take."""
-    batch, seq_len = packing
-    rows = np.array([row for row, lengths in enumerate(batch) for _ in lengths], np.int64)
-    return (
-        rows,
-        np.array([length for lengths in batch for length in lengths], np.int64),
-        (len(batch), seq_len),
-    )
 
 
 def tokens_of(packing: Packing) -> list[list[tuple[int, int]]]:

@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Retry, Stream
-from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import CacheError, DatasetError
-from cloudload.mds.dataset import Corpus, open_corpus
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
-
-DOCUMENTS = random_documents(11, 600)
-
-
-QUICK = Retry(timeout_s=2.0, deadline_s=6.0, pause_s=0.05)
-
-
-def write(url: str, **settings: Any) -> Corpus:
-    write_mds(url, DOCUMENTS, **{"shard_bytes": 4_000, "compression": "zstd", **settings})
-    return open_corpus([Stream(url)], QUICK)
-
-
-def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
-    cache = ShardCache(corpus, root, QUICK, **{"threads": 3, "verify": "once", **settings})
-    try:
-        shards = [cache.shard(number) for number in range(len(corpus.shard_sizes))]
-        return [
-            shard.read_bytes(sample, shard.column_index("text")).decode()
-            for shard in shards
-            for sample in range(shard.info.samples)
-        ]
-    finally:
-        cache.close()
-
-
-def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
-    return CloudLoader(
-        url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, epochs=1, **settings
-    )
+from tests.support.shard_caches import DOCUMENTS, flip, loader_of, texts_of, write
 
 
 def test_a_local_dataset_is_never_written_to(tmp_path: Path) -> None:
@@ -51,15 +17,6 @@ def test_a_local_dataset_is_never_written_to(tmp_path: Path) -> None:
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         assert texts_of(corpus, tmp_path / "cache", limit_bytes=20_000) == DOCUMENTS
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
-def flip(path: Path, at: int) -> None:
-    """Write another byte in place, as whatever shares the disk might."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        [byte] = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
 
 
 def test_a_shard_in_place_is_checked_on_request(tmp_path: Path) -> None:

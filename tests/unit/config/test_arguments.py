@@ -6,34 +6,18 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, convert_to_mds
+from cloudload import convert_to_mds
 from cloudload.errors import DatasetError
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.loaders import make_loader
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
-
-
-def make_loader(folder: str, **settings: Any) -> CloudLoader:
-    defaults = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_workers": 0,
-        "num_lanes": 12,
-    }
-    return CloudLoader(folder, **{**defaults, **settings})
-
-
-def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(folder: str) -> None:
+def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(
+    larger_folder: str,
+) -> None:
     with pytest.raises(
         DatasetError, match=r"has no column 'body'\. Set text_key to one of its text columns: text"
     ):
-        make_loader(folder, text_key="body")
+        make_loader(larger_folder, text_key="body")
 
 
 @pytest.mark.parametrize(
@@ -55,14 +39,14 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(folder
     ],
 )
 def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(
-    folder: str, settings: dict[str, Any], message: str
+    larger_folder: str, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        make_loader(folder, **settings)
+        make_loader(larger_folder, **settings)
 
 
 @pytest.mark.parametrize(
-    "url", ["", " ", "s3://", "s3:///folder", "s3:/bucket/folder", "gs:bucket"]
+    "url", ["", " ", "s3://", "s3:///larger_folder", "s3:/bucket/larger_folder", "gs:bucket"]
 )
 def test_a_broken_location_is_refused_not_taken_for_a_folder(url: str) -> None:
     with pytest.raises(ValueError, match=r"empty|names no bucket|neither a path nor a URL"):

@@ -14,13 +14,7 @@ from cloudload.delivery.working_set import check_cache_limit
 from cloudload.delivery.world import World
 from cloudload.errors import CacheError
 from cloudload.order.lanes import Lanes
-from cloudload.order.seekable import SeekableOrder, Shuffle
-
-
-def order_of(
-    sizes: list[int], num_nodes: int, block_size: int | None, seed: int = 1, epoch: int = 0
-) -> SeekableOrder:
-    return SeekableOrder(np.array(sizes, np.int64), Shuffle(num_nodes, seed, block_size), epoch)
+from tests.support.reference_order import order_of
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,15 +10,6 @@ from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
 from cloudload.mds.codecs import check_codec, compress, decompress
-from tests.support.corpora import write_mds
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> dict[str, Any]:
-    """A sound index of one compressed shard, to be spoiled."""
-    write_mds(tmp_path / "sound", ["one", "two"], compression="zstd")
-    found: dict[str, Any] = json.loads((tmp_path / "sound" / "index.json").read_text())
-    return found
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])

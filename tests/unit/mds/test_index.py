@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudload.errors import DatasetError
 from cloudload.mds.index import Column, parse_index
-from cloudload.mds.writer import ShardFormat, encode_sample
-from tests.support.corpora import encode_shard, write_mds
 
 TEXT = (Column.of("text", "str"),)
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> dict[str, Any]:
-    """A sound index of one compressed shard, to be spoiled."""
-    write_mds(tmp_path / "sound", ["one", "two"], compression="zstd")
-    found: dict[str, Any] = json.loads((tmp_path / "sound" / "index.json").read_text())
-    return found
 
 
 @pytest.mark.parametrize("which", ["raw_data", "zip_data"])
@@ -163,12 +152,3 @@ def test_an_index_without_a_field_says_which(index: dict[str, Any], field: str) 
 def test_what_is_not_an_index_is_refused(data: bytes) -> None:
     with pytest.raises(DatasetError, match="is not an MDS index"):
         parse_index(data, "d")
-
-
-@pytest.fixture
-def raw() -> bytes:
-    """A sound shard of the samples `one` and `three`."""
-    return encode_shard(
-        ShardFormat(TEXT, None, ()),
-        [encode_sample(TEXT, {"text": text}) for text in ("one", "three")],
-    )

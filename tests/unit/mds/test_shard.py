@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -88,23 +87,6 @@ def test_a_shard_stays_readable_when_its_file_is_deleted(tmp_path: Path) -> None
     )
     shard.path.unlink()
     assert shard.read(0) == {"text": "still here"}
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> dict[str, Any]:
-    """A sound index of one compressed shard, to be spoiled."""
-    write_mds(tmp_path / "sound", ["one", "two"], compression="zstd")
-    found: dict[str, Any] = json.loads((tmp_path / "sound" / "index.json").read_text())
-    return found
-
-
-@pytest.fixture
-def raw() -> bytes:
-    """A sound shard of the samples `one` and `three`."""
-    return encode_shard(
-        ShardFormat(TEXT, None, ()),
-        [encode_sample(TEXT, {"text": text}) for text in ("one", "three")],
-    )
 
 
 def test_a_shard_of_another_size_is_refused(tmp_path: Path, raw: bytes) -> None:

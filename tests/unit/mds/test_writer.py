@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cloudload.mds.codecs import decompress
 from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample
+from cloudload.mds.writer import ShardFormat
 from tests.support.corpora import cut_into_shards, encode_shard, random_documents, write_mds
 
 TEXT = (Column.of("text", "str"),)
@@ -117,20 +117,3 @@ def test_shards_cover_the_samples_in_order(samples: list[bytes], shard_bytes: in
     shards = cut_into_shards(form, samples)
     assert [sample for shard in shards for sample in shard] == samples
     assert all(len(encode_shard(form, shard)) <= shard_bytes or len(shard) == 1 for shard in shards)
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> dict[str, Any]:
-    """A sound index of one compressed shard, to be spoiled."""
-    write_mds(tmp_path / "sound", ["one", "two"], compression="zstd")
-    found: dict[str, Any] = json.loads((tmp_path / "sound" / "index.json").read_text())
-    return found
-
-
-@pytest.fixture
-def raw() -> bytes:
-    """A sound shard of the samples `one` and `three`."""
-    return encode_shard(
-        ShardFormat(TEXT, None, ()),
-        [encode_sample(TEXT, {"text": text}) for text in ("one", "three")],
-    )

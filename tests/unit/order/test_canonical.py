@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from cloudload.order.spec import OrderConfig, Sampling
-from tests.support.reference_order import canonical_order, interleave
+from tests.support.reference_order import canonical_order, interleave, sampling_of
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 
@@ -22,17 +20,6 @@ def test_a_position_belongs_to_its_canonical_node() -> None:
 
 STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]
 """Samples of each shard of each stream: 50, 1, 52 and 11."""
-Weight = dict[str, Any]
-
-
-def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | None:
-    return Sampling.of(
-        [sum(shards) for shards in streams],
-        [len(shards) for shards in streams],
-        [weight.get("repeat") for weight in weights],
-        [weight.get("choose") for weight in weights],
-        [f"s{stream}" for stream in range(len(streams))],
-    )
 
 
 @pytest.mark.parametrize("algorithm", ["py1e", "py1br", None])

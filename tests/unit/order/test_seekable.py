@@ -20,13 +20,7 @@ from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling
 from tests.support.corpora import write_mds
 from tests.support.examples import EXAMPLES
-from tests.support.reference_order import canonical_order, interleave
-
-
-def order_of(
-    sizes: list[int], num_nodes: int, block_size: int | None, seed: int = 1, epoch: int = 0
-) -> SeekableOrder:
-    return SeekableOrder(np.array(sizes, np.int64), Shuffle(num_nodes, seed, block_size), epoch)
+from tests.support.reference_order import canonical_order, interleave, order_of
 
 
 def check_order(

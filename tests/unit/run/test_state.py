@@ -10,31 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
-from tests.support.awkward import EOS, byte_tokenizer
 from tests.support.corpora import random_documents, write_mds
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
-
-
-def make_loader(folder: str, **settings: Any) -> CloudLoader:
-    defaults = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_workers": 0,
-        "num_lanes": 12,
-    }
-    return CloudLoader(folder, **{**defaults, **settings})
-
-
-def table(*cursors: tuple[int, int]) -> str:
-    return base64.b64encode(np.array(cursors, "<i4").tobytes()).decode()
+from tests.support.loaders import make_loader
+from tests.support.state_fields import residues, table
 
 
 def wide(*cursors: tuple[int, int]) -> str:
@@ -110,9 +89,9 @@ def wide(*cursors: tuple[int, int]) -> str:
     ],
 )
 def test_a_damaged_state_is_refused_with_the_field_named(
-    folder: str, damage: dict[str, Any], message: str | None
+    larger_folder: str, damage: dict[str, Any], message: str | None
 ) -> None:
-    loader = make_loader(folder)
+    loader = make_loader(larger_folder)
     damaged = {**loader.state_dict(), **damage}
     if message is None:
         loader.load_state_dict(damaged)
@@ -121,15 +100,6 @@ def test_a_damaged_state_is_refused_with_the_field_named(
     with pytest.raises(StreamChangedError, match=message) as refusal:
         loader.load_state_dict(damaged)
     assert len(str(refusal.value)) < 1_500
-
-
-def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
-    """The residues of 12 lanes; those that are not given are of no bytes."""
-    lanes = [np.array(part, "<i4").tobytes() for part in (*parts, *[[]] * (12 - len(parts)))]
-    numbers = np.array(sizes or [len(lane) for lane in lanes], "<i4").tobytes() + b"".join(lanes)
-    return base64.b64encode(
-        zlib.compress(np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes())
-    ).decode()
 
 
 @pytest.mark.parametrize(
@@ -177,9 +147,9 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
     ],
 )
 def test_a_damaged_part_of_a_packed_state_is_refused(
-    folder: str, damage: dict[str, Any], message: str
+    larger_folder: str, damage: dict[str, Any], message: str
 ) -> None:
-    loader = make_loader(folder, packing="best_fit")
+    loader = make_loader(larger_folder, packing="best_fit")
     state = {**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "rows": 12, "table_rows": 12}
     loader.load_state_dict(state)
     with pytest.raises(StreamChangedError, match=message):
@@ -187,13 +157,13 @@ def test_a_damaged_part_of_a_packed_state_is_refused(
 
 
 @pytest.mark.parametrize("state", [{}, {"version": 2}, {"rows": 4}])
-def test_what_is_no_state_is_refused(folder: str, state: dict[str, Any]) -> None:
+def test_what_is_no_state_is_refused(larger_folder: str, state: dict[str, Any]) -> None:
     with pytest.raises(StreamChangedError):
-        make_loader(folder).load_state_dict(state)
+        make_loader(larger_folder).load_state_dict(state)
 
 
-def test_keys_that_are_no_text_are_refused(folder: str) -> None:
-    loader = make_loader(folder)
+def test_keys_that_are_no_text_are_refused(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
     strange: dict[Any, Any] = {7: 0, None: 1, "x": 2}
     with pytest.raises(StreamChangedError, match=r"unknown fields \['x', 7, None\]"):
         loader.load_state_dict({**loader.state_dict(), **strange})

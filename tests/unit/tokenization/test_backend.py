@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,12 @@ from tests.support.corpora import random_documents, write_mds
 from tests.support.tokenizer_files import (
     JSONS,
     changed,
-    forget,
     lose_byte,
     needs_fastokens,
     sentencepiece,
 )
 
-
-@pytest.fixture(autouse=True)
-def fresh_process() -> Iterator[None]:
-    """What a process keeps is forgotten before and after each test."""
-    forget()
-    yield
-    forget()
+pytestmark = pytest.mark.usefixtures("fresh_tokenizers")
 
 
 class Tampered:

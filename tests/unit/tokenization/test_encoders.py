@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,13 @@ from tests.support.tokenizer_files import (
     BACKENDS,
     JSONS,
     changed,
-    forget,
     lose_byte,
     needs_fastokens,
 )
 
+pytestmark = pytest.mark.usefixtures("fresh_tokenizers")
+
 AWKWARD = st.text(max_size=60) | st.lists(st.sampled_from(probes._PIECES), max_size=12).map("".join)
-
-
-@pytest.fixture(autouse=True)
-def fresh_process() -> Iterator[None]:
-    """What a process keeps is forgotten before and after each test."""
-    forget()
-    yield
-    forget()
 
 
 def assert_same_ids(one: Encoder, other: Encoder, documents: list[str]) -> None:

@@ -1,0 +1,23 @@
+"""A loader of a tiny corpus, as most tests have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudload import CloudLoader
+from tests.support.corpora import EOS, byte_tokenizer
+
+SEQ_LEN = 16
+
+
+def make_loader(data: Any, **settings: Any) -> CloudLoader:
+    """In this process, with 12 lanes and batches of 4 rows, unless `settings` say otherwise."""
+    defaults: dict[str, Any] = {
+        "tokenizer": byte_tokenizer(),
+        "eos": EOS,
+        "seq_len": SEQ_LEN,
+        "batch_size": 4,
+        "num_workers": 0,
+        "num_lanes": 12,
+    }
+    return CloudLoader(data, **{**defaults, **settings})

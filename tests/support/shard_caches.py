@@ -1,0 +1,47 @@
+"""A dataset of many small shards, read through a shard cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cloudload import CloudLoader, Retry, Stream
+from cloudload.cache.shard_cache import ShardCache
+from cloudload.mds.dataset import Corpus, open_corpus
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+
+DOCUMENTS = random_documents(11, 600)
+QUICK = Retry(timeout_s=2.0, deadline_s=6.0, pause_s=0.05)
+
+
+def write(url: str, **settings: Any) -> Corpus:
+    write_mds(url, DOCUMENTS, **{"shard_bytes": 4_000, "compression": "zstd", **settings})
+    return open_corpus([Stream(url)], QUICK)
+
+
+def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
+    cache = ShardCache(corpus, root, QUICK, **{"threads": 3, "verify": "once", **settings})
+    try:
+        shards = [cache.shard(number) for number in range(len(corpus.shard_sizes))]
+        return [
+            shard.read_bytes(sample, shard.column_index("text")).decode()
+            for shard in shards
+            for sample in range(shard.info.samples)
+        ]
+    finally:
+        cache.close()
+
+
+def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
+    return CloudLoader(
+        url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, epochs=1, **settings
+    )
+
+
+def flip(path: Path, at: int) -> None:
+    """Write another byte in place, as whatever shares the disk might."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        [byte] = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
