@@ -186,10 +186,10 @@ def cli_help(_: str = "") -> str:
     """`--help` of the program and of each command, as on a terminal of 80 columns."""
     from unittest import mock
 
-    from cloudload.cli import _parser
+    from cloudload.cli import make_parser
 
     with mock.patch.dict(os.environ, {"COLUMNS": "80"}):
-        parser = _parser()
+        parser = make_parser()
         (commands,) = [
             each for each in parser._actions if each.choices and each.dest == "==SUPPRESS=="
         ]

@@ -15,21 +15,17 @@ compare every row, cursor, residue and count.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from cloudload.arrays import Flags, Ints, count_within
+from cloudload.packing.best_fit_lane import BestFitLane, Row, decode_pieces, encode_pieces
 from cloudload.packing.lane_packer import CutRows
 from cloudload.packing.packers import BestFitPacker, Packing, check_start
 from cloudload.packing.residue import (
-    EMPTY_GROUP,
     encode_group,
     encode_spans,
-    extend_group,
     residue_spans,
 )
 from cloudload.packing.tables import (
@@ -46,72 +42,7 @@ from cloudload.packing.tables import (
     Documents,
 )
 
-_TOKEN_BYTES = _PIECE_BYTES = 4
-_Row = tuple[int, int, bytes, bytes, bytes]
-"""Cursor (ordinal, offset) and residue after the row, its pieces, and the last piece of each
-document that the cursor passes with this row. A plain tuple, because the GC stops tracking tuples
-of ints and bytes when it first sees them."""
-
-
-class _Lane:
-    """A lane's open rows, and its full rows that were not taken yet.
-
-    Open rows are sorted by ascending free space, ties by age.
-    """
-
-    __slots__ = ("_free", "_groups", "_open_rows", "_passed", "_pieces", "_seq_len", "rows")
-
-    def __init__(self, packing: Packing) -> None:
-        self._seq_len, self._open_rows = packing.seq_len, packing.open_rows
-        self._free = array("i")
-        self._pieces: list[bytes] = []
-        self._groups: list[bytes] = []
-        """Each open row, encoded as in a residue."""
-        self._passed = b""
-        self.rows: deque[_Row] = deque()
-
-    def restore(self, free: int, pieces: bytes, group: bytes) -> None:
-        """Append an open row; it must have at least as much free space as the rows before it."""
-        self._free.append(free)
-        self._pieces.append(pieces)
-        self._groups.append(group)
-
-    def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
-        """Put the next piece into the fullest open row that has room for it, or into a new row.
-
-        (ordinal, offset) is the cursor after the piece.
-        """
-        if not offset:
-            self._passed += piece
-        if size == self._seq_len:
-            self._emit(ordinal, offset, piece)
-        if not 0 < size < self._seq_len:
-            return
-        free = self._free
-        place = bisect_left(free, size)
-        if place == len(free):
-            left, pieces, group = self._seq_len - size, piece, EMPTY_GROUP
-        else:
-            left, pieces, group = (
-                free.pop(place) - size,
-                self._pieces.pop(place) + piece,
-                self._groups.pop(place),
-            )
-        if left:
-            place = bisect_right(free, left)
-            free.insert(place, left)
-            self._pieces.insert(place, pieces)
-            self._groups.insert(place, extend_group(group, span))
-            if len(free) <= self._open_rows:
-                return
-            del free[0], self._groups[0]
-            pieces = self._pieces.pop(0)
-        self._emit(ordinal, offset, pieces)
-
-    def _emit(self, ordinal: int, offset: int, pieces: bytes) -> None:
-        residue = EMPTY_GROUP + b"".join(self._groups) if self._groups else b""
-        self.rows.append((ordinal, offset, residue, pieces, self._passed))
-        self._passed = b""
+_TOKEN_BYTES = 4
 
 
 class BestFitLanes:
@@ -127,7 +58,7 @@ class BestFitLanes:
         self._cursors, self._residues = cursors, residues
         self._offsets = cursors[:, CURSOR_OFFSET].copy()
         """Tokens of each lane's first document that are already in rows; 0 once it is added."""
-        self._lanes: list[_Lane | None] = [None] * len(cursors)
+        self._lanes: list[BestFitLane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
         """Pieces in residues, by flat lane and ordinal; their documents must be read again."""
         self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
@@ -190,7 +121,7 @@ class BestFitLanes:
         spans = encode_spans(np.stack([table[:, ORDINAL], table[:, START], stops], axis=1))
         lanes, lists = self._lanes, (column.tolist() for column in columns)
         for piece, span, flat_lane, size, ordinal, offset in zip(
-            _encode_pieces(pieces), spans, *lists, strict=True
+            encode_pieces(pieces), spans, *lists, strict=True
         ):
             (lanes[flat_lane] or self._open(flat_lane)).pack(piece, size, span, ordinal, offset)
 
@@ -220,7 +151,7 @@ class BestFitLanes:
         self._tokens[pieces] = np.array(parts, np.object_)
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        rows: list[_Row] = []
+        rows: list[Row] = []
         num_rows: list[int] = []
         for flat_lane, most in zip(flat_lanes.tolist(), wanted.tolist(), strict=True):
             ready = self._lane(flat_lane).rows
@@ -229,12 +160,12 @@ class BestFitLanes:
         ordinals, offsets, residues, of_rows, passed = (
             zip(*rows, strict=True) if rows else ((),) * 5
         )
-        piece_rows, taken = _decode_pieces(of_rows)
+        piece_rows, taken = decode_pieces(of_rows)
         table = self._table[taken]
         parts = self._release(taken)
         sizes = np.array(list(map(len, parts)), np.int64) // _TOKEN_BYTES
         table[:, BASE] += np.cumsum(sizes) - sizes
-        counted_rows, counted = _decode_pieces(passed)
+        counted_rows, counted = decode_pieces(passed)
         documents = self._table[counted]
         # a piece without tokens is in no row
         self._release(counted[documents[:, SIZE] == documents[:, START]])
@@ -262,11 +193,11 @@ class BestFitLanes:
 
     # ------------------------------------------------------------ lanes of a state
 
-    def _lane(self, flat_lane: int) -> _Lane:
+    def _lane(self, flat_lane: int) -> BestFitLane:
         return self._lanes[flat_lane] or self._open(flat_lane)
 
-    def _open(self, flat_lane: int) -> _Lane:
-        lane = self._lanes[flat_lane] = _Lane(self._packing)
+    def _open(self, flat_lane: int) -> BestFitLane:
+        lane = self._lanes[flat_lane] = BestFitLane(self._packing)
         if self._residues is not None and self._residues[flat_lane]:
             try:
                 self._restore(flat_lane, lane, self._residues[flat_lane])
@@ -276,7 +207,7 @@ class BestFitLanes:
                 ) from None
         return lane
 
-    def _restore(self, flat_lane: int, lane: _Lane, residue: bytes) -> None:
+    def _restore(self, flat_lane: int, lane: BestFitLane, residue: bytes) -> None:
         """Decode the residue with the reference packer, and continue from its open rows."""
         ordinal, offset = self._cursors[flat_lane].tolist()
         packer = BestFitPacker(
@@ -289,7 +220,7 @@ class BestFitLanes:
             piece = self._new_pieces(1)
             self._table[piece, SIZE], self._table[piece, START] = sizes[document], start
             unread[document] += piece.tolist()
-            [encoded] = _encode_pieces(piece)
+            [encoded] = encode_pieces(piece)
             return encoded
 
         for row in packer.rows:
@@ -342,16 +273,3 @@ class BestFitLanes:
             except ValueError as error:
                 raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
             table[place, START], self._offsets[flat_lane] = offset, 0
-
-
-def _encode_pieces(pieces: Ints) -> list[bytes]:
-    joined = pieces.astype(np.int32).tobytes()
-    return [joined[start : start + _PIECE_BYTES] for start in range(0, len(joined), _PIECE_BYTES)]
-
-
-def _decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """The index of each piece's group, and the pieces: int64 [pieces] each."""
-    numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
-    return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(
-        b"".join(groups), np.int32
-    ).astype(np.int64)

@@ -1,0 +1,65 @@
+"""The command line: a thin subcommand for each function of the library.
+
+    cloudload convert   convert raw corpora to MDS            cloudload.convert
+    cloudload trace     list the documents that steps read    cloudload.provenance
+    cloudload where     find the steps that read a document   cloudload.provenance
+
+Results go to stdout; progress, logs and errors to stderr. The exit status is 1 for an error, 2 for
+a wrong command line, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from cloudload._version import __version__
+from cloudload.cli.convert import add_convert
+from cloudload.cli.provenance import add_trace, add_where
+from cloudload.errors import CloudloadError
+
+_CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, on `sys.argv` by default; return the exit status.
+
+    Errors are printed to stderr. Raises `SystemExit` for a wrong command line, `--help` and
+    `--version`.
+    """
+    options = make_parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.WARNING if options.quiet else logging.INFO,
+        format="%(message)s",
+        stream=sys.stderr,
+    )
+    for library in _CHATTY.split():
+        logging.getLogger(library).setLevel(logging.WARNING)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except BrokenPipeError:
+        return 1
+    except (CloudloadError, ValueError, OSError) as error:
+        print(f"cloudload: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"cloudload: interrupted. {options.after_interrupt}", file=sys.stderr)
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cloudload",
+        description="Feed LLM pretraining from object storage.",
+        epilog="example:\n  cloudload convert corpus/ s3://bucket/mds --split train",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"cloudload {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_convert(commands)
+    add_trace(commands)
+    add_where(commands)
+    return parser

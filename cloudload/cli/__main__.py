@@ -1,0 +1,7 @@
+"""`python -m cloudload.cli`."""
+
+import sys
+
+from cloudload.cli import main
+
+sys.exit(main())

@@ -1,0 +1,113 @@
+"""`cloudload convert`: convert raw corpora to MDS."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudload.cli.command import add_command
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.convert.journal import ConvertReport
+
+_CONVERT_EXAMPLE = """\
+A conversion that was stopped or killed resumes when you run it again. It recognizes its input by
+file names and sizes.
+
+example:
+  cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
+"""
+
+
+def add_convert(commands: Commands) -> None:
+    add = add_command(
+        commands,
+        "convert",
+        _convert,
+        help="convert raw corpora to MDS shards",
+        description="Convert raw corpora to an MDS dataset. The output has the same bytes for any "
+        "number of processes.",
+        epilog=_CONVERT_EXAMPLE,
+        after_interrupt="Run the same command again to resume",
+    ).add_argument
+    where = "a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME"
+    add("inputs", nargs="+", metavar="INPUT", help=where)
+    add("out", metavar="OUT", help="location of the dataset: a folder, s3://..., gs://...")
+    add("--split", metavar="NAME", help="write to OUT/NAME")
+    formats = ["auto", "jsonl", "parquet", "text", "lines"]
+    add("--format", default="auto", choices=formats, help="default: by the file's name, else text")
+    text = "field that holds the document (default: text)"
+    add("--text-key", default="text", metavar="FIELD", help=text)
+    identifier = "field that holds the id; records without it get file:line (default: id)"
+    add("--id-key", default="id", metavar="FIELD", help=identifier)
+    kept = "another field to keep; may be repeated"
+    add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
+    codecs = "zstd, zstd:7, gz, bz2 or none (default: zstd)"
+    add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
+    hashes = "hashes of each shard, or none (default: xxh64)"
+    add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
+    size = "maximum raw size of a shard (default: 64m)"
+    add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
+    add("--processes", type=int, metavar="N", help="default: one per core")
+    skip = "leave out and count bad records instead of stopping"
+    add("--skip-bad", action="store_true", help=skip)
+    add("--overwrite", action="store_true", help="remove the dataset at OUT and start over")
+    add("--quiet", action="store_true", help="no progress bar, no logs")
+    add("--json", action="store_true", help="print the report as JSON")
+    add("--report", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
+
+
+def _bytes(text: str) -> int:
+    from cloudload.config.checks import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from cloudload.convert import convert_to_mds
+
+    if options.report and not options.report.absolute().parent.is_dir():
+        raise ValueError(
+            f"--report is {options.report}, but there is no folder {options.report.parent}. Create "
+            "it first"
+        )
+    names = "text_key id_key keep format split shard_bytes processes skip_bad overwrite"
+    report = convert_to_mds(
+        options.inputs,
+        options.out,
+        compression=None if options.compression == "none" else options.compression,
+        hashes=() if options.hashes == "none" else options.hashes.split(","),
+        progress=not options.quiet,
+        **{name: getattr(options, name) for name in names.split()},
+    )
+    if options.report:
+        options.report.write_text(report.to_json() + "\n")
+    print(report.to_json() if options.json else _summary(report))
+    return 0
+
+
+def _summary(report: ConvertReport) -> str:
+    speed = ""
+    if report.seconds and not report.resumed_shards:
+        speed = f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s"
+    state = "was already complete" if report.already_complete else "is complete"
+    bad = [f"             {record}" for record in report.bad_records]
+    if report.bad > len(bad):
+        bad.append(f"             … and {report.bad - len(bad):,} more")
+    columns = ", ".join(f"{name}: {encoding}" for name, encoding in report.columns.items())
+    lines = [
+        f"{report.out} {state}",
+        f"  documents  {report.documents:,} ({report.text_bytes:,} bytes of text)",
+        f"  left out   {report.empty:,} empty, {report.bad:,} bad",
+        *bad,
+        f"  input      {report.files:,} files, {report.input_bytes:,} bytes{speed}",
+        f"  output     {report.shards:,} shards, {report.stored_bytes:,} bytes "
+        f"({report.raw_bytes:,} raw)",
+        f"  columns    {columns}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,173 @@
+"""`cloudload trace` and `cloudload where`: the documents of steps, and the steps of documents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudload.cli.command import add_command
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.provenance import Occurrence, Run
+    from cloudload.workers.trace import TracedSpan
+
+_SHOWN_CHARACTERS = 160
+_TRACE_EXAMPLE = """\
+Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. A
+single row is much faster.
+
+example:
+  cloudload trace checkpoint.pt --steps 81200:81205 --row 3
+"""
+_WHERE_EXAMPLE = """\
+example:
+  cloudload where checkpoint.pt --id wiki/10472 --until 90000
+"""
+
+
+def add_trace(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "trace",
+        _trace,
+        help="list the documents that steps read",
+        description="Show the documents in the rows of some steps, using only a state and the "
+        "data.",
+        epilog=_TRACE_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    )
+    _add_run_options(parser)
+    add = parser.add_argument
+    steps = "steps from A up to, but not including, B; or a single step"
+    add("--steps", type=_steps, required=True, metavar="A:B", help=steps)
+    add("--row", type=int, metavar="R", help="only this row of each global batch, from 0")
+    add("--full", action="store_true", help="print the full text, not only its beginning")
+
+
+def add_where(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "where",
+        _where,
+        help="find the steps that read a document",
+        description="Show the steps and rows that read a document, using only a state and the "
+        "data.",
+        epilog=_WHERE_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    )
+    _add_run_options(parser)
+    document = parser.add_mutually_exclusive_group(required=True).add_argument
+    document("--id", metavar="DOC", help="its id; the search reads the ids of all samples")
+    number = "its index in its stream, from 0; with several streams, prefix the stream's index"
+    document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
+    parser.add_argument("--until", type=int, required=True, metavar="N", help="the last step")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("state", metavar="STATE", type=Path, help="a JSON state, or a torch checkpoint with one")
+    data = "the current location of a stream's index.json; once for each stream, in order"
+    add("--data", action="append", metavar="URL", help=data)
+    tokenizer = "the tokenizer, if the state does not record it or it has moved"
+    add("--tokenizer", metavar="NAME", help=tokenizer)
+    add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it had one")
+    batch = "rows per global batch (default: as in the state)"
+    add("--global-batch", type=int, metavar="ROWS", help=batch)
+    add("--local", metavar="FOLDER", help="the shard cache")
+    add("--workers", type=int, default=2, metavar="N", help="worker processes (default: 2)")
+    add("--json", action="store_true", help="print JSON Lines")
+    add("--quiet", action="store_true", help="no logs")
+
+
+def _steps(text: str) -> range:
+    first, colon, stop = text.partition(":")
+    try:
+        steps = range(int(first), int(stop) if colon else int(first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a step") from None
+    if not steps:
+        raise argparse.ArgumentTypeError(f"{text!r} has no steps, because B is excluded")
+    return steps
+
+
+def _sample(text: str) -> tuple[int, int]:
+    stream, _, number = text.rpartition(":")
+    if not number.isdecimal() or (stream and not stream.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor STREAM:N")
+    return int(stream or 0), int(number)
+
+
+def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
+    from cloudload.provenance import load_state, open_run
+
+    run = open_run(
+        load_state(options.state),
+        data=options.data,
+        tokenizer=options.tokenizer,
+        transform=options.transform,
+        global_batch=options.global_batch,
+    )
+    return run, {"local": options.local, "num_workers": options.workers}
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from cloudload.provenance import trace_steps
+
+    run, delivery = _open_run(options)
+    num_steps = 0
+    for step, spans in trace_steps(run, options.steps, options.row, **delivery):
+        num_steps += 1
+        first_row = run.rows_of_step(step).start
+        for span in spans:
+            print(_describe_span(step, span.row - first_row, span, options))
+    if num_steps < len(options.steps):
+        last = options.steps.start + num_steps - 1
+        print(f"cloudload: the data ends after step {last:,}", file=sys.stderr)
+    return 0
+
+
+def _describe_span(step: int, row: int, span: TracedSpan, options: argparse.Namespace) -> str:
+    if options.json:
+        values = {"step": step, **span.as_dict(), "row": row}
+        return json.dumps(values, ensure_ascii=False, default=str)
+    text = span.text
+    if not options.full:
+        text = json.dumps(text[:_SHOWN_CHARACTERS], ensure_ascii=False)
+    return (
+        f"step {step:,}  row {row}  {span.stream}  epoch {span.epoch}  id {span.id}  {span.shard}  "
+        f"sample {span.sample}  tokens {span.start}:{span.stop}\n    {text}"
+    )
+
+
+def _where(options: argparse.Namespace) -> int:
+    from cloudload.provenance import find_document, find_samples
+
+    run, delivery = _open_run(options)
+    if options.sample is not None:
+        samples = [options.sample]
+    else:
+        samples = find_samples(run, options.id, **delivery)
+    is_found = False
+    for stream, number in samples:
+        for occurrence in find_document(run, stream, number, options.until, **delivery):
+            is_found = True
+            if options.json:
+                print(json.dumps(asdict(occurrence), ensure_ascii=False))
+            else:
+                print(_describe_occurrence(occurrence))
+    if not is_found:
+        until = f"{options.until:,}"
+        print(f"cloudload: no step after the state, up to step {until}, reads it", file=sys.stderr)
+    return 0
+
+
+def _describe_occurrence(found: Occurrence) -> str:
+    return (
+        f"step {found.step:,}  row {found.row}  {found.stream}  epoch {found.epoch}  "
+        f"sample {found.sample}  tokens {found.start}:{found.stop}"
+    )

@@ -1,0 +1,95 @@
+"""The open rows and the full rows of one `best_fit` lane: the sequential part of `BestFitLanes`."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.packing.packers import Packing
+from cloudload.packing.residue import EMPTY_GROUP, extend_group
+
+_PIECE_BYTES = 4
+Row = tuple[int, int, bytes, bytes, bytes]
+"""Cursor (ordinal, offset) and residue after the row, its pieces, and the last piece of each
+document that the cursor passes with this row. A plain tuple, because the GC stops tracking tuples
+of ints and bytes when it first sees them."""
+
+
+class BestFitLane:
+    """A lane's open rows, and its full rows that were not taken yet.
+
+    Open rows are sorted by ascending free space, ties by age.
+    """
+
+    __slots__ = ("_free", "_groups", "_open_rows", "_passed", "_pieces", "_seq_len", "rows")
+
+    def __init__(self, packing: Packing) -> None:
+        self._seq_len, self._open_rows = packing.seq_len, packing.open_rows
+        self._free = array("i")
+        self._pieces: list[bytes] = []
+        self._groups: list[bytes] = []
+        """Each open row, encoded as in a residue."""
+        self._passed = b""
+        self.rows: deque[Row] = deque()
+
+    def restore(self, free: int, pieces: bytes, group: bytes) -> None:
+        """Append an open row; it must have at least as much free space as the rows before it."""
+        self._free.append(free)
+        self._pieces.append(pieces)
+        self._groups.append(group)
+
+    def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
+        """Put the next piece into the fullest open row that has room for it, or into a new row.
+
+        (ordinal, offset) is the cursor after the piece.
+        """
+        if not offset:
+            self._passed += piece
+        if size == self._seq_len:
+            self._emit(ordinal, offset, piece)
+        if not 0 < size < self._seq_len:
+            return
+        free = self._free
+        place = bisect_left(free, size)
+        if place == len(free):
+            left, pieces, group = self._seq_len - size, piece, EMPTY_GROUP
+        else:
+            left, pieces, group = (
+                free.pop(place) - size,
+                self._pieces.pop(place) + piece,
+                self._groups.pop(place),
+            )
+        if left:
+            place = bisect_right(free, left)
+            free.insert(place, left)
+            self._pieces.insert(place, pieces)
+            self._groups.insert(place, extend_group(group, span))
+            if len(free) <= self._open_rows:
+                return
+            del free[0], self._groups[0]
+            pieces = self._pieces.pop(0)
+        self._emit(ordinal, offset, pieces)
+
+    def _emit(self, ordinal: int, offset: int, pieces: bytes) -> None:
+        residue = EMPTY_GROUP + b"".join(self._groups) if self._groups else b""
+        self.rows.append((ordinal, offset, residue, pieces, self._passed))
+        self._passed = b""
+
+
+def encode_pieces(pieces: Ints) -> list[bytes]:
+    """Each of the pieces (int64 [pieces]) as bytes, which rows concatenate."""
+    joined = pieces.astype(np.int32).tobytes()
+    return [joined[start : start + _PIECE_BYTES] for start in range(0, len(joined), _PIECE_BYTES)]
+
+
+def decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
+    """The index of each piece's group, and the pieces: int64 [pieces] each."""
+    numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
+    return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(
+        b"".join(groups), np.int32
+    ).astype(np.int64)
