@@ -129,5 +129,5 @@ FIELDS: dict[str, Callable[[Ints, Ints, tuple[int, int]], dict[str, Array]]] = {
 }
 """The entries of `CloudLoader(fields=…)`: each computes one or more named arrays from the spans."""
 
-FIELDS_OF_BATCH = ("cu_seqlens", "max_seqlen")
+BATCH_ARRAYS = ("cu_seqlens", "max_seqlen")
 """The arrays that describe a whole batch. All others have one entry per row, on the first axis."""

@@ -218,7 +218,7 @@ class Iteration(Iterator[Batch]):
             first_dry = window.first_dry(reports)
             if first_dry < NEVER:
                 ended = lanes.with_update(Update(window, reports, first_dry), move_lanes)
-                self._measure(ended, first_dry, fetched.batch)
+                self._start_measuring(ended, first_dry, fetched.batch)
                 return False
             lanes = lanes.with_update(Update(window, reports, fetched.stop), move_lanes)
             table_rows = fetched.stop
@@ -245,7 +245,7 @@ class Iteration(Iterator[Batch]):
 
     # ------------------------------------------------------------ the end
 
-    def _measure(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
+    def _start_measuring(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
         """Go back to before `batch`, in which the lanes ended at row `first_dry`."""
         self._discarded_tokens = batch.count_tokens_before(first_dry)
         for fetched in self._fetched:

@@ -26,7 +26,7 @@ from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
 from cloudload.loader import CloudLoader
-from cloudload.segments import FIELDS_OF_BATCH, IGNORED_LABEL
+from cloudload.segments import BATCH_ARRAYS, IGNORED_LABEL
 
 logger = logging.getLogger(__name__)
 
@@ -169,9 +169,7 @@ def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, 
     for start in range(0, num_rows, size):
         stop = min(start + size, num_rows)
         rows = {
-            name: tensor[start:stop]
-            for name, tensor in batch.items()
-            if name not in FIELDS_OF_BATCH
+            name: tensor[start:stop] for name, tensor in batch.items() if name not in BATCH_ARRAYS
         }
         if "cu_seqlens" in batch:
             ends = batch["cu_seqlens"]

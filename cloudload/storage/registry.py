@@ -17,9 +17,15 @@ from cloudload.storage.s3 import GCSByHMAC, S3Store
 from cloudload.storage.streaming import STREAMING_ONLY, StreamingStore
 from cloudload.storage.urls import scheme_of
 
+
+def _make_gcs() -> Backend:
+    return GCSByHMAC() if "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ else GCSStore()
+
+
 _BACKENDS: dict[str, Callable[[], Backend]] = {
     "file": LocalStore,
     "s3": S3Store,
+    "gs": _make_gcs,
     **dict.fromkeys(STREAMING_ONLY, StreamingStore),
 }
 
@@ -34,10 +40,4 @@ def backend_of(url: str) -> Backend:
     scheme = scheme_of(url)
     key = (os.getpid(), scheme)
     # if several threads create one at the same time, the first is kept
-    return _open.get(key) or _open.setdefault(key, _make_backend(scheme))
-
-
-def _make_backend(scheme: str) -> Backend:
-    if scheme == "gs":
-        return GCSByHMAC() if "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ else GCSStore()
-    return _BACKENDS.get(scheme, FsspecStore)()
+    return _open.get(key) or _open.setdefault(key, _BACKENDS.get(scheme, FsspecStore)())
