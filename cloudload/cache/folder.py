@@ -137,7 +137,7 @@ def _remove_if_orphaned(path: Path) -> bool:
         if is_free and path.suffix == PART_SUFFIX:
             path.unlink(missing_ok=True)
         return is_free
-    return False  # in another user's folder
+    return False  # the lock cannot be opened, for example in another user's folder
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:

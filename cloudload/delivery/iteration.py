@@ -178,9 +178,9 @@ class Iteration(Iterator[Batch]):
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
     def _take_rows(self, start: int, stop: int) -> list[slice | Ints]:
-        """Make the blocks of rows [start, stop) current, and add a report of their cursors.
+        """Advance to the blocks that hold rows [start, stop), and add a report on those rows.
 
-        Returns the indices in this rank's batch of each worker's rows.
+        Returns, for each worker, the indices of its rows within this rank's batch.
         """
         plan = self._plan
         self._advance()
@@ -246,7 +246,10 @@ class Iteration(Iterator[Batch]):
     # ------------------------------------------------------------ the end
 
     def _start_measuring(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
-        """Go back to before `batch`, in which the lanes ended at row `first_dry`."""
+        """Discard `batch`, in which the lanes ended at row `first_dry`, and all prefetched batches.
+
+        Enters the phase `Measuring`.
+        """
         self._discarded_tokens = batch.count_tokens_before(first_dry)
         for fetched in self._fetched:
             if fetched is not None:

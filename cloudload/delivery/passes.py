@@ -94,8 +94,8 @@ class Pass(Iterator[Batch]):
 
 # ---------------------------------------------------------------- frameworks that need an adapter
 
-# Composer would not save the state, and would skip batches by counting epochs; Lightning would save
-# the state one batch too late, and would not load it at the end of an epoch
+# without an adapter, Composer does not save the loader's state, and on resume skips batches itself;
+# Lightning saves the state one batch late, and does not load one saved at the end of an epoch
 _LIGHTNING = (
     "datamodule=CloudloadDataModule(loader), from cloudload.integrations.lightning, to Lightning; "
     "for evaluation, pass cloudload.FromStart(loader)"

@@ -1,4 +1,4 @@
-"""The working set of a node: the bytes of shards that it uses at a time.
+"""The working set of a node: the most shard bytes that it needs in its cache at any one time.
 
 A cache limit below the working set is refused, because the cache would thrash.
 """

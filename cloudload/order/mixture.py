@@ -105,9 +105,9 @@ class Mixture:
         """
         if self.names[: len(saved.names)] != saved.names:
             raise StreamChangedError(
-                f"mixture: saved streams {list(saved.names)}, found {list(self.names)}. Keep the "
-                "saved ones first, in order, and add new ones after them; to end a stream, set its "
-                "weight to 0"
+                f"mixture: the state has streams {list(saved.names)}, but the loader has "
+                f"{list(self.names)}. List the saved streams first, in the same order, and add new "
+                "ones at the end. To end a stream, set its proportion or its weight to 0"
             )
         added = (0.0,) * (len(self.names) - len(saved.names))
         before = [(first, weights + added) for first, weights in saved.schedule if first < row]

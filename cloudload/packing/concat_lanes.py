@@ -161,11 +161,12 @@ class ConcatLanes:
 
 
 def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
-    """Cut tokens [starts, taken) of each document's lane every `seq_len` tokens.
+    """Split each document at the row boundaries of its lane, which are multiples of `seq_len`.
 
-    All arrays are int64 [documents]; `first_rows` is the first row of the document's lane. Returns
-    int64 [pieces, 4]. Example: seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document,
-    start, stop) 0 0 0 4 · 0 1 0 1 · 1 1 1 6.
+    A document has tokens [starts, taken) of its lane; `first_rows` is the first row of that lane.
+    All three are int64 [documents]; `table` is the document table. Returns int64 [pieces, 4].
+    Example: seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document, start, stop)
+    0 0 0 4 · 0 1 0 1 · 1 1 1 6.
     """
     cut = np.flatnonzero(taken > starts)
     firsts = starts[cut] // seq_len

@@ -90,8 +90,9 @@ def _check_components(saved: Saved, recipe: Recipe) -> None:
     known, found = len(saved.position.cursors), len(recipe.components)
     if known > found:
         raise StreamChangedError(
-            f"mixture: the state has {known} streams, but the loader has only {found}. "
-            "To end a stream, keep it with proportion=0"
+            f"mixture: the state has {known} separately ordered streams, but the loader has "
+            f"{found}. Keep every saved stream, and keep the proportions or the schedule. To end a "
+            "stream, set its proportion, or its weight in the schedule, to 0"
         )
 
 

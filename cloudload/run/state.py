@@ -1,4 +1,4 @@
-"""The state: the position in the row stream. Small, flat, and the same on every rank and world.
+"""The state: the position in the row stream. Small, flat, and the same on every rank.
 
     version, cloudload      versions of the format, and of the library that wrote it
     rows                    number of rows of the run that were delivered
@@ -16,7 +16,8 @@
     mixture                 names and weights of the streams, and the rows from which they apply
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream are
                             joined by commas
-    sources                 locations of data and tokenizer, for `cloudload trace`; never compared
+    sources                 locations of data and tokenizer, for `cloudload trace`; never compared,
+                            because copies of the data may be elsewhere
     tokenizer_backend       the backend and its version; never compared, because all backends give
                             the same ids
 
@@ -71,10 +72,10 @@ _MOST = {
 }
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 # fields that may differ among the ranks' parts of a state
-_PARTIAL = ("cursors", "residues", "counts", "part", "tokenizer_backend")
+_PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backend")
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
-) | {"mixture", "sources"}
+) | {"mixture"}
 
 
 def build_state(
@@ -178,9 +179,13 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
     for name in ("rows", *sorted(_KEYS - {"rows", *_PARTIAL})):
         values = [state[name] for state in states]
         if any(value != values[0] for value in values):
+            advice = (
+                "Save the states of all ranks after the same batch"
+                if name in (*_COUNTED, "tail", "skipped")
+                else "Pass the states of one run"
+            )
             raise StreamChangedError(
-                f"{name} differs among the local states: {', '.join(map(show, values))}. Save the "
-                "states of all ranks after the same batch"
+                f"{name} differs among the local states: {', '.join(map(show, values))}. {advice}"
             )
     parts = [_read_position(state).lanes.arrays for state in states]
     merged = _unknown_like(parts[0])

@@ -62,10 +62,10 @@ def load_tokenizer(
     """Load a tokenizer as plain data.
 
     `source` is a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
-    `tokenizers.Tokenizer`. `frames` is (bos, eos) of each stream. `auto` adds bos if the
-    tokenizer's template does, and the eos that the tokenizer names. Raises `TokenizerError` if the
-    tokenizer is slow, does not exist, or names no eos token for `auto`, and for a bos or eos that
-    is not one of its tokens.
+    `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each stream. `auto` adds a bos only if
+    the tokenizer's template does, and adds the tokenizer's own eos. Raises `TokenizerError` if the
+    tokenizer does not exist or has no fast version, if `auto` finds no eos token, or if a given bos
+    or eos is not in the vocabulary.
     """
     backend, names = _find(source)
     backend.no_truncation()

@@ -41,6 +41,11 @@ def test_local_states_of_all_ranks_merge_and_others_do_not(larger_folder: str) -
     single = make_loader(larger_folder, batch_size=12)
     next(iter(single))
     assert whole == single.state_dict()
+    elsewhere = {**parts[1], "sources": parts[1]["sources"].replace(larger_folder, "/a/copy")}
+    assert elsewhere != parts[1]
+    assert merge_state_dicts([parts[0], elsewhere, parts[2]]) == whole
+    with pytest.raises(StreamChangedError, match=r"seed differs .*Pass the states of one run"):
+        merge_state_dicts([parts[0], {**parts[1], "seed": 3}, parts[2]])
     with pytest.raises(StreamChangedError, match="leave lanes without a cursor"):
         merge_state_dicts(parts[:2])
     with pytest.raises(StreamChangedError, match="there are no local states"):

@@ -267,7 +267,8 @@ def test_streams_that_are_gone_or_in_another_order_are_named(found: list[str]) -
     saved = build_mixture(["a", "b"], [1, 1], None)
     with pytest.raises(StreamChangedError) as error:
         build_mixture(found, [1] * len(found), None).resume(saved, 10)
-    assert "mixture: saved streams ['a', 'b'], found " + str(found) in str(error.value)
+    message = f"the state has streams ['a', 'b'], but the loader has {found}"
+    assert message in str(error.value)
     assert "weight to 0" in str(error.value)
 
 
