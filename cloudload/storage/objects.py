@@ -158,6 +158,7 @@ def _retrying(
 ) -> T:
     start, attempts, pause_s = time.monotonic(), 0, retry.pause_s
     has_no_limit = may_be_long or isinstance(backend, LocalStore)
+    before: Exception | None = None
     while True:
         attempts += 1
         left_s = start + retry.deadline_s - time.monotonic()
@@ -165,7 +166,11 @@ def _retrying(
             return attempt() if has_no_limit else call_with_timeout(left_s, attempt)
         except StoreError:
             raise
-        except Exception as error:
+        except Exception as caught:
+            # if the deadline cut this attempt short, the error of the one before says more
+            is_cut_short = isinstance(caught, TimeoutError) and left_s < retry.timeout_s
+            error = before if before is not None and is_cut_short else caught
+            before = error
             elapsed_s = time.monotonic() - start
             kind = backend.failure_kind(error)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)

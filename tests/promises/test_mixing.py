@@ -177,7 +177,7 @@ def test_a_stream_added_at_a_resume_begins_there_and_the_others_go_on(
     assert check_again == second[48:72]
     with pytest.raises(
         StreamChangedError,
-        match=r"the state has 2 streams, but the loader has only 1. .* with proportion=0",
+        match=r"the state has 2 separately ordered streams, but the loader has 1\. .* to 0",
     ):
         run_leg(before, Leg(), more[-1])
 

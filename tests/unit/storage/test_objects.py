@@ -1,0 +1,38 @@
+"""An error of a store says what the store answered."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cloudload.errors import FailureKind, StoreError
+from cloudload.storage import registry
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import delete_object
+
+
+class _BusyThenSilent:
+    """A store that says that it is busy, and then does not answer in time."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def delete(self, url: str, retry: Retry) -> None:
+        self.attempts += 1
+        if self.attempts > 1:
+            time.sleep(30)
+        raise OSError("slow down")
+
+    def failure_kind(self, error: BaseException) -> FailureKind:
+        return FailureKind.BUSY if "slow down" in str(error) else FailureKind.UNREACHABLE
+
+
+def test_the_deadline_does_not_hide_the_answer_of_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = _BusyThenSilent()
+    monkeypatch.setitem(registry._BACKENDS, "busy", lambda: store)
+    with pytest.raises(StoreError, match=r"2 attempts.*OSError: slow down") as failure:
+        delete_object("busy://bucket/key", Retry(timeout_s=5, deadline_s=1, pause_s=0.01))
+    assert failure.value.kind is FailureKind.BUSY
