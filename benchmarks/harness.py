@@ -239,6 +239,21 @@ class Options(argparse.ArgumentParser):
             text = "one JSON object instead of tables"
             self.add_argument("--json", action="store_true", help=text)
 
+    def add_folders(self) -> None:
+        """Add the folders of a benchmark that reads a corpus and writes its results to a page."""
+        for name, text in {
+            "corpus": "of *.jsonl.gz with a field `text`",
+            "tokenizers": "with a folder for each tokenizer",
+        }.items():
+            self.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=text)
+        self.add_argument(
+            "--output",
+            type=Path,
+            default=ROOT / "benchmarks",
+            metavar="FOLDER",
+            help="default: benchmarks",
+        )
+
     def add_amount(self, name: str, full: float, quick: float, what: str) -> None:
         """Add an option for how much to measure, with its default and that of `--quick`."""
         text = f"{what} (default: {full:g}; with --quick: {quick:g})"

@@ -103,12 +103,7 @@ def run(args: argparse.Namespace, races: Sequence[Race], work: Path) -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     options = Options(__doc__, has_json=False)
-    options.add_argument(
-        "--corpus", type=Path, metavar="FOLDER", help="of *.jsonl.gz with a field `text`"
-    )
-    options.add_argument(
-        "--tokenizers", type=Path, metavar="FOLDER", help="with a folder for each tokenizer"
-    )
+    options.add_folders()
     options.add_argument(
         "--names",
         nargs="+",
@@ -129,13 +124,6 @@ def parse() -> argparse.Namespace:
     options.add_amount("seconds", 1.0, 0.5, "of a turn")
     options.add_amount(
         "ceiling-tokens", 100_000_000, 20_000_000, "the least that readers of tokenized data have"
-    )
-    options.add_argument(
-        "--output",
-        type=Path,
-        default=ROOT / "benchmarks",
-        metavar="FOLDER",
-        help="default: benchmarks",
     )
     return options.parse()
 

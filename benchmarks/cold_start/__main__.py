@@ -41,7 +41,7 @@ from benchmarks.documents import (
     read_environment,
 )
 from benchmarks.figures import Row, table
-from benchmarks.harness import ROOT, Options, commit, hardware, note, shown_command
+from benchmarks.harness import Options, commit, hardware, note, shown_command
 from tests.support.fault_proxy import start_fault_proxy
 from tests.support.servers import BUCKET, free_ports, start_s3
 
@@ -98,12 +98,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     options = Options(__doc__, has_json=False)
-    options.add_argument(
-        "--corpus", type=Path, metavar="FOLDER", help="of *.jsonl.gz with a field `text`"
-    )
-    options.add_argument(
-        "--tokenizers", type=Path, metavar="FOLDER", help="with a folder for each tokenizer"
-    )
+    options.add_folders()
     options.add_argument("--name", default="gpt2", help="of the tokenizer (default: %(default)s)")
     options.add_amount("megabytes", 40.0, 0.5, "of different text")
     options.add_amount("shards", 100, 3, "shards of each dataset")
@@ -112,13 +107,6 @@ def parse() -> argparse.Namespace:
     options.add_amount("latency-ms", 20.0, 2.0, "before every request")
     options.add_amount("repeats", 5, 1, "first batches of each loader")
     options.add_argument("--only", choices=["first-batch", "epoch"], help="one part")
-    options.add_argument(
-        "--output",
-        type=Path,
-        default=ROOT / "benchmarks",
-        metavar="FOLDER",
-        help="default: benchmarks",
-    )
     return options.parse()
 
 

@@ -58,8 +58,7 @@ def test_a_document_of_100_mb_comes_whole_in_less_than_6_gb(tmp_path: Path, pack
 
 
 def read_book(folder: str, packing: str) -> None:
-    """In a process of its own: print the tokens of all rows, and the most megabytes that were in
-    use."""
+    """Print the number of tokens of all rows and the peak memory in MB; runs in its own process."""
     settings = {"packing": packing, "overflow": "rows", "seq_len": 8192, "batch_size": 64}
     with make_loader(f"{folder}/mds", Path(folder, "cache"), **settings) as loader:
         print(sum(int((batch["labels"] != -100).sum()) for batch in loader), end=" ")

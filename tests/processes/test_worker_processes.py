@@ -45,7 +45,7 @@ def test_a_loader_goes_on_where_it_was_left_with_any_workers_and_batch_size(corp
         with corpus.make_loader(batch_size=batch_size, num_workers=num_workers) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            for _ in range(2):  # a second loop over the same loader goes on, too
+            for _ in range(2):  # a second loop over the same loader continues, too
                 rows += rows_of([batch for _, batch in zip(range(batches), loader, strict=False)])
             state = json.loads(json.dumps(loader.state_dict()))
     assert rows == corpus.expected_rows(len(rows))

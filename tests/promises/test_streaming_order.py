@@ -218,7 +218,7 @@ def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
     ours = canonical_order(shards, config, epoch, sampling).tolist()
     assert ours == without_padding(work, epoch_size, num_nodes)
 
-    # each stream gives what it is to give, each of its samples once more or less than any other
+    # each stream contributes its share; the counts of its samples differ by at most one
     reads = np.bincount(ours, minlength=sum(samples))
     for stream, start, choose in zip(
         samples, np.cumsum(samples) - samples, sampling.choose, strict=True

@@ -1,4 +1,4 @@
-"""What tests share: corpora, servers, and programs that run in processes of their own."""
+"""Support for tests: corpora, servers, and programs that run in separate processes."""
 
 from pathlib import Path
 

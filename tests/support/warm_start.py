@@ -29,7 +29,7 @@ atexit.register(_exits.close)
 
 
 class Program:
-    """A program that runs in a session of its own, with pipes for its streams."""
+    """A program that runs in a separate session, with pipes for its streams."""
 
     def __init__(self, module: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         (input_end, stdin), (stdout, output_end), (stderr, error_end) = (

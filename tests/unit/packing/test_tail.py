@@ -1,4 +1,4 @@
-"""The tail: what lanes have left is packed as one, and what was delivered is skipped."""
+"""The tail: the remnants of all lanes are packed as one sequence; delivered rows are skipped."""
 
 from __future__ import annotations
 
