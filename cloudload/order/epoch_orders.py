@@ -15,7 +15,6 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -134,19 +133,32 @@ class EpochOrders:
         path = self._path(epoch)
         with contextlib.suppress(FileNotFoundError):
             if is_whole(path):
-                return _load(path, id_dtype(self._shard_sizes))
+                return self._load(path)
         try:
             make_folder(self._folder)
             # files are removed only under their lock, so this one exists until it is mapped
             with locked(lock_path(path)):
                 self.build(epoch)
-                return _load(path, id_dtype(self._shard_sizes))
+                return self._load(path)
         except (OSError, MemoryError) as error:
             raise CacheError(
                 f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to "
                 f"{self._folder}: {error!r}. Free disk space, choose another `local`, or use "
                 "shuffle_algo='seekable', which needs no file"
             ) from error
+
+    def _load(self, path: Path) -> Ids:
+        """Load an order from its file, which has version 1.0 of NumPy's file format.
+
+        `np.load` would parse the header as Python, which fails in two threads at once on some
+        versions of Python 3.11 (python/cpython#106905). Raises `ValueError` for a file that is too
+        short.
+        """
+        with path.open("rb") as file:
+            start = 10 + int.from_bytes(file.read(10)[8:], "little")
+        dtype, shape = id_dtype(self._shard_sizes), (self._num_positions,)
+        order = np.memmap(path, dtype, "r", start, shape).view(np.ndarray)  # memmap indexes slowly
+        return order.copy() if order.nbytes < _MAP_FROM_BYTES else order
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch}.npy"
@@ -191,16 +203,3 @@ def is_whole(path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return is_unmodified(path.stat())
     return False
-
-
-def _load(path: Path, dtype: np.dtype[Any]) -> Ids:
-    """Load an order from its file, which has version 1.0 of NumPy's file format.
-
-    `np.load` would parse the header as Python, which fails in two threads at once on some versions
-    of Python 3.11 (python/cpython#106905).
-    """
-    with path.open("rb") as file:
-        start = 10 + int.from_bytes(file.read(10)[8:], "little")
-    if path.stat().st_size <= _MAP_FROM_BYTES:
-        return np.fromfile(path, dtype, offset=start)
-    return np.memmap(path, dtype, "r", start).view(np.ndarray)  # a memmap is slow to index
