@@ -39,6 +39,9 @@ settings.load_profile("cloudload")
 # thousands of tiny batches: waking a pool of threads costs more than the tokens
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# huggingface_hub reads this when it is imported; without it, a name that does not exist is retried
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 """Which of several processes of a test run this is."""
 

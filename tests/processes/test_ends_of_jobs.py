@@ -21,8 +21,7 @@ import pytest
 
 from cloudload import CloudLoader
 from cloudload.testing import Leg, run_leg
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.jobs import Job, command_of, start_job
 from tests.support.left_behind import left_overs, orphans

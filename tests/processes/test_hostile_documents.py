@@ -13,8 +13,8 @@ import pytest
 
 from cloudload.errors import DatasetError
 from tests.support import ROOT
-from tests.support.awkward import EOS, tokenize
-from tests.support.corpora import write_mds
+from tests.support.awkward import tokenize
+from tests.support.corpora import EOS, write_mds
 from tests.support.whole_documents import make_loader, read_all
 
 EOS_ID = 256

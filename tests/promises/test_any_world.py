@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.testing import Leg, check_worlds
-from tests.support.awkward import EOS, byte_tokenizer, cases
-from tests.support.corpora import random_documents, write_mds
+from tests.support.awkward import cases
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.kinds import (
     KINDS,
     THOROUGH,

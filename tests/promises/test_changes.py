@@ -13,8 +13,8 @@ from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
 from cloudload.testing import Leg, Row, run_leg
 from cloudload.testing import MakeLoader as MakeRank
-from tests.support.awkward import EOS, byte_tokenizer, tokenize
-from tests.support.corpora import random_documents, write_mds
+from tests.support.awkward import tokenize
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 COUNT = 60
 

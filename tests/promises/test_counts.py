@@ -13,7 +13,7 @@ from hypothesis import example, given
 from cloudload.errors import DatasetError
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row
-from tests.support.awkward import EOS
+from tests.support.corpora import EOS
 from tests.support.finite_cases import Case, cases
 from tests.support.finite_runs import (
     THOROUGH,

@@ -9,7 +9,7 @@ import pytest
 
 from cloudload.errors import DatasetError, RanksDisagreeError
 from cloudload.testing import Leg, assert_same_rows, real_tokens
-from tests.support.awkward import EOS
+from tests.support.corpora import EOS
 from tests.support.finite_runs import (
     LANES,
     TO_THE_END,

@@ -20,8 +20,8 @@ from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.packing.residue import residue_spans
 from cloudload.run.state import State, read_state
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
-from tests.support.awkward import EOS, EOS_ID, Case, byte_tokenizer, cases, tokenize
-from tests.support.corpora import random_documents, write_mds
+from tests.support.awkward import Case, cases, tokenize
+from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, random_documents, write_mds
 from tests.support.kinds import (
     FINITE_KINDS,
     THOROUGH,

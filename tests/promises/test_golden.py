@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
     "concat": ({"packing": "concat"}, "66f5e4efbca4de0c"),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.testing import Leg, check_resume, check_worlds, real_tokens
-from tests.support.awkward import EOS, byte_tokenizer, cases
-from tests.support.corpora import write_mds
+from tests.support.awkward import cases
+from tests.support.corpora import EOS, byte_tokenizer, write_mds
 from tests.support.kinds import (
     KINDS,
     THOROUGH,

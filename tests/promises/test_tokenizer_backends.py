@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudload.errors import TokenizerError
-from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.loaders import make_loader
 from tests.support.tokenizer_files import (
     changed,

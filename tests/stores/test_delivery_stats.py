@@ -15,8 +15,7 @@ from cloudload.errors import DatasetError
 from cloudload.mds.dataset import open_corpus
 from cloudload.stats import DeliveryStats, Traffic
 from cloudload.storage.objects import list_objects, read_object, write_object
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 
 DOCUMENTS = random_documents(12, 300)

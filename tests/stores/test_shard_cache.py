@@ -22,8 +22,7 @@ from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import read_object, write_object
 from cloudload.system.temp_files import TAG
 from cloudload.system.verified_files import is_unmodified, mark_verified
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import write_mds
+from tests.support.corpora import EOS, byte_tokenizer, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.shard_caches import DOCUMENTS, QUICK, flip, loader_of, texts_of, write
 

@@ -9,8 +9,7 @@ import pytest
 
 from cloudload import CloudLoader
 from cloudload.errors import CacheError
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 
 def make_loader(data: str, **options: Any) -> CloudLoader:

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from cloudload import Stream
 from cloudload.testing import Leg
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
-
-__all__ = ["EOS", "EOS_ID", "Case", "byte_tokenizer", "cases", "tokenize", "write_case"]
+from tests.support.corpora import EOS_ID, byte_tokenizer, write_mds
 
 
 @functools.cache

@@ -16,8 +16,8 @@ from cloudload import CloudLoader
 from cloudload.run.state import State
 from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
-from tests.support.awkward import EOS, EOS_ID, byte_tokenizer, tokenize
-from tests.support.corpora import write_mds
+from tests.support.awkward import tokenize
+from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 from tests.support.examples import EXAMPLES
 
 THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, settings
 
 from cloudload import CloudLoader
 from cloudload.testing import MakeLoader, Row, real_tokens
-from tests.support.awkward import EOS, Case, byte_tokenizer, write_case
+from tests.support.awkward import Case, write_case
+from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.examples import EXAMPLES
 
 # for each of dozens of kinds

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, normalizers
 
 from cloudload.tokenization import backend as gate
 from cloudload.tokenization import encoders
-from tests.support.awkward import byte_tokenizer
+from tests.support.corpora import byte_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tokenizer" / "tokenizer.json"
 needs_fastokens = pytest.mark.skipif(

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader, Stream
-from tests.support.awkward import EOS, byte_tokenizer
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 
 def make_loader(data: Any, **options: Any) -> CloudLoader:

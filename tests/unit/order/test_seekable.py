@@ -34,7 +34,7 @@ def check_order(
 
 
 def test_every_order_of_a_few_samples_is_a_permutation() -> None:
-    for number in range(1, 5):
+    for number in range(1, 4):
         for sizes in itertools.product((0, 1, 5), repeat=number):
             for num_nodes in {1, 2, 3, 7} & set(range(1, sum(sizes) + 1)):
                 for block_size in (2, 3, 8):
@@ -140,7 +140,6 @@ def test_orders_are_what_they_always_were() -> None:
     ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     streams=st.lists(
         st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), min_size=1, max_size=3
@@ -198,7 +197,7 @@ def test_the_orders_of_a_run_need_no_file(tmp_path: Path, sampling: Sampling | N
 
 
 def test_a_loader_reads_every_document_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    from tests.support.awkward import EOS, byte_tokenizer
+    from tests.support.corpora import EOS, byte_tokenizer
 
     folder = write_mds(
         tmp_path / "corpus",

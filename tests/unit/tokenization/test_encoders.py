@@ -17,7 +17,7 @@ from cloudload.errors import TokenizerError
 from cloudload.tokenization import encoders, probes
 from cloudload.tokenization.encoders import Encoder, FastokensEncoder, HFEncoder, open_encoder
 from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
-from tests.support.awkward import byte_tokenizer
+from tests.support.corpora import byte_tokenizer
 from tests.support.reference_tokens import encode
 from tests.support.tokenizer_files import (
     BACKENDS,

@@ -20,7 +20,7 @@ from cloudload.config.choices import AUTO
 from cloudload.errors import TokenizerError
 from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
 from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
-from tests.support.awkward import EOS, byte_tokenizer
+from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.reference_tokens import encode
 
 END = "<|endoftext|>"
@@ -154,7 +154,7 @@ def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
         "spec = load_tokenizer('some/model'); "
         "print(spec.fingerprint, spec.frames)"
     )
-    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path)}
     printed = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout
@@ -182,10 +182,7 @@ def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> Non
     assert load_tokenizer(byte_tokenizer(), eos=None).frames == ((None, None),)
 
 
-def test_a_tokenizer_that_is_not_there_or_broken_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_tokenizer_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="no tokenizer 'no/such-tokenizer'"):
         load_tokenizer("no/such-tokenizer")
     (tmp_path / "tokenizer.json").write_text("{}")
