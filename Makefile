@@ -19,7 +19,7 @@ bench: .venv/.installed-bench  ## race other loaders over the same documents; ab
 bench-cold: .venv/.installed-bench  ## time to the first batch, and bytes per epoch, from an S3 server on this machine; about 10 minutes
 	.venv/bin/python -m benchmarks.cold_start $(BENCH_ARGS)
 
-quick: .venv/.installed-dev  ## the units, golden rows and layout: no server, no other process; two minutes or less
+quick: .venv/.installed-dev  ## the units, golden rows and layout: no server, no other process; about a minute
 	scripts/test --quick
 
 docs: .venv/.installed-dev  ## build the documentation, and serve it on http://127.0.0.1:8000
