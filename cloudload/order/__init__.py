@@ -1,16 +1,17 @@
 """The order in which documents are read: integers in, integers out.
 
-    shards ─► sampling           reads of an epoch, where streams have `repeat` or `choose`
+    shards ─► sampling           the samples of an epoch, if streams have `repeat` or `choose`
                  │
       streaming_shuffles         StreamingDataset's shuffles, bit for bit
-      seekable ◄─ bijection      our own: any position without building the rest
+      seekable ◄─ bijection      our own shuffle, with random access to any position
                  │
-             canonical           one order per epoch ─► epoch_orders   built once per node, on disk
+             canonical           one order per epoch ─► epoch_orders   one file per machine
                  │
       layout, lanes              position ─► lane and ordinal; row ─► lane, rank, worker
       mixture ◄─ mixture_step    row ─► stream
 
-Other packages use `OrderConfig` and `Sampling` (`spec`), `EpochOrders`, `Lanes`, `rank_rows`,
-`worker_of_rows`, `Layout`, `resolve_layout`, `Mixture` and `build_mixture`. `epoch_orders` alone
-may touch a disk or start a process. No module here depends on the world size.
+Other packages use `OrderConfig` and `Sampling` (`spec`), `EpochOrders`, `SeekableOrder`,
+`positions_of`, `Lanes`, `rank_rows`, `worker_of_rows`, `Layout`, `resolve_layout`, `Mixture` and
+`build_mixture`. Only `epoch_orders` touches the disk or starts a process. Orders, layouts and
+mixtures do not depend on the world size.
 """

@@ -1,14 +1,14 @@
-"""A keyed bijection of 0 … n - 1: a permutation evaluated, or inverted, one place at a time.
+"""A keyed bijection of 0 … n - 1: a permutation that can map or invert any single place.
 
     n = 10, a grid of 4 rows x 3 columns       0  1  2
     place 7 = row 2, column 1                  3  4  5
     round 0   row    += hash(column, key)      6 [7] 8
-    round 1   column += hash(row, key)         9  ·  ·     10 and 11 are outside: go round again
+    round 1   column += hash(row, key)         9  ·  ·     10 and 11 are out of range: encrypt again
 
-It is a Feistel network on a nearly square grid of at least n cells: even rounds move the row by an
-amount that depends on the column, odd rounds the column by one that depends on the row. A value
-outside the domain is encrypted again until it falls inside (cycle walking). All randomness is
-64-bit arithmetic on keys, so it is the same in every version of NumPy and on every machine.
+It is a Feistel network on a nearly square grid of at least n cells. Even rounds shift the row by a
+hash of the column, and odd rounds shift the column by a hash of the row. A result of n or more is
+encrypted again until it is in range (cycle walking). All randomness is 64-bit integer arithmetic on
+keys, so it is the same on every machine and in every version of NumPy.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ import numpy as np
 from cloudload.arrays import Ids, Words
 
 ROUNDS = 8
-# a small grid mixes slowly
+# small grids mix slowly, so they get more rounds
 _SMALL, _ROUNDS_OF_SMALL = np.uint64(64), 24
 
 CHUNK = 1 << 14
-"""Places computed at a time, to bound temporary arrays."""
+"""Number of places to compute at a time, to bound the size of temporary arrays."""
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""2⁶⁴ / φ: multiples of it make distinct, well-spread keys."""
+"""2⁶⁴ / φ, rounded to an odd integer, so its multiples are distinct and well-spread keys."""
 HALF_BITS = np.uint64(32)
-# SplitMix64
+# the constants of SplitMix64
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def scramble(words: Words) -> Words:
-    """Mix the bits of each word in place, one to one: SplitMix64's finalizer. uint64, any shape."""
+    """Apply SplitMix64's finalizer, a bijection, to `words` in place, and return them.
+
+    `words` is uint64 of any shape.
+    """
     words ^= words >> _SHIFTS[0]
     words *= _FACTORS[0]
     words ^= words >> _SHIFTS[1]
@@ -44,9 +47,9 @@ def scramble(words: Words) -> Words:
 
 
 def permute(places: Words, sizes: Words, keys: Words, *, inverse: bool = False) -> Words:
-    """Map each place in 0 … size - 1 by the bijection of its size and key, or by its inverse.
+    """Map each place by the bijection of its size and key, or by the inverse.
 
-    All arrays are uint64 [n].
+    Place `i` must be in 0 … `sizes[i]` - 1. All arrays, including the result, are uint64 [n].
     """
     if sizes.min(initial=_SMALL) >= _SMALL:
         return _cycle_walk(places, sizes, keys, ROUNDS, inverse)
@@ -66,7 +69,7 @@ def _cycle_walk(places: Words, sizes: Words, keys: Words, rounds: int, inverse: 
 
 
 def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
-    # the number of rows is even, because moves along sides of odd length are even permutations only
+    # an even number of rows, because two odd sides would yield even permutations only
     rows = np.ceil(np.sqrt(sizes.astype(np.float64)) / 2).astype(np.uint64) * np.uint64(2)
     columns = (sizes + rows - np.uint64(1)) // rows
     row = places // columns
@@ -80,7 +83,7 @@ def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: boo
         by >>= HALF_BITS
         by *= size
         by >>= HALF_BITS
-        # values below zero wrap to huge ones, so the minimum is the remainder
+        # values below zero wrap around to huge ones, so the minimum is the value modulo `size`
         if inverse:
             moving -= by
             np.minimum(moving, moving + size, out=moving)
@@ -94,10 +97,10 @@ def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: boo
 
 
 def permute_groups(counts: Ids, keys: Words) -> Ids:
-    """Permute the members of each of several consecutive groups.
+    """Permute the indices within each of several consecutive groups.
 
-    `counts` is integer [groups], `keys` is uint64 [groups]. Returns an array [sum of counts] of
-    the narrowest integer type that fits.
+    `counts` (integer [groups]) are the sizes of the groups; `keys` is uint64 [groups]. Returns the
+    permuted indices, [sum of counts], with the `narrow_dtype` of that sum.
     """
     starts = group_starts(counts)
     permuted = np.empty(starts[-1], narrow_dtype(int(starts[-1])))
@@ -114,16 +117,19 @@ def permute_groups(counts: Ids, keys: Words) -> Ids:
 
 
 def narrow_dtype(most: int) -> np.dtype[Any]:
-    """The narrowest integer type that holds `most`.
+    """The narrowest of uint8, uint16, uint32 and int64 that holds 0 … `most`.
 
-    Never uint64, which NumPy promotes to float when mixed with int64.
+    Never uint64, because NumPy promotes a mix of uint64 and int64 to float64.
     """
     return np.min_scalar_type(most) if most < 1 << 32 else np.dtype(np.int64)
 
 
 def group_starts(sizes: Ids) -> Ids:
-    """The start of each of several consecutive groups, and the last end: int64 [sizes + 1]."""
+    """The start of each of several consecutive groups, then the last end: int64 [groups + 1].
+
+    `sizes` is integer [groups].
+    """
     starts = np.zeros(len(sizes) + 1, np.int64)
     starts[1:] = sizes
-    # in place, because NumPy would first copy narrow integers
+    # in place, because NumPy would make a wide copy of narrow integers first
     return np.cumsum(starts, out=starts)

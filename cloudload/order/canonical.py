@@ -1,11 +1,11 @@
-"""The canonical order: which sample is at which position of an epoch.
+"""The canonical order: the sample at each position of an epoch.
 
     shuffled     sample ids after StreamingDataset's shuffle     5 3 4 | 1 0 2   (2 canonical nodes)
-    order        one id of each canonical node in turn           5 1 3 0 4 2
+    order        one id from each canonical node in turn         5 1 3 0 4 2
 
 Position `p` belongs to canonical node `p % num_canonical_nodes`. The order is independent of the
-world size. It is the order in which a `StreamingDataset` yields samples to a single worker, minus
-the ids that Streaming repeats to make its partitions equal. The algorithm "seekable" is ours.
+world size. It is the order in which a `StreamingDataset` yields samples to a single worker, without
+the ids that Streaming repeats to pad its partitions. Only the "seekable" algorithm is our own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cloudload.order.streaming_shuffles import shuffle_nodes
 def seekable_order(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None
 ) -> SeekableOrder:
-    """Create an epoch's order by the algorithm "seekable", without building an array.
+    """Create an epoch's "seekable" order, which computes samples by position.
 
     `shard_sizes` is int64 [shards].
     """
@@ -44,8 +44,8 @@ def fill_order(
 ) -> None:
     """Write an epoch's sample ids to `order`, one canonical node at a time.
 
-    `order` is [`num_positions(shard_sizes, sampling)`], of any integer type that holds the ids;
-    `shard_sizes` is int64 [shards].
+    `order` is [`num_positions(shard_sizes, sampling)`], of any integer type that holds the ids.
+    `shard_sizes` is int64 [shards]. Raises `ValueError` for an unknown `shuffle_algo`.
     """
     reads, run_sizes = (
         (None, shard_sizes) if sampling is None else resample(shard_sizes, config, epoch, sampling)
@@ -69,11 +69,11 @@ def fill_order(
 
 
 def _deal(order: Ids, bounds: Ids, node: int, ids: Ids) -> None:
-    """Write a node's ids to its positions.
+    """Write a canonical node's ids to its positions in the order.
 
-    It writes one id per round. If it has more ids than other nodes, its last id follows the full
-    rounds. For 3 nodes of 1, 1, 2 ids and bounds 0 1 2 4, there is 1 full round, so node 2 writes
-    positions 2 and 3.
+    A round has one id from each node. If a node has more ids than there are full rounds, its last
+    id follows the last full round. Example: 3 nodes of 1, 1 and 2 ids have bounds 0 1 2 4 and 1
+    full round, so node 2 writes positions 2 and 3.
     """
     num_nodes = len(bounds) - 1
     rounds = len(order) // num_nodes
@@ -83,7 +83,7 @@ def _deal(order: Ids, bounds: Ids, node: int, ids: Ids) -> None:
 
 
 def positions_of(order: Ids | SeekableOrder, sample: int) -> Ids:
-    """The positions of a sample in an order: int64 [occurrences], ascending."""
+    """The positions of a sample in an epoch's order: int64 [occurrences], ascending."""
     if isinstance(order, SeekableOrder):
         return order.positions_of(sample)
     return np.flatnonzero(order == sample)

@@ -1,9 +1,9 @@
-"""The orders of a run's epochs: built once per node, stored in files, and mapped by every process.
+"""The orders of a run's epochs: built once per machine, stored in files, mapped by every process.
 
-    orders(3) ─► in memory? ─► file whole? map it ─► else take the file's lock, build, map
+    orders(3) ─► in memory? ─► file complete? map it ─► else take the file's lock, build, map
     in the second half of epoch 2: a background process builds epoch 3
 
-This is the only module of `order` that touches a disk. A seekable order needs no file.
+This is the only module of `order` that touches the disk. A seekable order needs no file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
 class EpochOrders:
-    """The orders of one component; call it with an epoch. `shard_sizes` is int64 [shards]."""
+    """The orders of one component; call it with an epoch to get that epoch's order.
+
+    `shard_sizes` is int64 [shards]. Orders with other inputs have other subfolders of `folder`.
+    """
 
     def __init__(
         self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None
@@ -62,9 +65,10 @@ class EpochOrders:
         )
 
     def __call__(self, epoch: int) -> Ids | SeekableOrder:
-        """The sample id at each position of `epoch`: integer [positions], read-only.
+        """The sample id at each position of `epoch`: integer [positions]; do not modify it.
 
-        Raises `CacheError` if its file cannot be written.
+        A seekable order is a `SeekableOrder` instead of an array. Raises `CacheError` if the order
+        has no file yet and cannot be built, and `ValueError` if its file is too short.
         """
         if epoch not in self._orders:
             order = self._seek(epoch) if self._config.is_seekable else self._open(epoch)
@@ -75,7 +79,7 @@ class EpochOrders:
         return self._orders[epoch]
 
     def is_ready(self, epoch: int) -> bool:
-        """Whether the order of `epoch` is available at almost no cost."""
+        """Whether the order of `epoch` is in memory, is on disk, or is cheap to build."""
         is_cheap = self._config.is_seekable or self._num_positions < _BACKGROUND_FROM_POSITIONS
         return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
 
@@ -83,7 +87,7 @@ class EpochOrders:
         """Start a process that builds the order of `epoch` ahead of time, and return immediately.
 
         Returns whether a process was started. Does nothing if the order exists, is being built, or
-        is cheap to build. If the process fails, `__call__` builds the order.
+        is cheap to build. If the process fails or cannot start, `__call__` builds the order.
         """
         if self.is_ready(epoch):
             return False
@@ -95,11 +99,20 @@ class EpochOrders:
                 lock_path(self._path(epoch)),
             )
         except OSError as error:
-            logger.info("cannot build the order of epoch %d ahead of time: %s", epoch, error)
+            logger.info(
+                "cannot build the order of epoch %d ahead of time: %s; it will be built when it is "
+                "needed",
+                epoch,
+                error,
+            )
             return False
 
     def build(self, epoch: int) -> None:
-        """Write the order of an epoch to its file; the caller must hold the file's lock."""
+        """Write the order of an epoch to its file, unless the file is complete.
+
+        The caller must hold the file's lock. Every few epochs, this also removes old orders. Raises
+        `OSError` if the file cannot be written.
+        """
         path = self._path(epoch)
         if is_whole(path):
             return
@@ -112,8 +125,8 @@ class EpochOrders:
                     "shape": (self._num_positions,),
                 }
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-                # posix_fallocate raises OSError on a full disk; writing to a sparse memory map
-                # would raise SIGBUS and kill the process
+                # on a full disk, posix_fallocate raises OSError; without it, writing to the sparse
+                # memory map would kill the process with SIGBUS
                 os.posix_fallocate(
                     file.fileno(), file.tell(), self._num_positions * narrow.itemsize
                 )
@@ -143,16 +156,16 @@ class EpochOrders:
         except (OSError, MemoryError) as error:
             raise CacheError(
                 f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to "
-                f"{self._folder}: {error!r}. Free disk space, choose another `local`, or use "
-                "shuffle_algo='seekable', which needs no file"
+                f"{self._folder}: {error!r}. Free disk space or memory, choose a different "
+                "`local`, or use shuffle_algo='seekable', which needs no file"
             ) from error
 
     def _load(self, path: Path) -> Ids:
-        """Load an order from its file, which has version 1.0 of NumPy's file format.
+        """Load an order from its file, which is in version 1.0 of NumPy's file format.
 
-        `np.load` would parse the header as Python, which fails in two threads at once on some
-        versions of Python 3.11 (python/cpython#106905). Raises `ValueError` for a file that is too
-        short.
+        `np.load` would parse the header as Python code. On some versions of Python 3.11, that fails
+        if two threads do it at once (python/cpython#106905). Raises `ValueError` for a file that is
+        too short.
         """
         with path.open("rb") as file:
             start = 10 + int.from_bytes(file.read(10)[8:], "little")
@@ -164,7 +177,7 @@ class EpochOrders:
         return self._folder / f"epoch-{epoch}.npy"
 
     def _remove_before(self, epoch: int) -> None:
-        """Remove the orders of earlier epochs."""
+        """Remove the files of orders before `epoch`, except those that are locked."""
         for old in self._folder.glob("epoch-*.npy"):
             if int(old.stem.removeprefix("epoch-")) < epoch:
                 with locked(lock_path(old), wait=False) as is_free:
@@ -186,7 +199,7 @@ class EpochOrders:
 
 
 def build_as_asked(request: bytes) -> None:
-    """Call `EpochOrders.build` for a `_request`; the main function of a background process."""
+    """Run `EpochOrders.build` for a `_request`, as the main function of a background process."""
     text, _, sizes = request.partition(b"\n")
     asked = json.loads(text)
     sampling = asked["sampling"] and Sampling(
@@ -199,7 +212,7 @@ def build_as_asked(request: bytes) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether an order's file exists, unmodified since it was built."""
+    """Whether an order's file exists and is unmodified since it was built."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return is_unmodified(path.stat())
     return False

@@ -5,8 +5,8 @@
     row stream                       row g is row g // 4 of lane g % 4
     2 ranks                          rank 0: lanes 0 2 · rank 1: lanes 1 3
 
-A lane numbers its documents by **ordinal**, across all epochs. Only the last two functions know
-about ranks and workers. They never affect the content of a row.
+A document's **ordinal** is its index within its lane, across all epochs. Only `rank_rows` and
+`worker_of_rows` depend on ranks and workers, and they never affect the content of a row.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cloudload.arrays import Ints
 
 @dataclass(frozen=True)
 class Lanes:
-    """How the positions of all epochs are divided among lanes."""
+    """The division of all epochs' positions among lanes."""
 
     num_lanes: int
     num_positions: int
-    """Documents in an epoch."""
+    """Number of documents in an epoch."""
     epochs: int | None
     """Number of passes over the documents; None if endless."""
     num_nodes: int = 1
@@ -35,12 +35,12 @@ class Lanes:
     def first_positions(self) -> Ints:
         """The first position of each lane: int64 [num_lanes].
 
-        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`. It stays
-        within one canonical node. Two neighboring nodes share the shard at their border, so a
-        machine should have consecutive nodes. With P machines, the lanes congruent modulo P belong
-        to one machine and get consecutive nodes: with 2 machines and 4 nodes, lanes 0 and 2 have
-        nodes 0 and 1. This works for every P if the number of nodes is a power of 2, and for some P
-        otherwise.
+        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`, so it stays
+        within one canonical node. Neighboring nodes share the shard at their border, so a machine
+        should read consecutive nodes. With P machines, each one reads the lanes congruent modulo P:
+        with 2 machines and 4 nodes, lanes 0 and 2 read nodes 0 and 1. A machine's nodes are
+        consecutive for every P that divides the number of nodes if that number is a power of 2, and
+        for some of these P otherwise.
         """
         lanes = np.arange(self.num_lanes)
         nodes = lanes % self.num_nodes
@@ -49,7 +49,7 @@ class Lanes:
 
     @property
     def stride(self) -> int:
-        """Positions from the start of one epoch to the next.
+        """The number of positions from the start of one epoch to the start of the next.
 
         This is the number of documents, rounded up to a multiple of the number of lanes so that a
         lane stays within its canonical node. It is not rounded if there are fewer documents than
@@ -60,28 +60,31 @@ class Lanes:
         return -(-self.num_positions // self.num_lanes) * self.num_lanes
 
     def epoch_position(self, lane: int, ordinal: int) -> tuple[int, int]:
-        """(epoch, position) of the document with this ordinal in a lane.
+        """The (epoch, position) of the document with this ordinal in a lane.
 
         A position of `num_positions` or more is a hole: the lane has no document there.
         """
         return divmod(ordinal * self.num_lanes + int(self.first_positions[lane]), self.stride)
 
     def epoch_positions(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
-        """`epoch_position` for many documents: (epochs, positions), int64 [documents] each."""
+        """`epoch_position` for many documents: (epochs, positions).
+
+        Arguments and results are int64 [documents].
+        """
         epochs, positions = np.divmod(
             ordinals * self.num_lanes + self.first_positions[lanes], self.stride
         )
         return epochs, positions
 
     def end(self, lane: int) -> int | None:
-        """The ordinal at which a lane has read all epochs; None for endless epochs."""
+        """The first ordinal of a lane that is past all epochs; None for endless epochs."""
         if self.epochs is None:
             return None
         end = self.epochs * self.stride
         return max(0, -(-(end - int(self.first_positions[lane])) // self.num_lanes))
 
     def hosts_of_nodes(self, num_hosts: int) -> Ints:
-        """The machine that reads each canonical node: int64 [num_nodes].
+        """The index of the machine that reads each canonical node: int64 [num_nodes].
 
         `num_hosts` must divide the number of nodes.
         """
@@ -91,9 +94,9 @@ class Lanes:
 
 
 def _reverse_digits(number: int) -> Ints:
-    """0, 1, … `number` - 1, each with its digits reversed. For 4: 0 2 1 3.
+    """0, 1, … `number` - 1, each with its digits reversed: int64 [number]. For 4: 0 2 1 3.
 
-    The bases of the digits are the prime factors of `number`.
+    The digits have mixed bases, the prime factors of `number`.
     """
     numbers, reversed_numbers = np.arange(number), np.zeros(number, np.int64)
     place = rest = number

@@ -1,9 +1,9 @@
-"""The layout of a run: lanes, canonical nodes and shuffle blocks, from the config and the data.
+"""The layout of a run: its lanes, canonical nodes and shuffle blocks.
 
-    config, else saved, else from the data:
+    from the config, else from the saved layout, else from the data:
         30,000 documents, 40 shards   ─►   240 lanes, 8 canonical nodes, blocks of 3,000 documents
 
-The world size is not an input, so a fresh start reads the same rows on any world.
+The world size is not an input, so a fresh start reads the same rows at any world size.
 """
 
 from __future__ import annotations
@@ -25,27 +25,30 @@ _SHARDS_PER_BLOCK = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """The lanes of a run, and the canonical nodes and shuffle block of each component's order."""
+    """The number of lanes, and the canonical nodes and shuffle block of each component."""
 
     num_lanes: int
     canonical_nodes: tuple[int, ...]
+    """Number of canonical nodes in each component's order."""
     shuffle_block_sizes: tuple[int, ...]
+    """Number of documents in a shuffle block of each component."""
 
 
 def resolve_layout(
     config: RowsConfig, sizes: Sequence[tuple[int, int]], saved: Layout | None = None
 ) -> Layout:
-    """Choose the values that `config` leaves open.
+    """Choose the layout values that `config` leaves open.
 
-    `sizes` are (documents in an epoch, shards) of each component. On resume, the `saved` layout
+    `sizes` holds (documents in an epoch, shards) for each component. On resume, the `saved` layout
     replaces these defaults:
 
     - Lanes: the largest of 3840, 1920, … 60 that leaves each lane `lanes / 4` documents (at least
-      16, at most 256); 12 for less data.
+      16, at most 256); 12 for less data. If `config` sets canonical nodes, they divide the lanes.
     - Canonical nodes: the largest of 64, 32, … that divides the lanes and leaves 4 shards per node.
-    - Shuffle block: the number of documents in 4 shards.
+    - Shuffle block: the number of documents in 4 shards, at least 2.
 
-    Raises `ValueError` if `config` asks for more canonical nodes than there are documents.
+    A component with fewer documents than `config` has canonical nodes gets the largest divisor that
+    fits. Raises `ValueError` if `config` asks for more canonical nodes than there are documents.
     """
     nodes = config.num_canonical_nodes
     documents = sum(samples for samples, _ in sizes)

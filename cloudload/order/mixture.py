@@ -1,4 +1,4 @@
-"""The stream that each row of a mixture takes, computed from the row's number alone.
+"""The stream of each row of a mixture, computed from the row's index and the weights alone.
 
     weights a 2 · b 1 · c 1     arcs of a circle: a from 0 to ½ · b from ½ to ¾ · c from ¾ to 1
     row g is at g · step        0 .22 .45 .67 .89 .12 .34 .56 .78 .01 .23 .45 .68 .90 .12
@@ -10,7 +10,7 @@ There are no counters and no state. The evenness of such a walk depends only on 
 length, not on its starting point. While the weights stay the same, any 1,000 consecutive rows
 contain each stream's share of 1,000 ± 2, for any weights. This holds for the run, which walks by
 `step`, and for each lane, which walks by `num_lanes · step`. Both use exact integers that wrap
-around at 2⁶⁴, so nothing drifts in a long run.
+around at 2⁶⁴, so long runs do not drift.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_ROWS = 1 << 62
 
 @dataclass(frozen=True)
 class Mixture:
-    """The weights of the streams, and the rows from which they apply.
+    """The weights of the streams, and the rows at which they take effect.
 
     Raises `ValueError` for invalid names, rows or weights.
     """
@@ -46,7 +46,7 @@ class Mixture:
     names: tuple[str, ...]
     """The names of the streams."""
     schedule: tuple[tuple[int, Weights], ...]
-    """(first row, weight of each stream), rows ascending from 0."""
+    """Entries (first row, weight of each stream), with rows ascending from 0."""
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
@@ -60,7 +60,7 @@ class Mixture:
         ):
             raise ValueError(
                 f"schedule: its entries start at rows {rows}; start the first at row 0, and each "
-                "other one at a later row than the one before"
+                "later one after the one before it, below row 2^62"
             )
         for row, weights in self.schedule:
             self._check(row, weights)
@@ -68,8 +68,8 @@ class Mixture:
     def _check(self, row: int, weights: Weights) -> None:
         if len(weights) != len(self.names):
             raise ValueError(
-                f"schedule: row {row:,} has {len(weights)} weights for {len(self.names)} streams; "
-                "use one for each"
+                f"proportion or schedule: there are {len(weights)} weights for {len(self.names)} "
+                f"streams from row {row:,}; use one weight for each stream"
             )
         for name, weight in zip(self.names, weights, strict=True):
             if not 0 <= weight < math.inf:
@@ -84,7 +84,7 @@ class Mixture:
             )
 
     def components(self, rows: Ints, num_lanes: int) -> Ints:
-        """The index of the stream that each row takes: int64 [rows]. `rows` may be in any order."""
+        """The index of each row's stream: int64 [rows]. `rows` is int64 [rows], in any order."""
         rows = np.asarray(rows, np.int64)
         points = rows.astype(np.uint64) * np.uint64(find_step(num_lanes))
         entries = (
@@ -101,7 +101,7 @@ class Mixture:
         """Combine the `saved` mixture for rows before `row` with this one from `row` on.
 
         Streams may be added at the end. Raises `StreamChangedError` if saved streams are missing or
-        in another order.
+        in a different order.
         """
         if self.names[: len(saved.names)] != saved.names:
             raise StreamChangedError(
@@ -118,7 +118,7 @@ class Mixture:
         return self.schedule[bisect_right(self.schedule, row, key=lambda entry: entry[0]) - 1][1]
 
     def to_json(self) -> str:
-        """The mixture as JSON, as saved in a state."""
+        """Serialize the mixture as JSON, for a state."""
         return self._json
 
     @cached_property
@@ -127,7 +127,7 @@ class Mixture:
 
     @staticmethod
     def from_json(text: str) -> Mixture:
-        """The mixture that `to_json` wrote. Raises `StreamChangedError` for other text."""
+        """Parse the output of `to_json`. Raises `StreamChangedError` for any other text."""
         try:
             fields = json.loads(text)
             names, schedule = fields.pop("names"), fields.pop("schedule")
@@ -136,7 +136,7 @@ class Mixture:
                 or not isinstance(names, list)
                 or not all(isinstance(name, str) for name in names)
             ):
-                raise ValueError("it is not a list of names and a schedule")
+                raise ValueError("it is not an object with a list of names and a schedule")
             return Mixture(
                 tuple(names),
                 tuple((_row(row), tuple(map(_weight, weights))) for row, weights in schedule),
@@ -150,7 +150,8 @@ class Mixture:
             RecursionError,
         ) as error:
             raise StreamChangedError(
-                f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged"
+                f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged: load "
+                "an earlier one"
             ) from error
 
 
@@ -159,10 +160,11 @@ def build_mixture(
     proportions: Sequence[float],
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None,
 ) -> Mixture:
-    """The mixture of a config: from `schedule`, or from `proportions` if there is no schedule.
+    """Build the mixture of a config from `schedule`, or from `proportions` if that is None.
 
-    A stream has weight 0 in each schedule entry that does not name it. Raises `ValueError` for
-    unknown streams, and as `Mixture` does.
+    A stream has weight 0 in each schedule entry that does not name it. Entries that do not change
+    any share are dropped. Raises `ValueError` for an unknown stream, and for the names, rows and
+    weights that `Mixture` refuses.
     """
     if schedule is None:
         return Mixture(tuple(names), ((0, tuple(map(_weight, proportions))),))
@@ -196,7 +198,7 @@ def _weight(weight: object) -> float:
 
 
 def _merged(schedule: Sequence[tuple[int, Weights]]) -> tuple[tuple[int, Weights], ...]:
-    """The schedule without entries that do not change any share."""
+    """Drop the entries that do not change any share."""
     last = [None, *(_shares(weights) for _, weights in schedule)]
     return tuple(
         entry for entry, before in zip(schedule, last, strict=False) if _shares(entry[1]) != before
@@ -211,9 +213,10 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 @lru_cache(1024)
 def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
-    """The indices of the streams with a nonzero share, and the end of each stream's arc.
+    """The indices of the n streams with a nonzero share, and the ends of their arcs.
 
-    The end of the last arc is left out because it closes the circle.
+    Returns int64 [n] and uint64 [n - 1]. The end of the last arc is left out because it closes the
+    circle.
     """
     indices = [index for index, share in enumerate(shares) if share]
     sums = list(accumulate(Fraction(shares[index]) for index in indices))

@@ -1,10 +1,11 @@
 """The step of a mixture: how far each row advances around the circle of streams.
 
-    step 1/4        rows at 0 .25 .50 .75 0 .25 …     an arc of .24 gets 1 row of 4, or 0: uneven
+    step 1/4        rows at 0 .25 .50 .75 0 .25 …     an arc of .24 gets 1 row in 4, or none
     golden ratio    deviates by up to 2.65 rows in 1,000 from an arc's share
-    ours            deviates by less than 2; so does `num_lanes` times the step, for single lanes
+    ours            deviates by less than 2, and so does each lane, with step `num_lanes` · step
 
-The search tries steps close to fractions p / grid, grid about 1,000, and keeps the most even.
+The search tries steps close to fractions p / grid, with grid 500 or about 1,000. Among those that
+are even enough, it picks the one with the smoothest continued fractions.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from cloudload.arrays import Flags, Ints, Words
 TURN = 1 << 64
 """The circumference of the circle."""
 _WINDOW = 1000
-_SCALE = 1 << 21  # fixed-point value of one row; positions within a window then fit 32 bits
-_MOST_UNEVEN = 2 * _SCALE - _WINDOW  # reduced by the rounding error of fixed-point values
+_SCALE = 1 << 21  # fixed-point value of one row, so that positions in a window fit in 32 bits
+_MOST_UNEVEN = 2 * _SCALE - _WINDOW  # 2 rows, minus the rounding error of fixed-point values
 _GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
-_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2  # from a fraction, in 1 / (1024 grid²)
+_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2  # to a fraction, in 1 / (1024 grid²)
 _MOST_TRIED = 2048
 
 
@@ -30,11 +31,11 @@ _MOST_TRIED = 2048
 def find_step(num_lanes: int) -> int:
     """The step from one row to the next, in 2⁻⁶⁴ of the circle.
 
-    The golden ratio is even over all lengths, but deviates by up to 2.65 in 1,000 rows. The few
-    steps that deviate by less than 2 are close to a fraction with a denominator of about 1,000.
-    This step is one of them, and so is its multiple by `num_lanes`. Of those found, it has the
-    smoothest continued fractions, so it is also even over other lengths. Changing the choice would
-    change the rows of every saved run.
+    The golden ratio is even over windows of any length, but deviates by up to 2.65 in 1,000 rows.
+    The few steps that deviate by less than 2 are close to a fraction with a denominator of 500 or
+    about 1,000. This step is one of them, and so is its multiple by `num_lanes`. Among those found,
+    it has the smoothest continued fractions, so it is also even over windows of other lengths.
+    Changing the choice would change the rows of every saved run with a mixture.
     """
     steps = _candidates(num_lanes)
     for stride in (1, num_lanes):
@@ -46,11 +47,11 @@ def find_step(num_lanes: int) -> int:
 
 
 def unevenness(steps: Words) -> Ints:
-    """The largest deviation of the rows on an arc from the arc's share, for each step.
+    """The largest deviation of the number of rows on an arc from the arc's share, for each step.
 
-    It is the maximum over all windows and arcs, in 1 / `_SCALE` of a row. Takes uint64 [steps] and
-    returns int64 [steps]. For sorted points, it is 1 plus the range of their lead over an even
-    spread.
+    This is the maximum over all arcs and all windows of 1,000 rows, in 1 / `_SCALE` of a row. Takes
+    uint64 [steps] and returns int64 [steps]. It equals 1 row plus the range by which the sorted
+    points lead evenly spaced ones.
     """
     strays = []
     for some in np.array_split(steps, len(steps) // 64 + 1):
@@ -65,12 +66,12 @@ def unevenness(steps: Words) -> Ints:
 
 
 def _candidates(num_lanes: int) -> Words:
-    """Steps close to a good fraction, whose multiple by `num_lanes` is also close to one.
+    """Steps close to a good fraction whose multiple by `num_lanes` is also close to one.
 
-    Returns every n-th of them if there are many. Example with 960 lanes: 223/1000 is good, and
-    960 · 223/1000 = 214.08 is near 80/999, which is good from below. For the step
-    223/1000 + 8.3e-8, the multiple is 5² / (1024 · 999²) below 80/999, so the step is a candidate.
-    The search chooses it.
+    Returns uint64 [steps]: every n-th step found, at most `_MOST_TRIED`. Example with 960 lanes:
+    223/1000 is good, and 960 · 223/1000 = 214.08 is near 214 + 80/999, and 80/999 is good from
+    below. For the step 223/1000 + 8.3e-8, the multiple is 5² / (1024 · 999²) below 214 + 80/999, so
+    the step is a candidate. `find_step` chooses it.
     """
     found = [np.array([0x9E3779B97F4A7C15], np.uint64)]
     for (grid, side), good in _good_fractions().items():
@@ -93,9 +94,9 @@ def _candidates(num_lanes: int) -> Words:
 
 @cache
 def _good_fractions() -> dict[tuple[int, int], Flags]:
-    """The p for which steps close to p / grid are even enough: bool [grid].
+    """Whether steps close to p / grid are even enough, for each p: bool [grid].
 
-    The keys are (grid, side of the fraction).
+    The keys are (grid, side): steps on side 1 are above the fraction, steps on side -1 below it.
     """
     good = {}
     for grid in _GRIDS:
@@ -108,9 +109,9 @@ def _good_fractions() -> dict[tuple[int, int], Flags]:
 
 
 def _roughness(step: int) -> float:
-    """The largest term of the continued fraction of `step` / 2⁶⁴.
+    """The largest weighted term of the continued fraction of `step` / 2⁶⁴.
 
-    Later terms have less weight because they affect longer windows.
+    Later terms have less weight because they affect only longer windows.
     """
     whole, rest, rough = TURN, min(step, TURN - step), 0.0
     while whole >> 40:

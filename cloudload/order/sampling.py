@@ -1,9 +1,9 @@
-"""The samples of an epoch if streams have a `repeat` or `choose`, drawn as by StreamingDataset.
+"""Draw the samples of an epoch for streams with `repeat` or `choose`, like StreamingDataset.
 
-    shards    0 1 2 3 | 4 5              two shards of one stream that has choose=9
-    runs      0 1 2 3 | 0 2 | 4 5 | 4    each shard once, then 3 more drawn: 2 from the first shard
+    shards    0 1 2 3 | 4 5              one stream of two shards, with choose=9
+    runs      0 1 2 3 | 0 2 | 4 5 | 4    each shard once, plus 3 draws: 2 from the first shard
 
-The shuffle then permutes these runs, not the sample ids.
+The shuffle then treats each run as a shard.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def resample(
 ) -> tuple[Ids, Ids]:
     """Draw the sample ids that an epoch reads, and return them with the sizes of their runs.
 
-    The ids, uint32 or int64 [num_positions], are in the order before the shuffle. The sizes are
-    int64 [runs]. A run is one pass over a shard, or the sorted draw of the shard's remainder, and
-    the shuffle moves runs. The seeds are Streaming's: one generator draws within the shards of all
-    streams; a second, restarted for each stream, divides its remainder among its shards. Without
-    shuffle, the second is the same every epoch.
+    `shard_sizes` is int64 [shards]. The ids are not shuffled yet; they are uint32 or int64
+    [num_positions], see `id_dtype`. The sizes are int64 [runs]. A run is one pass over a shard, or
+    the sorted draw of the shard's remainder. The seeds are Streaming's. One generator draws samples
+    within the shards of all streams. A second one, reseeded for each stream, divides the stream's
+    remainder among its shards. Without shuffle, its seed is the same in every epoch.
     """
     assert sum(sampling.shards_per_stream) == len(shard_sizes)
     within = np.random.default_rng(config.seed + epoch)
@@ -44,7 +44,7 @@ def resample(
         for first, size, num_reads in zip(
             first_ids.tolist(), sizes.tolist(), reads.tolist(), strict=True
         ):
-            # as in Streaming, an empty shard makes no run
+            # as in Streaming, an empty shard has no run
             passes, rest = divmod(num_reads, size) if size else (0, 0)
             whole = passes * size
             ids[filled : filled + whole].reshape(passes, size)[:] = np.arange(first, first + size)
@@ -58,20 +58,20 @@ def resample(
 
 
 def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:
-    """The integer type of sample ids: uint32 if they fit, otherwise int64."""
+    """The dtype of sample ids: uint32 if they fit, otherwise int64."""
     return np.dtype(np.uint32 if shard_sizes.sum() < 1 << 32 else np.int64)
 
 
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
-    """How many of a stream's `choose` samples are read from each of its shards: int64 [shards].
+    """The number of samples that an epoch reads from each shard of a stream: int64 [shards].
 
-    Equal to Streaming's `get_sampling`.
+    They add up to `choose`. `shard_sizes` is int64 [shards]. Equal to Streaming's `get_sampling`.
     """
     num_samples = int(shard_sizes.sum())
     passes, rest = divmod(choose, max(1, num_samples))
     reads: Ids = shard_sizes * passes
     if rest:
-        # same draw as `Generator.permutation`, at half the memory
+        # the same draw as `Generator.permutation`, with half the memory
         drawn, stops = np.arange(num_samples, dtype=id_dtype(shard_sizes)), np.cumsum(shard_sizes)
         np.random.default_rng(seed).shuffle(drawn)
         for start in range(0, rest, _DRAWN_AT_ONCE):

@@ -1,15 +1,16 @@
-"""An order with random access: the sample at a position is computed from seed, epoch and position.
+"""An order with random access: each sample is computed from the seed, the epoch and its position.
 
     runs        the shards, permuted once for all epochs      D B A C
     spans       runs, cut at the borders of canonical nodes   D B1 | B2 A C
     epoch       the spans of each node, permuted every epoch  B1 D | C B2 A
     blocks      each node's documents in blocks of `block_size`; the first and the last block have
-                0.5 to 1.5 times as many
+                0.5 to 1.5 times as many, and the only block of a small node has less than 2 times
     position    ─► node, place within it ─► block ─► keyed bijection of the block ─► span ─► sample
 
-Memory: three numbers per span. As with StreamingDataset's shuffles, a canonical node reads the same
-shards in every epoch. If streams have a `repeat` or `choose`, runs are passes over a shard and
-draws from it. Draws are keyed bijections (`bijection`), too. Keys are from NumPy's `SeedSequence`.
+It needs memory for three integers per span. A canonical node reads the same shards in every epoch,
+as with all of StreamingDataset's shuffles but naive. If streams have `repeat` or `choose`, runs are
+passes over a shard and draws from it, so the shards at a node's borders vary by epoch. A draw is
+another keyed bijection (`bijection`). The keys are from NumPy's `SeedSequence`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cloudload.order.bijection import (
 Weights = Sequence[tuple[int, int]]
 """(shards, samples per epoch) of each stream."""
 
-# never zero: SeedSequence ignores trailing zeros
+# without these tags, run and epoch 0 would share keys: SeedSequence ignores trailing zeros
 _OF_RUN, _OF_EPOCH = 1, 2
 
 # ---------------------------------------------------------------- runs and spans
@@ -43,34 +44,35 @@ _OF_RUN, _OF_EPOCH = 1, 2
 
 @dataclass(frozen=True)
 class _Runs:
-    """Passes over shards, and draws from them, in the order of the shards: [runs] each."""
+    """Passes over shards and draws from them, ordered by shard: [runs] each."""
 
     sizes: Ids
+    """Number of samples in each run."""
     shards: Ids | None = None
-    """None if there is one run per shard."""
+    """The shard of each run; None if there is one run per shard."""
     is_draw: Ids | None = None
-    """bool; None if no run is a draw."""
+    """Whether each run is a draw: bool; None if no run is."""
 
 
 @dataclass(frozen=True)
 class _Spans:
-    """Stretches of runs, in the order of the epoch."""
+    """Parts of runs, in the order of the epoch."""
 
     shards: Ids
-    """The shard of each: [spans]."""
+    """The shard of each span: [spans]."""
     offsets: Ids
-    """The first place of each within its run: [spans]."""
+    """The first place of each span within its run: [spans]."""
     starts: Ids
-    """The first place of each within the epoch, and the total: int64 [spans + 1]."""
+    """The first place of each span within the epoch, then the total: int64 [spans + 1]."""
     is_draw: Ids | None
-    """Whether each belongs to a draw: bool [spans]; None if there are no draws."""
+    """Whether each span is part of a draw: bool [spans]; None if there are no draws."""
 
 
 def _weigh(shard_sizes: Ids, weights: Weights, draw: int) -> _Runs:
-    """The runs of each shard: the full passes that its stream makes, then a draw.
+    """The runs of each shard: one for each full pass over its stream, then a draw.
 
-    The draw is the shard's share of its stream's remainder. `draw`, a random word of the epoch,
-    decides whether the share is rounded up or down.
+    The stream's remaining samples are divided among the draws of its shards. `draw`, a random word
+    of the epoch, decides which draws are rounded up.
     """
     stops = np.cumsum([number for number, _ in weights]).tolist()
     shards, sizes, is_draw = [], [], []
@@ -86,12 +88,13 @@ def _weigh(shard_sizes: Ids, weights: Weights, draw: int) -> _Runs:
 
 
 def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
-    """Divide `rest` among shards in proportion to their sizes: int64 [shards].
+    """Divide `rest` samples among shards in proportion to their sizes: int64 [shards].
 
-    No share exceeds its shard's size.
+    `rest` is less than the sum of `sizes`. No share exceeds its shard's size. `draw` decides which
+    shares are rounded up.
     """
     total = max(1, int(sizes.sum()))
-    # no overflow: MDS shards are below 4 GiB, so sizes are below 2^30, and totals below 2^33
+    # no overflow for sizes below 2^30 (MDS shards are below 4 GiB) and totals below 2^33
     whole, parts = np.divmod(sizes * rest, total)
     marks = np.concatenate([[0], np.cumsum(parts)]) + draw % total
     shares: Ids = whole + np.diff(marks // total)
@@ -101,9 +104,10 @@ def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
 def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _Spans:
     """Permute the runs, cut them at the nodes' inner `bounds`, and permute each node's spans.
 
-    The first key permutes the runs; the second has a word for each node. Runs of 3 and 4 places, a
-    bound at 5, and no keys give shards 0 1 1, offsets 0 0 2, starts 0 3 5 7. Arrays are narrow and
-    freed early: at 10^10 samples, each byte per span takes 2 MB.
+    `keys` are a key for the runs, uint64 [1], and a key for each node's spans, uint64 [nodes]; None
+    for no shuffle. Example: runs of 3 and 4 places, a bound at 5, and no keys give shards 0 1 1,
+    offsets 0 0 2, starts 0 3 5 7. Arrays are narrow and freed early, because at 10^10 samples, each
+    byte per span takes 2 MB.
     """
     sizes = runs.sizes.astype(narrow_dtype(int(runs.sizes.max(initial=0))))
     order = (
@@ -135,7 +139,7 @@ def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _S
 
 
 def _take(values: Ids, places: Ids) -> Ids:
-    """`values[places]`, without the int64 copy that NumPy makes of narrow places."""
+    """Compute `values[places]` without the int64 copy that NumPy makes of narrow `places`."""
     taken = np.empty(len(places), values.dtype)
     for first in range(0, len(places), CHUNK):
         taken[first : first + CHUNK] = values[places[first : first + CHUNK]]
@@ -147,19 +151,19 @@ def _take(values: Ids, places: Ids) -> Ids:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """The shuffle of a seekable order."""
+    """The shuffle settings of a seekable order."""
 
     num_nodes: int
     seed: int
     block_size: int | None
-    """Documents per block; None for no shuffle."""
+    """Number of documents in a block; None for no shuffle."""
 
 
 @dataclass(frozen=True)
 class Uses:
-    """The rounds in which a canonical node reads from a shard: int64 [uses] each.
+    """The rounds [first, stop) in which a canonical node reads a shard: int64 [uses] each.
 
-    A round is one document of each node.
+    A round has one document of each node.
     """
 
     nodes: Ids
@@ -171,9 +175,10 @@ class Uses:
 class SeekableOrder:
     """The sample id at each position of an epoch, indexed like an array: by int, slice, or array.
 
-    `order[position]` is an int, `order[positions]` is int64 [positions]. Look up many positions at
-    once: a hundred cost as much as one. `shard_sizes` is int64 [shards]. If `weights` is None, an
-    epoch reads each sample once. Raises `IndexError` for positions out of range.
+    `order[position]` is an int, and `order[positions]` is int64 [positions]. Look up many positions
+    at once, because a hundred cost as much as one. `shard_sizes` is int64 [shards]. If `weights` is
+    None, an epoch reads each sample once. Raises `IndexError` for a position that is out of range
+    or not an integer.
     """
 
     def __init__(
@@ -243,7 +248,7 @@ class SeekableOrder:
     def positions_of(self, sample: int) -> Ids:
         """The positions of a sample in the epoch: int64 [occurrences], ascending.
 
-        Scans the spans, not the epoch.
+        Scans only the spans, not all positions.
         """
         shard = int(np.searchsorted(self._shard_starts, sample, side="right")) - 1
         spans = np.flatnonzero(self._spans.shards == shard)
@@ -266,9 +271,9 @@ class SeekableOrder:
         return np.sort(rounds * len(self._node_keys) + turns)
 
     def uses(self) -> Uses:
-        """The rounds in which each node uses each shard, rounded to whole shuffle blocks.
+        """The rounds in which each node uses each shard, extended to whole shuffle blocks.
 
-        Scans the spans, not the epoch.
+        Scans only the spans, not all positions.
         """
         starts, stops = self._spans.starts[:-1], self._spans.starts[1:]
         read = np.flatnonzero(stops > starts)
@@ -297,7 +302,7 @@ class SeekableOrder:
         return samples
 
     def _turns(self, positions: Ids) -> tuple[Ids, Ids]:
-        """The canonical node of each position, and its place within the node."""
+        """The canonical node of each position, and its place within the node: int64 each."""
         rounds, nodes = np.divmod(positions, len(self._node_keys))
         is_last = rounds == self._num_rounds
         if is_last.any():
@@ -318,9 +323,9 @@ class SeekableOrder:
         return starts + shuffled.astype(np.int64)
 
     def _blocks(self, nodes: Ids, within: Ids) -> tuple[Ids, Ids, Ids]:
-        """The shuffle block of each place within its node: its start, size, and index.
+        """The (start, size, index) of the shuffle block of each place within its node: int64 each.
 
-        A last block of less than half the size is merged into the one before.
+        If the last block would have less than half the size, it is merged into the one before.
         """
         assert self._block_size is not None
         block, firsts = self._block_size, self._first_blocks[nodes]
@@ -333,7 +338,7 @@ class SeekableOrder:
         return starts, stops - starts, numbers
 
     def _draw(self, within: Ids, shards: Ids, *, inverse: bool = False) -> Ids:
-        """Map places in a shard's draw to places in the shard, or back."""
+        """Map places in a shard's draw to places in the shard, or apply the inverse."""
         keys = scramble(shards.astype(np.uint64) * GOLDEN + self._draw_key)
         sizes = self._shard_starts[shards.astype(np.int64) + 1] - self._shard_starts[shards]
         return permute(

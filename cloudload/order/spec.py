@@ -1,6 +1,6 @@
-"""The inputs of every epoch's order besides the shard sizes.
+"""The inputs of an epoch's order besides the shard sizes.
 
-These are the shuffle settings and the number of samples that each stream contributes.
+They are the shuffle settings and the number of samples that each stream contributes.
 
     stream of 100 samples        read in an epoch
     repeat 2.5                   250: each sample twice, and 50 of them a third time
@@ -20,17 +20,18 @@ from cloudload.config.choices import SEEKABLE
 
 @dataclass(frozen=True)
 class OrderConfig:
-    """The settings that determine every epoch's order, given the shard sizes."""
+    """The settings that, with the shard sizes and the sampling, determine every epoch's order."""
 
     shuffle: bool
     shuffle_algo: str
     shuffle_block_size: int
+    """Number of documents in a shuffle block."""
     num_canonical_nodes: int
     seed: int
 
     @property
     def is_seekable(self) -> bool:
-        """Whether orders are evaluated by position instead of being built."""
+        """Whether the order computes samples by position instead of storing them."""
         return self.shuffle_algo == SEEKABLE
 
 
@@ -39,10 +40,11 @@ class Sampling:
     """The number of samples that each stream contributes to an epoch.
 
     An epoch reads each of a stream's `n` samples `choose // n` times, and `choose % n` of them once
-    more. The latter differ from epoch to epoch.
+    more. Every epoch draws these extra samples again.
     """
 
     shards_per_stream: tuple[int, ...]
+    """Number of shards in each stream."""
     choose: tuple[int, ...]
     """Number of samples that each stream contributes to every epoch."""
 
@@ -60,11 +62,11 @@ class Sampling:
         choose: Sequence[int | None],
         labels: Sequence[str],
     ) -> Sampling | None:
-        """The same counts that StreamingDataset derives from each stream's `repeat` or `choose`.
+        """Compute each stream's samples per epoch from `repeat` or `choose`, like StreamingDataset.
 
-        `labels` are the streams' names in messages. Returns None if every sample is read once.
-        Raises `ValueError` if a stream has both options, has an invalid one, or would contribute no
-        samples.
+        All arguments have one entry per stream. `labels` name the streams in messages. Returns None
+        if every sample is read once. Raises `ValueError` if a stream has both options, an invalid
+        one, or one that selects no samples.
         """
         samples = tuple(map(int, samples_per_stream))
         chosen = tuple(map(_chosen, labels, samples, repeat, choose))
@@ -72,7 +74,7 @@ class Sampling:
 
 
 def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) -> int:
-    """Number of samples that a stream contributes to an epoch."""
+    """The number of samples that a stream contributes to an epoch."""
     stream = f"stream {label!r}"
     if repeat is not None and choose is not None:
         raise ValueError(f"{stream} has repeat {repeat!r} and choose {choose!r}. Use one of them")
@@ -82,7 +84,7 @@ def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) 
         is_number = isinstance(repeat, int | float) and not isinstance(repeat, bool)
         if not is_number or not (math.isfinite(repeat) and repeat > 0):
             raise ValueError(f"{stream} has repeat {repeat!r}; use a finite number above 0")
-        # truncated as in Streaming: 1.15 * 100 is 114.99…, so 114
+        # truncated, as in Streaming: 1.15 * 100 is 114.99…, so 114
         choose = int(repeat * samples)
     elif not isinstance(choose, int) or isinstance(choose, bool) or choose < 1:
         raise ValueError(f"{stream} has choose {choose!r}; use a whole number of at least 1")
@@ -97,5 +99,5 @@ def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) 
 
 
 def num_positions(shard_sizes: Ids, sampling: Sampling | None) -> int:
-    """Number of samples in an epoch; `shard_sizes` is integer [shards]."""
+    """The number of samples in an epoch. `shard_sizes` is integer [shards]."""
     return int(shard_sizes.sum()) if sampling is None else sampling.num_positions

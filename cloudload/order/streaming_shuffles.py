@@ -1,14 +1,14 @@
 """StreamingDataset's shuffles, bit for bit, without importing Streaming.
 
-They run one canonical node at a time, in narrow arrays.
+Arrays are narrow. Except for naive and py2s, only one canonical node's ids are in memory at a time.
 
     shards      permuted by the seed, cut at the borders of nodes      D B1 | B2 A C
     spans       permuted within each node by seed and epoch            B1 D | C B2 A
     py1s        each span's samples are permuted
-    py2s        likewise, after each shard's samples by the seed alone
+    py2s        each shard's samples are permuted by the seed alone, then each span's samples
     py1br       a node's samples are permuted within blocks of about `block_size`
-    py1e        each sample moves by up to half of about `block_size`; then all are sorted by place
-    naive       all samples are permuted
+    py1e        each span's samples are permuted, then each moves by up to about `block_size` / 2
+    naive       all samples are permuted, across all nodes
 
 Tests compare the results with `streaming.base.shuffle.get_shuffle`. They can differ only in ties,
 where py1e moves two samples to the same place (at most a few pairs in 10^8). Streaming leaves ties
@@ -31,7 +31,7 @@ _SORTED_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class _Spans:
-    """The spans of one node: sample ids [begin, end)."""
+    """The spans of one node, ids [begin, end): int64 [spans] each."""
 
     begins: Ids
     ends: Ids
@@ -49,10 +49,11 @@ class _Spans:
 def shuffle_nodes(
     algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int
 ) -> Iterator[Ids]:
-    """Yield the shuffled sample ids of each canonical node: [samples of the node].
+    """Yield the shuffled ids of each canonical node: [samples of the node].
 
-    The ids are uint32, or int64 beyond 2^32 samples. `sizes` is int64 [runs]. Raises `ValueError`
-    for an unknown algorithm.
+    `sizes` is int64 [runs]: the sizes of the shards, or of the runs of `resample`. Ids index the
+    samples of all runs, from 0. They are uint32, or int64 beyond 2^32 samples. `block_size` matters
+    to py1br and py1e only. Raises `ValueError` for an unknown algorithm.
     """
     total = int(sizes.sum())
     narrow = np.dtype(np.uint32 if total <= 1 << 32 else np.int64)
@@ -86,14 +87,14 @@ def shuffle_nodes(
 
 
 def _permutation(rng: np.random.Generator, number: int) -> Ids:
-    # permute a list, as Streaming does
+    # shuffle a list, as Streaming does
     places = list(range(number))
     rng.shuffle(places)
     return np.array(places, np.int64)
 
 
 def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
-    """Divide consecutive spans among nodes, cutting spans that cross a bound.
+    """Divide consecutive spans among nodes, and cut spans that cross a bound.
 
     Example: spans [0, 3) and [9, 13), bounds 0 4 7. The first node has [0, 3) and [9, 10), and the
     second node has [10, 13).
@@ -112,7 +113,7 @@ def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
 
 
 def _shuffled_spans(spans: _Spans, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
-    """The samples of all spans, shuffled within each span."""
+    """The ids of all spans, shuffled within each span: [samples]."""
     ids = _laid_out(spans, narrow)
     first = 0
     for size in spans.sizes:
@@ -140,10 +141,10 @@ def _shuffle_twice(
     rngs: tuple[np.random.Generator, np.random.Generator],
     narrow: np.dtype[Any],
 ) -> Iterator[Ids]:
-    """Shuffle each whole shard, then yield each node's ids, shuffled a second time.
+    """Shuffle each run, then yield each node's ids, shuffled a second time.
 
-    The first generator shuffles within each shard. The second permutes the parts of shards in each
-    node, and shuffles within each part.
+    The first generator shuffles within each run. The second one permutes each node's parts of runs,
+    and shuffles within each part.
     """
     run_rng, epoch_rng = rngs
     ids = _shuffled_spans(_Spans(begins, begins + sizes), run_rng, narrow)
@@ -173,7 +174,7 @@ def _shuffle_blocks(
         length = int(rng.integers(int(0.75 * block_size), int(1.25 * block_size)))
         start, stop = max(end - stagger, 0), min(end + length - stagger, len(ids))
         blocks.append((start, stop))
-        # the next block starts where this one ended, so blocks overlap by the stagger
+        # as in Streaming: clipping makes the first blocks of a node overlap
         end += stop - start
     for start, stop in blocks:
         rng.shuffle(ids[start:stop])
@@ -184,10 +185,10 @@ def _shuffle_blocks(
 
 
 def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generator) -> Ids:
-    """Move each sample by a random distance, and sort all by their new places, in place.
+    """Move each sample of a node by a random distance, and sort `ids` by the new places, in place.
 
-    No sample moves by more than `reach`, so places further back than that are final. Therefore
-    only a few spans are sorted at a time.
+    No sample moves by more than `reach`, so places more than `reach` before the next span are
+    final. Therefore only a few spans are sorted at a time.
     """
     reach = int(1.25 * block_size) / 2 + 1
     at_once = max(_SORTED_AT_ONCE, 2 * int(reach))
@@ -210,9 +211,9 @@ def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generato
 
 
 def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Generator) -> Ids:
-    """The places to which the samples of a span that begins at `first` move: float64 [size]."""
+    """Draw the new places of the samples of a span that begins at `first`: float64 [size]."""
     length = rng.integers(int(0.75 * block_size), int(1.25 * block_size))
-    # a block no larger than the span leaves the span where it is
+    # samples of a span at least as long as the block do not move
     cutoff = max(0, (length - size) / 2)
     moves = rng.uniform(max(-cutoff, -first), min(cutoff, total - first - size), size)
     places: Ids = np.arange(first, first + size, dtype=np.float64) + moves
@@ -220,9 +221,9 @@ def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Gen
 
 
 def _order_of(places: Ids) -> Ids:
-    """A stable argsort of `places`.
+    """Argsort `places` (float64 [samples]) stably: int64 [samples].
 
-    A two-pass radix sort by 32-bit keys, then swaps of neighbors that share a key.
+    This is a two-pass radix sort by 32-bit keys, then swaps of neighbors that share a key.
     """
     low = places.min(initial=np.inf)
     keys = ((places - low) * ((1 << 32) - 1) / max(1.0, places.max(initial=low) - low)).astype(
@@ -232,7 +233,7 @@ def _order_of(places: Ids) -> Ids:
     order = order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
     ordered = places[order]
     while (wrong := np.flatnonzero(ordered[1:] < ordered[:-1])).size:
-        # of overlapping pairs, only the first
+        # swap only the first of overlapping pairs
         wrong = wrong[np.diff(wrong, prepend=-2) > 1]
         for swapped in (order, ordered):
             swapped[wrong], swapped[wrong + 1] = swapped[wrong + 1], swapped[wrong]

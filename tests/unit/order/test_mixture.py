@@ -326,7 +326,7 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
     [
         ([], [], None, r"streams: the names are \[\]; pass at least one"),
         (["a", "a"], [1, 1], None, r"streams: the names are \['a', 'a'\]; pass at least one"),
-        (["a", "b"], [1], None, "1 weights for 2 streams; use one for each"),
+        (["a", "b"], [1], None, "1 weights for 2 streams from row 0; use one weight"),
         (
             ["a", "b"],
             [1, -0.5],
@@ -358,13 +358,13 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
             ["a"],
             [1],
             [(0, {"a": 1}), (9, {"a": 1}), (5, {"a": 1})],
-            r"rows \[0, 9, 5\]; .* each other one at a later row",
+            r"rows \[0, 9, 5\]; .* each later one after the one before",
         ),
         (
             ["a"],
             [1],
             [(0, {"a": 1}), (0, {"a": 2})],
-            r"rows \[0, 0\]; .* each other one at a later row",
+            r"rows \[0, 0\]; .* each later one after the one before",
         ),
         (["a"], [1], [(0.5, {"a": 1})], "an entry starts at row 0.5; use a whole number"),
         (
