@@ -1,12 +1,12 @@
-"""Text to token ids, and the choice of the library that computes them.
+"""Turn text into token ids, and choose the library that encodes it.
 
     name, folder, object ─► load_tokenizer ─► TokenizerSpec     plain data, one for the whole run
                                                    │
     training process     choose_backend ◄──────────┤            hf, or fastokens if it passes
                            probes, all of Unicode  │            every check
                                                    ▼
-    each worker          DocumentTokenizer ─► encoders ─► ids   a sample is compared with hf ids
+    each worker          DocumentTokenizer ─► encoders ─► ids   some are compared with hf ids
 
 Other packages use `load_tokenizer`, `TokenizerSpec`, `DocumentTokenizer`, `choose_backend` and
-`Choice`. Both backends give the same ids, so the choice is not part of a state's identity.
+`Choice`. Both backends give the same ids, so a state may be resumed with either one.
 """

@@ -1,4 +1,4 @@
-"""The choice of the backend that encodes documents, `hf` or `fastokens`, and the reason for it.
+"""Choose the backend that encodes documents, `hf` or `fastokens`, and give the reason.
 
     asked "hf"          hf
     asked "auto"        fastokens if it passes every check below, else hf
@@ -6,9 +6,9 @@
 
     version ─► features of the tokenizer.json ─► loads ─► same ids for probes ─► for all of Unicode
 
-For some tokenizers, fastokens silently gives different ids. The second check recognizes all known
-cases; the later checks catch unknown ones. The choice is made once, in the training process, which
-passes it to the workers.
+For some tokenizers, fastokens silently gives different ids. The check of features recognizes all
+known cases; the later checks catch unknown ones. The training process chooses once, and passes the
+choice to its workers.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
 MEASURED_VERSIONS = ("0.3.5",)
-"""The versions of fastokens that were verified to give the same ids as tokenizers."""
+"""The versions of fastokens that were verified to give the same ids as `tokenizers`."""
 _FOLDER = "tokenizers"
-# cache-key version; bump when the sweep changes
+# part of the cache key; increment it when the sweep changes
 _SWEEP = 1
-# the last line of a cached result: without it, the file is truncated
+# the last line of a cached result; a file without it is truncated
 _SWEPT = "swept"
 _CODE_POINTS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend as plain data that can be sent to workers."""
+    """A choice of a backend, as plain data for workers."""
 
     name: str
     """`hf` or `fastokens`."""
     versions: str
     """The names and versions of its libraries, such as `fastokens 0.3.5, tokenizers 0.22.2`."""
     reason: str | None = None
-    """Why fastokens was not chosen; None if it was chosen, or if `hf` was asked for."""
+    """Why fastokens was not chosen; None if it was chosen, or if the user asked for `hf`."""
 
 
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
-    """Choose the backend for a tokenizer.json, given as its text.
+    """Choose the backend for the tokenizer.json `text`.
 
-    `asked` is "auto", "hf" or "fastokens". Caches the result of the Unicode sweep in `cache_root`.
-    Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
+    `asked` is "auto", "hf" or "fastokens". Caches the result of the Unicode sweep in a file below
+    `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
     """
     tokenizers = f"tokenizers {version('tokenizers')}"
     refusal = None if asked == HF else _find_refusal(text, cache_root)
@@ -91,7 +91,7 @@ _refusals: dict[str, str | None] = {}
 
 
 def _find_refusal(text: str, cache_root: Path) -> str | None:
-    """Why fastokens must not encode for this tokenizer, or None; computed once per process."""
+    """The reason not to use fastokens for this tokenizer, or None; computed once per process."""
     try:
         found = version("fastokens")
     except PackageNotFoundError:
@@ -113,16 +113,19 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
 
 def find_unsupported_feature(content: Mapping[str, Any]) -> str | None:
-    """Find a feature of a tokenizer.json for which fastokens may fail or give wrong ids."""
+    """Find a feature of a tokenizer.json for which fastokens may fail or give wrong ids.
+
+    `content` is the parsed tokenizer.json. Returns a description of the first one found, or None.
+    """
     model = content["model"]
     if model.get("type") != "BPE":
-        return f"its model is {model.get('type')}, not BPE"
+        return f"the tokenizer's model is {model.get('type')}, not BPE"
     if model.get("dropout"):
-        return "its model has dropout"
+        return "the tokenizer's model has dropout"
     if affixes := [
         name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)
     ]:
-        return f"its model has a {affixes[0]}"
+        return f"the tokenizer's model has a {affixes[0]}"
     return _check_added_tokens(content.get("added_tokens") or [], model["vocab"]) or _check_bytes(
         content
     )
@@ -135,11 +138,11 @@ def _check_added_tokens(
         name, number = token["content"], token["id"]
         if vocabulary.get(name, number) != number:
             return (
-                f"its added token {name!r} has the id {number}, but "
+                f"the tokenizer's added token {name!r} has the id {number}, but "
                 f"{vocabulary[name]} in the vocabulary"
             )
         if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
-            return f"its added token {name!r} has {flags[0]}"
+            return f"the tokenizer's added token {name!r} has {flags[0]}"
     return None
 
 
@@ -152,10 +155,10 @@ def _check_bytes(content: Mapping[str, Any]) -> str | None:
     elif model.get("byte_fallback"):
         symbols = [f"<0x{byte:02X}>" for byte in range(256)]
     else:
-        return "it is not byte-level and does not fall back to bytes"
+        return "the tokenizer is not byte-level and does not fall back to bytes"
     missing = [symbol for symbol in symbols if symbol not in model["vocab"]]
     return (
-        f"its vocabulary lacks {len(missing)} of 256 bytes, such as {missing[0]!r}"
+        f"the tokenizer's vocabulary lacks {len(missing)} of 256 bytes, such as {missing[0]!r}"
         if missing
         else None
     )
@@ -172,11 +175,12 @@ def _has_byte_level(part: Any) -> bool:
 
 
 def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
-    """Load both backends, compare their ids for `probes`, and return the problem or None.
+    """Load both backends, compare their ids for the probes, and return the problem or None.
 
-    Compares twice: with the names of special tokens encoded as tokens, and as text.
+    `content` is the parsed tokenizer.json `text`. Compares twice: with the names of special tokens
+    encoded as these tokens, and as text.
     """
-    with ThreadPoolExecutor(1) as thread:  # in parallel: a large vocabulary takes seconds
+    with ThreadPoolExecutor(1) as thread:  # in parallel: loading a large vocabulary takes seconds
         loading = thread.submit(load_fastokens, text)
         strings, hf = probes(content), make_hf(text)
     try:
@@ -184,16 +188,16 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
     except BaseException as error:
         if not is_failure(error):
             raise
-        return f"it does not load this tokenizer ({error})"
+        return f"fastokens does not load this tokenizer ({error})"
     for is_text in (False, True):
         hf.encode_special_tokens = is_text
         try:
             if different := _different(hf, fast, strings, is_text):
-                return f"it gives different ids than tokenizers for {different[0][:60]!r}"
+                return f"fastokens gives different ids than tokenizers for {different[0][:60]!r}"
         except BaseException as error:
             if not is_failure(error):
                 raise
-            return f"it fails on some texts ({error})"
+            return f"fastokens fails on some texts ({error})"
     keep_hf(text, hf)
     return None
 
@@ -201,7 +205,7 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
 def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[str]:
     """The strings that the two backends encode to different ids.
 
-    `tokenizers` encodes them one by one because, after a batch, it would warn at every fork.
+    `tokenizers` encodes them one at a time, because after a batch, it would warn at every fork.
     """
     ids, offsets = encode_flat(fast, strings, is_text)
     bounds = offsets.tolist()
@@ -215,7 +219,8 @@ def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[st
 def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
     """Find the code points that fastokens encodes to different ids than `tokenizers`.
 
-    Each is tried next to letters, spaces and digits, and at both ends of a text.
+    Each one is tried next to letters, a space, a digit and a newline. Code points are compared in
+    groups. If a group differs but none of its code points does alone, the whole group is returned.
     """
     hf, fast = load_hf(text), load_fastokens(text)
     chunks = [
@@ -239,7 +244,7 @@ def _around(point: int) -> str:
 def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
     """Compare the backends on all assigned code points, and return the problem or None.
 
-    Caches the result in a file.
+    Caches the result in a file, unless fastokens fails.
     """
     names = (
         f"sweep-{_SWEEP}",
@@ -256,9 +261,9 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
     except BaseException as error:
         if not is_failure(error):
             raise
-        return f"it fails on some code points ({error})"
+        return f"fastokens fails on some code points ({error})"
     refusal = (
-        f"it gives different ids than tokenizers for {len(found)} code points, "
+        f"fastokens gives different ids than tokenizers for {len(found)} code points, "
         f"such as U+{found[0]:04X}"
         if found
         else None

@@ -1,13 +1,13 @@
-"""Texts to flat ids, with either of two backends that give the same ids.
+"""Encode texts to one flat array of ids, with either of two backends that give the same ids.
 
     hf          Hugging Face `tokenizers`: supports every tokenizer, and is the reference
-    fastokens   the same ids many times faster, for tokenizers that `choose_backend` has checked
+    fastokens   many times faster, for tokenizers that pass the checks of `choose_backend`
 
     documents   "ab" "" "c"    ids 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-Two safeguards run while encoding. If fastokens fails on a document, hf encodes it. A separate
-thread compares a sample of all documents with the ids from hf. Tokenizers are loaded once per
-process, and forked workers share them.
+Two safeguards run while encoding. If fastokens fails on a document, hf encodes it. A background
+thread encodes a sample of the documents with hf, too, and compares the ids. A process loads its
+tokenizers once, and forked workers share them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloudload.config.choices import FASTOKENS
 from cloudload.errors import TokenizerError
 
 logger = logging.getLogger(__name__)
-# each process compares its first 64 documents, then 1 in 10,000: hf takes 10 to 130 times as long
+# compare a process's first 64 documents, then 1 in 10,000, because hf is 10 to 130 times slower
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
 # hf needs about 60 bytes per character, so a book of 100 MB would need 6 GB
 _MOST_COMPARED_CHARACTERS = 1 << 22
@@ -39,17 +39,17 @@ class Encoder(Protocol):
     """A tokenizer backend."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """Encode documents: ids, int32 [tokens], and offsets, int64 [documents + 1].
+        """Encode documents to ids, int32 [tokens], and offsets, int64 [documents + 1].
 
         Document i has the ids `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens, and
         encodes their names in a document as text. The arrays may be read-only. Raises
-        `TokenizerError` for a document that is not valid text.
+        `TokenizerError` for a document that is not valid text, or that `tokenizers` cannot encode.
         """
         ...
 
 
 def open_encoder(text: str, backend: str) -> Encoder:
-    """Open an encoder for a tokenizer.json, given as its text; `backend` is `hf` or `fastokens`."""
+    """Open an encoder for the tokenizer.json `text`; `backend` is `hf` or `fastokens`."""
     return FastokensEncoder(text) if backend == FASTOKENS else HFEncoder(text)
 
 
@@ -114,8 +114,8 @@ class FastokensEncoder:
         encoded = HFEncoder(self._text).encode(documents)
         if not self.num_failed:
             logger.warning(
-                "fastokens failed on a document (%s); tokenizers encodes it instead, and also all "
-                "documents that fail later: %r",
+                "fastokens failed on a document (%s). tokenizers encodes this document, and all "
+                "that fail later, instead. The document begins %r",
                 *(error, documents[0][:_SHOWN_CHARACTERS]),
             )
         self.num_failed += 1
@@ -123,7 +123,7 @@ class FastokensEncoder:
 
 
 class _Comparison:
-    """Compares a sample of a process's ids with those from hf, in a background thread."""
+    """Compares a sample of a process's ids with the ids from hf, in a background thread."""
 
     def __init__(self, text: str) -> None:
         self._text, self._lock = text, threading.Lock()
@@ -132,9 +132,10 @@ class _Comparison:
         self._difference: TokenizerError | None = None
 
     def watch(self, documents: Sequence[str], ids: Tokens, offsets: Ints) -> None:
-        """Queue a sample of the documents for comparison.
+        """Queue a sample of the documents for comparison, except very long ones.
 
-        Raises `TokenizerError` if an earlier comparison found a difference.
+        `ids` and `offsets` are as `Encoder.encode` returns them. Raises `TokenizerError` if an
+        earlier comparison found a difference.
         """
         if self._difference is not None:
             raise TokenizerError(str(self._difference))
@@ -158,10 +159,10 @@ class _Comparison:
         if expected != ids and self._difference is None:
             self._difference = TokenizerError(
                 "fastokens and tokenizers gave different ids for a document: "
-                f"{_first_difference(ids, expected)}. Its text begins "
-                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may hold wrong ids: restart "
-                "with tokenizer_backend='hf', from the beginning or from a state that you trust, "
-                "and open a cloudload issue with the text"
+                f"{_first_difference(ids, expected)}. The document begins "
+                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may contain wrong ids. "
+                "Restart with tokenizer_backend='hf', from the beginning or from a state that you "
+                "trust, and open a cloudload issue with the text"
             )
             logger.error("%s", self._difference)
 
@@ -171,7 +172,7 @@ def _comparison(text: str) -> _Comparison:
     return _Comparison(text)
 
 
-# one per process: threads do not survive a fork
+# a forked child needs a new one, because threads do not survive a fork
 os.register_at_fork(after_in_child=_comparison.cache_clear)
 
 # ---------------------------------------------------------------- loading
@@ -180,9 +181,9 @@ _kept: dict[str, Any] = {}
 
 
 def load_hf(text: str) -> Any:
-    """Load the `tokenizers.Tokenizer` for a tokenizer.json, cached per process.
+    """Load the `tokenizers.Tokenizer` for the tokenizer.json `text`.
 
-    The tokenizer encodes the names of special tokens as text.
+    The tokenizer encodes the names of special tokens as text. The last one loaded is cached.
     """
     tokenizer = _kept.get(text)
     if tokenizer is None:
@@ -192,11 +193,11 @@ def load_hf(text: str) -> Any:
 
 
 def make_hf(text: str) -> Any:
-    """Create a `tokenizers.Tokenizer` that the caller may modify."""
+    """Create a `tokenizers.Tokenizer` like that of `load_hf`, but that the caller may modify."""
     from tokenizers import Tokenizer
 
-    # in a thread, which has its own heap: parsing fragments the heap, and encoding on a fragmented
-    # heap is up to a third slower
+    # in a thread, which has a separate heap, because parsing fragments the heap, and encoding on a
+    # fragmented heap is up to a third slower
     with ThreadPoolExecutor(1) as thread:
         tokenizer = thread.submit(Tokenizer.from_str, text).result()
     tokenizer.no_truncation()
@@ -206,18 +207,19 @@ def make_hf(text: str) -> Any:
 
 
 def keep_hf(text: str, tokenizer: Any) -> None:
-    """Make `load_hf` return this tokenizer, and free the previous one."""
+    """Make `load_hf` return this tokenizer for `text`, and drop the one cached before."""
     _kept.clear()
     _kept[text] = tokenizer
 
 
 @functools.lru_cache(maxsize=1)
 def load_fastokens(text: str) -> Any:
-    """Load the `fastokens.Tokenizer` for a tokenizer.json.
+    """Load the `fastokens.Tokenizer` for the tokenizer.json `text`.
 
-    Raises `ImportError` if fastokens is not installed, and any error of fastokens itself.
+    The last one loaded is cached. Raises `ImportError` if fastokens is not installed, and any error
+    that fastokens raises.
     """
-    # fastokens reads this on first use; we parallelize across processes instead
+    # read by fastokens on first use: one thread, because we parallelize across processes
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     from fastokens import Tokenizer
 
@@ -230,7 +232,11 @@ def load_fastokens(text: str) -> Any:
 def encode_flat(
     fast: Any, documents: list[str], split_special_tokens: bool = True
 ) -> tuple[Tokens, Ints]:
-    """Encode documents as `Encoder.encode` does, with a `fastokens.Tokenizer`; read-only arrays."""
+    """Encode documents as `Encoder.encode` does, with a `fastokens.Tokenizer`.
+
+    If `split_special_tokens` is False, the names of special tokens are encoded as these tokens. The
+    arrays are read-only. Raises any error that fastokens raises.
+    """
     ids, offsets = fast.encode_batch_flat(
         documents, add_special_tokens=False, split_special_tokens=split_special_tokens
     )
@@ -240,7 +246,7 @@ def encode_flat(
 def is_failure(error: BaseException) -> bool:
     """Whether an error is a failure of an encoder, not an interrupt.
 
-    A panic in Rust is not an `Exception`.
+    A panic in Rust is a failure, although it is not an `Exception`.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
@@ -265,7 +271,7 @@ def _explain_failure(documents: Sequence[str], error: BaseException) -> Tokenize
                 "text.encode('utf-8', 'replace').decode()"
             )
     return TokenizerError(
-        f"tokenizers failed: {error}. Filter out such documents in `transform`, or use another "
+        f"tokenizers failed: {error}. Filter out such documents in `transform`, or use a different "
         "tokenizer"
     )
 
@@ -278,6 +284,6 @@ def _first_difference(ids: list[int], expected: list[int] | TokenizerError) -> s
         min(len(ids), len(expected)),
     )
     return (
-        f"token {place} of {len(expected)} is {ids[place : place + 5]}, not "
-        f"{expected[place : place + 5]}"
+        f"from token {place} of {len(expected)}, fastokens gave {ids[place : place + 5]}, and "
+        f"tokenizers {expected[place : place + 5]}"
     )

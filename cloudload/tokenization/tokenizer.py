@@ -1,11 +1,11 @@
-"""Tokenizers as plain data with a fingerprint, and the encoding of documents.
+"""Load tokenizers as plain data with a fingerprint, and encode documents.
 
     "gpt2"                                                        {"model": …}, no truncation
     "folder/" or "tokenizer.json"         ─► TokenizerSpec   json ┤
     PreTrainedTokenizerFast, Tokenizer                            frames (bos, eos) by stream
 
 A document becomes `[bos] + ids of the text + [eos]`. Strings such as `<|endoftext|>` inside a
-document stay text: they never become the control token.
+document are encoded as text; they never become the special token.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer, and the bos and eos of each stream, as plain data to send to workers."""
+    """A tokenizer and the bos and eos of each stream, as plain data for workers."""
 
     json: str
     """The text of its tokenizer.json, without truncation and padding."""
     frames: tuple[Frame, ...]
-    """The ids before and after each document, by stream."""
+    """The (bos, eos) ids of each stream's documents; None for no token."""
     vocab_size: int
-    """All ids are below this."""
+    """The largest id, plus 1."""
 
     def __repr__(self) -> str:
         return (
@@ -48,10 +48,13 @@ class TokenizerSpec:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for tokenizers that give the same ids to the same texts."""
+        """A hash of everything in the tokenizer.json that affects encoding: 32 hex digits.
+
+        Tokenizers with equal fingerprints give the same ids. `frames` are not included.
+        """
         # templates do not affect documents, and transformers 5 adds one that has no effect
         content = json.loads(self.json) | {"post_processor": None, "decoder": None}
-        # sorted only here: encoding is a fifth slower if the vocabulary is not in order of its ids
+        # `self.json` stays in id order, because encoding with a sorted vocabulary is a fifth slower
         text = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -61,17 +64,18 @@ def load_tokenizer(
 ) -> TokenizerSpec:
     """Load a tokenizer as plain data.
 
-    `source` is a name, a folder, a tokenizer.json, a `PreTrainedTokenizerFast`, or a
-    `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each stream. `auto` adds a bos only if
-    the tokenizer's template does, and adds the tokenizer's own eos. Raises `TokenizerError` if the
-    tokenizer does not exist or has no fast version, if `auto` finds no eos token, or if a given bos
-    or eos is not in the vocabulary.
+    `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
+    `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each
+    stream: a token, None, or "auto". "auto" adds a bos only if the tokenizer's template does, and
+    adds the tokenizer's own eos. Raises `TokenizerError` if `source` is not a tokenizer, does not
+    exist, or has no fast version, if "auto" finds no eos, or if a bos or eos is not a token of the
+    tokenizer.
     """
     backend, names = _find(source)
     backend.no_truncation()
     backend.no_padding()
     if getattr(backend.model, "dropout", None):
-        backend.model.dropout = None  # ids would be random
+        backend.model.dropout = None  # with dropout, ids would be random
     return TokenizerSpec(
         json=backend.to_str(),
         frames=tuple(
@@ -86,7 +90,10 @@ def load_tokenizer(
 
 
 def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
-    """Load a `tokenizers.Tokenizer` that we may modify, and the names of its special tokens."""
+    """Load a `tokenizers.Tokenizer` that we may modify, and its bos and eos, as far as known.
+
+    The keys of the latter are `bos_token` and `eos_token`.
+    """
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):
@@ -205,29 +212,30 @@ def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -
         return int(with_template.ids[-1])
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     raise TokenizerError(
-        f"{where} does not say which token ends a document. Pass eos='<token>', eos=None to join "
-        "documents without one, or a folder that has a tokenizer_config.json with an eos_token"
+        f"{where} does not define an eos token. Pass eos='<token>', eos=None to join documents "
+        "without one, or a folder that has a tokenizer_config.json with an eos_token"
     )
 
 
 class DocumentTokenizer:
-    """Encodes documents, many at a time, with the backend that `choose_backend` chose."""
+    """Encodes and decodes documents; `backend` is the name of the `Choice` that encodes them."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
         self._json = spec.json
         self._encoder = open_encoder(spec.json, backend)
         self.frames = spec.frames
-        """The ids before and after each document, by stream."""
+        """The (bos, eos) ids of each stream's documents; None for no token."""
 
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """Encode documents to ids, int32 [tokens], and their offsets, int64 [documents + 1].
+        """Encode documents to ids, int32 [tokens], and offsets, int64 [documents + 1].
 
-        Adds no bos or eos. Raises `TokenizerError` as `Encoder.encode` does.
+        Adds no bos or eos. The arrays may be read-only. Raises `TokenizerError` for a document that
+        cannot be encoded, and once a comparison has found a wrong id from fastokens.
         """
         return self._encoder.encode(documents)
 
     def explain_failure(self, document: str) -> TokenizerError | None:
-        """Encode one document with hf, and return the error that it causes, or None."""
+        """Encode one document with hf, and return the error that this raises, or None."""
         try:
             HFEncoder(self._json).encode([document])
         except TokenizerError as error:
@@ -235,5 +243,5 @@ class DocumentTokenizer:
         return None
 
     def decode(self, tokens: Tokens) -> str:
-        """Decode ids (int32 [tokens]) to text, control tokens included."""
+        """Decode ids (int32 [tokens]) to text, including special tokens."""
         return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))

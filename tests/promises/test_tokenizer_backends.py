@@ -37,7 +37,7 @@ def test_statistics_log_and_state_name_the_backend(
         changed(lambda content: content["added_tokens"][0].update(lstrip=True), "bytes")
     )
     loader = make_loader(larger_folder, local=tmp_path, tokenizer=odd)
-    reason = f"its added token '{EOS}' has lstrip"
+    reason = f"the tokenizer's added token '{EOS}' has lstrip"
     assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == (
         "hf",
         reason,

@@ -52,23 +52,23 @@ DEFECTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda c: c["added_tokens"][0].update(single_word=True),
         r"'<\|endoftext\|>' has single_word",
     ),
-    "dropout": (lambda c: c["model"].update(dropout=0.1), "its model has dropout"),
+    "dropout": (lambda c: c["model"].update(dropout=0.1), "the tokenizer's model has dropout"),
     "prefix": (
         lambda c: c["model"].update(continuing_subword_prefix="##"),
-        "its model has a continuing_subword_prefix",
+        "the tokenizer's model has a continuing_subword_prefix",
     ),
-    "byte": (lose_byte, "its vocabulary lacks 1 of 256 bytes, such as 'Z'"),
+    "byte": (lose_byte, "the tokenizer's vocabulary lacks 1 of 256 bytes, such as 'Z'"),
     "no bytes": (
         lambda c: c.update(pre_tokenizer=None),
-        "it is not byte-level and does not fall back to bytes",
+        "the tokenizer is not byte-level and does not fall back to bytes",
     ),
     "WordPiece": (
         lambda c: c.update(model={"type": "WordPiece", "vocab": {"a": 0}}),
-        "its model is WordPiece, not BPE",
+        "the tokenizer's model is WordPiece, not BPE",
     ),
     "Unigram": (
         lambda c: c.update(model={"type": "Unigram", "vocab": [["a", 0.0]]}),
-        "its model is Unigram, not BPE",
+        "the tokenizer's model is Unigram, not BPE",
     ),
 }
 
@@ -93,7 +93,7 @@ def test_a_sentencepiece_vocabulary_that_lacks_a_byte_is_refused(tmp_path: Path)
     text = changed(lambda content: content["model"]["vocab"].pop("<0x0A>"), "sentencepiece")
     assert (
         choose_backend(text, "auto", tmp_path).reason
-        == "its vocabulary lacks 1 of 256 bytes, such as '<0x0A>'"
+        == "the tokenizer's vocabulary lacks 1 of 256 bytes, such as '<0x0A>'"
     )
 
 
@@ -114,13 +114,15 @@ def test_a_tokenizer_for_which_fastokens_makes_tokens_of_text_is_refused(tmp_pat
     """Where `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the id of a new
     line."""
     choice = choose_backend(sentencepiece("thequickbrwnfxé"), "auto", tmp_path)
-    assert str(choice.reason).startswith("it gives different ids than tokenizers for ")
+    assert str(choice.reason).startswith("fastokens gives different ids than tokenizers for ")
 
 
 @needs_fastokens
 def test_what_fastokens_does_not_load_is_refused(tmp_path: Path) -> None:
     text = changed(lambda content: content.update(normalizer={"type": "NFKC"}))
-    assert "it does not load this tokenizer" in str(choose_backend(text, "auto", tmp_path).reason)
+    assert "fastokens does not load this tokenizer" in str(
+        choose_backend(text, "auto", tmp_path).reason
+    )
 
 
 @pytest.mark.parametrize("found", ["0.3.0", "9.9"])
@@ -152,10 +154,10 @@ def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
 @pytest.mark.parametrize(
     ("mark", "named"),
     [
-        ("<|endoftext|>", r"it gives different ids than tokenizers for '.*<\|endoftext\|>"),
+        ("<|endoftext|>", r"fastokens gives different ids than tokenizers for '.*<\|endoftext\|>"),
         (
             "\U00013000",
-            r"it gives different ids than tokenizers for 1 code points, such as U\+13000",
+            r"fastokens gives different ids than tokenizers for 1 code points, such as U\+13000",
         ),
     ],
 )
@@ -195,7 +197,8 @@ def test_what_the_sweep_found_is_found_again(
     monkeypatch.undo()
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path) == first
     assert (
-        first.reason == "it gives different ids than tokenizers for 2 code points, such as U+0041"
+        first.reason
+        == "fastokens gives different ids than tokenizers for 2 code points, such as U+0041"
     )
 
 

@@ -174,9 +174,7 @@ def test_a_slow_tokenizer_hears_what_to_do() -> None:
 
 
 def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> None:
-    with pytest.raises(
-        TokenizerError, match=r"does not say which token ends a document\. Pass eos="
-    ):
+    with pytest.raises(TokenizerError, match=r"does not define an eos token\. Pass eos="):
         load_tokenizer(byte_tokenizer())
     assert load_tokenizer(byte_tokenizer(), eos=EOS).frames == ((None, 256),)
     assert load_tokenizer(byte_tokenizer(), eos=None).frames == ((None, None),)
