@@ -1,4 +1,4 @@
-"""Documents to rows. Arrays in, arrays out: no texts, no files, no ranks.
+"""Pack documents into rows. Arrays in, arrays out: no text, no files, no ranks.
 
     document table, ids ─► a lane packer ─► pieces, cursors, residues ─► fill_rows ─► tokens, spans
                                │
@@ -9,8 +9,8 @@
 
     tail    the tokens left in all lanes at the end of a finite run, packed as one lane
 
-`tables` names the columns of every table. The reference is the specification: tests compare the
+`tables` names the columns of every table. The reference is the specification. Tests compare the
 twins' rows, cursors, residues and counts with it. `packing` imports only `cloudload.arrays` from
-outside. Other packages use `Packing`, the three kinds of `LaneRows`, `fill_rows`, `Tail`, and
-`tables`.
+outside. Other packages use `Packing`, `lane_packer`, the three kinds of `LaneRows`, `rows`,
+`residue`, `tail` and `tables`.
 """

@@ -1,4 +1,4 @@
-"""The open rows and the full rows of one `best_fit` lane: the sequential part of `BestFitLanes`."""
+"""The open and complete rows of one `best_fit` lane: the sequential part of `BestFitLanes`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cloudload.packing.residue import EMPTY_GROUP, extend_group
 
 _PIECE_BYTES = 4
 Row = tuple[int, int, bytes, bytes, bytes]
-"""Cursor (ordinal, offset) and residue after the row, its pieces, and the last piece of each
-document that the cursor passes with this row. A plain tuple, because the GC stops tracking tuples
-of ints and bytes when it first sees them."""
+"""(ordinal, offset, residue, pieces, passed): the cursor and the residue after the row, the row's
+pieces, and the last piece of each document that the cursor passes with this row. It is a plain
+tuple, because the GC stops tracking tuples of ints and bytes when it first sees them."""
 
 
 class BestFitLane:
-    """A lane's open rows, and its full rows that were not taken yet.
+    """A lane's open rows, and its complete rows that were not taken yet.
 
-    Open rows are sorted by ascending free space, ties by age.
+    Open rows are sorted by ascending free space, then by the time of their last change.
     """
 
     __slots__ = ("_free", "_groups", "_open_rows", "_passed", "_pieces", "_seq_len", "rows")
@@ -38,15 +38,16 @@ class BestFitLane:
         self.rows: deque[Row] = deque()
 
     def restore(self, free: int, pieces: bytes, group: bytes) -> None:
-        """Append an open row; it must have at least as much free space as the rows before it."""
+        """Append an open row, which must have at least as much free space as the rows before it."""
         self._free.append(free)
         self._pieces.append(pieces)
         self._groups.append(group)
 
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
-        """Put the next piece into the fullest open row that has room for it, or into a new row.
+        """Put the next piece into the fullest open row that has space for it, or into a new row.
 
-        (ordinal, offset) is the cursor after the piece.
+        `span` is the piece as `encode_spans` encodes it, and `size` its number of tokens. (ordinal,
+        offset) is the cursor after the piece. An empty piece is in no row.
         """
         if not offset:
             self._passed += piece
@@ -82,13 +83,16 @@ class BestFitLane:
 
 
 def encode_pieces(pieces: Ints) -> list[bytes]:
-    """Each of the pieces (int64 [pieces]) as bytes, which rows concatenate."""
+    """Encode each piece of `pieces` (int64 [pieces]) as bytes, which can be concatenated."""
     joined = pieces.astype(np.int32).tobytes()
     return [joined[start : start + _PIECE_BYTES] for start in range(0, len(joined), _PIECE_BYTES)]
 
 
 def decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """The index of each piece's group, and the pieces: int64 [pieces] each."""
+    """Decode groups of concatenated pieces.
+
+    Returns the index of each piece's group, and the pieces: int64 [pieces] each.
+    """
     numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
     return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(
         b"".join(groups), np.int32

@@ -1,15 +1,15 @@
 """The rows of many `best_fit` lanes: the vectorized twin of `BestFitPacker`.
 
-    documents ─► pieces, in arrays ─► open rows of each lane ─► full rows, taken in arrays
+    documents ─► pieces, in arrays ─► open rows of each lane ─► complete rows, taken in arrays
 
-    aaaa bbbbbbb cc   seq_len 5  ─►  aaaa | bbbbb | bb | cc  ─►  bbbbb, then bbcc., then aaaa.
+    aaaa bbbbbbb cc   seq_len 5  ─►  aaaa | bbbbb | bb | cc  ─►  bbbbb, then aaaa., then bbcc.
 
-A **piece** is up to `seq_len` tokens of a document that go into one row together. It is an integer:
-the index of its document and tokens in a table. Everything that does not depend on earlier rows is
-computed for many pieces at once. Only their placement is sequential, in lists of plain integers,
-because a lane has few open rows and its next piece depends on the placement of the last one.
+A **piece** is up to `seq_len` tokens of a document that are in one row. It is represented by an
+integer, the index of its document and tokens in a table. Everything that does not depend on earlier
+rows is computed for many pieces at once. Only the placement is sequential, because a lane has few
+open rows, and the place of each piece depends on the pieces before it.
 
-The reference, `PackerLanes` with a `BestFitPacker` for each lane, is the specification: tests
+The reference, `PackerLanes` with a `BestFitPacker` for each lane, is the specification. Tests
 compare every row, cursor, residue and count.
 """
 
@@ -57,16 +57,16 @@ class BestFitLanes:
         self._packing, self._num_lanes = packing, num_lanes
         self._cursors, self._residues = cursors, residues
         self._offsets = cursors[:, CURSOR_OFFSET].copy()
-        """Tokens of each lane's first document that are already in rows; 0 once it is added."""
+        """Number of tokens of each lane's first document that are in rows; 0 once it is added."""
         self._lanes: list[BestFitLane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
-        """Pieces in residues, by flat lane and ordinal; their documents must be read again."""
+        """Pieces in residues, by flat lane and ordinal, whose documents must be read again."""
         self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
-        """A row of the document table for each piece, with the piece's `START`."""
+        """Each piece's row of the document table; `START` is the start of the piece."""
         self._tokens = np.empty(0, np.object_)
-        """The tokens of each piece, int32 as bytes."""
+        """The ids of each piece: int32, as bytes."""
         self._unused = np.empty(0, np.int64)
-        """Rows of the table that hold no piece."""
+        """Indices of table rows that hold no piece."""
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
         for flat_lane in flat_lanes.tolist():
@@ -94,7 +94,7 @@ class BestFitLanes:
         self._pack(self._split(table), buffer)
 
     def _split(self, table: Ints) -> Ints:
-        """Repeat each document once per piece, with the piece's `START`."""
+        """Repeat each document's row for each of its pieces, with the piece's `START`."""
         most, lefts = self._packing.seq_len, table[:, SIZE] - table[:, START]
         if lefts.max(initial=0) <= most:
             return table
@@ -107,7 +107,7 @@ class BestFitLanes:
         return np.minimum(table[:, SIZE], table[:, START] + self._packing.seq_len)
 
     def _pack(self, table: Ints, buffer: memoryview) -> None:
-        """Pack one piece of each document in the table."""
+        """Pack pieces; `table` has one row for each piece, as `_split` returns it."""
         pieces = self._new_pieces(len(table))
         self._hold(pieces, table, buffer)
         stops = self._stops(table)
@@ -138,7 +138,7 @@ class BestFitLanes:
         return pieces
 
     def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
-        """Store pieces and a copy of their tokens; a view would keep the whole buffer alive."""
+        """Store pieces and a copy of their ids; a view would keep the whole buffer alive."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
         stops = np.maximum(froms, table[:, BASE] + self._stops(table))
         self._table[pieces] = table
@@ -182,9 +182,9 @@ class BestFitLanes:
         )
 
     def _release(self, pieces: Ints) -> list[bytes]:
-        """Free pieces and return their tokens.
+        """Free pieces, and return their ids as bytes.
 
-        Their rows of the table keep their content until they are reused.
+        Their rows of the table stay unchanged until they are reused.
         """
         tokens: list[bytes] = self._tokens[pieces].tolist()
         self._tokens[pieces] = b""
@@ -208,7 +208,10 @@ class BestFitLanes:
         return lane
 
     def _restore(self, flat_lane: int, lane: BestFitLane, residue: bytes) -> None:
-        """Decode the residue with the reference packer, and continue from its open rows."""
+        """Restore a lane's rows from its residue, which the reference packer decodes.
+
+        Raises `ValueError` for an invalid residue.
+        """
         ordinal, offset = self._cursors[flat_lane].tolist()
         packer = BestFitPacker(
             self._packing.seq_len, self._packing.open_rows, (ordinal, offset), residue
@@ -236,9 +239,9 @@ class BestFitLanes:
         self._unread[flat_lane] = unread
 
     def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
-        """Restore the tokens of documents that a residue already packed, and return the others.
+        """Store the ids of documents that a residue already packed, and return the other documents.
 
-        Raises `ValueError` if a document's length has changed.
+        Raises `ValueError` if a document's size has changed.
         """
         others: list[int] = []
         for place, (flat_lane, ordinal, size) in enumerate(
@@ -262,7 +265,10 @@ class BestFitLanes:
         return table[others]
 
     def _start(self, table: Ints) -> None:
-        """Start each lane's first document at the lane's cursor."""
+        """Set `START` of each lane's first document to the lane's cursor.
+
+        Raises `ValueError` if the document does not match the cursor.
+        """
         for place in np.flatnonzero(self._offsets[table[:, FLAT_LANE]]).tolist():
             flat_lane, ordinal, size = table[place, [FLAT_LANE, ORDINAL, SIZE]].tolist()
             offset = int(self._offsets[flat_lane])

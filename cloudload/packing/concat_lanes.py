@@ -1,9 +1,9 @@
-"""The rows of many `concat` lanes, computed in arrays: the vectorized twin of `_ConcatPacker`.
+"""The rows of many `concat` lanes: the vectorized twin of `_ConcatPacker`.
 
-    lane 0   aaaabbbbbbbcc        all tokens of a lane, one document after the other
-             ├────┼────┼──        cut every seq_len = 5 tokens; `cc` and one `b` wait
+    lane 0   aaaabbbbbbbcc        all tokens of a lane, document after document
+             ├────┼────┼──        cut every seq_len = 5 tokens; one `b` and `cc` wait
 
-The reference packer (`packers`) is the specification: tests compare every row, cursor and count.
+The reference packer (`packers`) is the specification. Tests compare every row, cursor and count.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class ConcatLanes:
         self._seq_len, self._num_lanes = seq_len, num_lanes
         self._offsets = cursors[:, CURSOR_OFFSET]
         self._available = np.zeros(len(cursors), np.int64)
-        """The tokens of each lane that are not in a row yet."""
+        """Number of tokens of each lane that are not in a row yet."""
         self._tables: list[Ints | None] = [None] * len(cursors)
         self._tokens: list[memoryview] = [memoryview(b"")] * len(cursors)
         self._added: list[Documents] = []
-        """Documents of many lanes since the last cut, whose tokens share a buffer."""
+        """Documents added since the last cut. One call of `add` has one buffer for many lanes."""
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
         return flat_lanes[:0], flat_lanes[:0]
@@ -87,7 +87,7 @@ class ConcatLanes:
         ends = np.concatenate([[0], np.cumsum(left)])
         bases = ends[np.searchsorted(lanes, np.arange(len(flat_lanes) + 1))]
         num_rows: Ints = np.minimum(wanted, np.diff(bases) // self._seq_len)
-        # a document's tokens are [starts, starts + left) of its lane; rows use those before `taken`
+        # a document has tokens [starts, starts + left) of its lane; rows take those before `taken`
         starts = ends[:-1] - bases[lanes]
         most = (num_rows * self._seq_len)[lanes]
         taken = np.clip(starts + left, starts, np.maximum(starts, most))
@@ -134,7 +134,7 @@ class ConcatLanes:
         return joined, buffers
 
     def _keep(self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: list[memoryview]) -> None:
-        """Keep the rest of each lane's documents, with their tokens in one buffer per lane."""
+        """Keep the documents that each lane has left, with their tokens in one buffer per lane."""
         bounds = np.searchsorted(lanes, np.arange(len(flat_lanes) + 1)).tolist()
         froms = np.maximum(0, rest[:, BASE] + rest[:, START])
         stops = np.maximum(froms, rest[:, BASE] + rest[:, SIZE])
@@ -152,7 +152,7 @@ class ConcatLanes:
                     rest[first:stop], froms[first:stop], stops[first:stop], buffers
                 )
             elif buffers[of[first]] is not self._tokens[flat_lane]:
-                # a view would keep the tokens of all lanes alive
+                # copy, because a view would keep the tokens of all lanes alive
                 shifts[lane] = lows[first]
                 self._tokens[flat_lane] = copy_tokens(
                     buffers[of[first]], lows[first], max(highs[first:stop])
@@ -186,7 +186,7 @@ def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_le
 def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview]) -> memoryview:
     """Join the tokens of a lane's documents, which are in several buffers, into one buffer.
 
-    Shifts `BASE` in `rest` as if all documents followed the first one in its buffer.
+    Changes `BASE` in `rest` as if all documents followed the first one in its buffer.
     """
     parts: list[bytes] = []
     place = first = int(froms[0])
@@ -202,7 +202,7 @@ def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview
 
 
 def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
-    """The cursor after each row, int64 [rows, 2]: the end of its last piece."""
+    """The cursor after each row, which is the end of the row's last piece: int64 [rows, 2]."""
     last = pieces[np.searchsorted(pieces[:, PIECE_ROW], np.arange(num_rows), side="right") - 1]
     is_end = last[:, PIECE_STOP] == table[last[:, PIECE_DOCUMENT], SIZE]
     cursors = np.empty((num_rows, 2), np.int64)
@@ -212,7 +212,7 @@ def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
 
 
 def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> Ints:
-    """The first row after which the lane's cursor is past each document: int64 [documents].
+    """The first row after which the cursor of a document's lane is past it: int64 [documents].
 
     The value is the number of rows if the cursor never passes the document.
     """

@@ -1,6 +1,6 @@
 """The packers of a worker's lanes: documents in, pieces of rows out.
 
-    lane 0   ···| a a a b b   c c c c     two rows wanted of seq_len 5   ─►  a a a b b | c c c c .
+    lane 0   ···| a a a b b c c c c c     two rows wanted of seq_len 5   ─►  a a a b b | c c c c c
     lane 1        d d d d d d d e         one row wanted                 ─►  d d d d d    d d e wait
 
 `PackerLanes` runs a reference packer (`packers`) for each lane, and supports every packing.
@@ -28,59 +28,59 @@ class CutRows:
     """Rows cut from lanes, as pieces of documents: lane by lane, in order within each lane."""
 
     num_rows: Ints
-    """int64 [lanes]: number of rows from each lane; fewer than wanted if it has reached its end."""
+    """int64 [lanes]: the number of rows from each lane; fewer than wanted if it has no more."""
     table: Ints
-    """int64 [documents, 10], the document table of the pieces."""
+    """int64 [documents, 10]: the document table of the pieces."""
     buffers: Sequence[memoryview]
     """The int32 buffers that `table` refers to."""
     pieces: Ints
-    """int64 [pieces, 4], by `tables.PIECE_ROW` and so on."""
+    """int64 [pieces, 4], with columns `tables.PIECE_ROW` and so on."""
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: Sequence[bytes] | None
     """[rows]: the lane's residue after each row; None if the packing has no residue."""
     counted: Ints
-    """int64 [documents, 4], by `tables.COUNTED_ROW` and so on."""
+    """int64 [documents, 4], with columns `tables.COUNTED_ROW` and so on."""
 
 
 class LaneRows(Protocol):
-    """The lanes of a worker, by `flat_lane` (`component * num_lanes + lane`).
+    """The packers of a worker's lanes, indexed by flat lane (`component * num_lanes + lane`).
 
     `flat_lanes` is int64 [lanes], ascending and distinct. `wanted` is the number of rows wanted
-    from each of them, int64 [lanes].
+    from each lane, int64 [lanes].
     """
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
-        """The documents in the lanes' residues, whose tokens must be read again.
+        """The documents in the lanes' residues that must be read again.
 
-        Returns (flat_lanes, ordinals), int64 [documents] each. Raises `ValueError` for an invalid
-        residue.
+        Returns (flat_lanes, ordinals), int64 [documents] each. Add these documents before cutting
+        rows. Raises `ValueError` for an invalid residue.
         """
         ...
 
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
-        """The minimum number of tokens that each lane needs for the wanted rows: int64 [lanes].
+        """Estimate how many more tokens each lane needs for the wanted rows: int64 [lanes].
 
-        0 if the lane already has the rows.
+        0 only if the lane already has the rows.
         """
         ...
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
-        """Add the next documents of lanes.
+        """Add the next documents of lanes, or documents of `unread`.
 
-        `has_begun` is bool [documents]: True if the lane's starting cursor is inside the document,
-        so some of its tokens are already in rows. Raises `ValueError`, which names the lane, if a
+        `has_begun` is bool [documents]: True if the document is in the lane's residue, or if the
+        lane's starting cursor is inside it. Raises `ValueError`, which names the lane, if a
         document does not match the cursor or the residue.
         """
         ...
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        """Take the next rows of lanes, at most `wanted`, from the documents that were added."""
+        """Take the next rows of lanes, at most `wanted` of each, from the documents added."""
         ...
 
 
 def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
-    """Copy int32 tokens [start, stop); a view would keep the whole buffer alive."""
+    """Copy int32 tokens [start, stop), because a view would keep the whole buffer alive."""
     return memoryview(buffer[start:stop].tobytes()).cast("i")
 
 
@@ -88,12 +88,12 @@ def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
 
 
 class _PackerLane:
-    """A lane's packer, and the lane's documents that later rows need."""
+    """A lane's packer, and the documents of the lane that later rows need."""
 
     def __init__(self, packer: Packer, residue: dict[int, int]) -> None:
         self.packer = packer
         self.unread = residue
-        """Sizes of the documents in the residue that must be read again, by ordinal."""
+        """The sizes of the residue's documents that must be read again, by ordinal."""
         self.documents: dict[int, tuple[Ints, memoryview]] = {}
         self.uncounted: deque[tuple[int, int, int, int]] = deque()
 
@@ -101,7 +101,8 @@ class _PackerLane:
 class PackerLanes:
     """Lanes that each have a reference packer; see `LaneRows`.
 
-    It runs `one_per_row`, and specifies its vectorized twins, `ConcatLanes` and `BestFitLanes`.
+    A run uses it only for `one_per_row`. For the other packings, it is the specification of the
+    vectorized twins, `ConcatLanes` and `BestFitLanes`. `cursors` is int64 [flat_lanes, 2].
     """
 
     def __init__(
@@ -205,7 +206,10 @@ class PackerLanes:
 
 
 def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
-    """Copy each document's row of the table, int64 [10], and its tokens, int32."""
+    """Copy each document's row of the table, int64 [10], and its ids, int32.
+
+    `BASE` in each row is changed to refer to the copied ids.
+    """
     table, buffer = documents.table.copy(), documents.ids.data
     froms = np.maximum(0, table[:, BASE])
     stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])

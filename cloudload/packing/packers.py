@@ -1,16 +1,16 @@
-"""The reference packers: one lane's documents into rows of `seq_len` tokens, document by document.
+"""The reference packers: pack one lane into rows of `seq_len` tokens, document by document.
 
     documents     aaaa bbbbbbb cc      seq_len = 5
     concat        aaaab bbbbb bcc..    documents can span rows; only the last row is padded
-    best_fit      bbbbb aaaa. bbcc.    a document that fits a row is never split; the remainder of a
-                                       longer one is packed like a document
+    best_fit      bbbbb aaaa. bbcc.    a document that fits in a row is never split; the remainder
+                                       of a longer one is packed like a document
     one_per_row   aaaa. bbbbb cc...    one document per row; the rest of a longer one is cut off
-                                       (overflow="cut"), or fills further rows ("rows")
+                                       (overflow="cut"), or fills more rows (overflow="rows")
 
-Packers see documents as ordinals and sizes, never as tokens. A packer appends each row to `rows` as
-soon as it is full, no matter how far the lane has read ahead. A row carries the lane's position
-after the row, which determines all later rows. The position has two parts: the **cursor** (ordinal,
-offset), which is the next unread token, and the **residue**, the spans that were read but are not
+Packers work with ordinals and sizes of documents, never with tokens. A packer appends each row to
+`rows` as soon as it is complete, so rows do not depend on how far the lane has read ahead. Each row
+includes the lane's cursor and residue after the row, which determine all later rows. The **cursor**
+(ordinal, offset) is the next unread token. The **residue** is the spans that were read but are not
 in a row yet. Only `best_fit` has a residue.
 
 These classes are the specification of `concat_lanes` and `best_fit_lanes`, their vectorized twins.
@@ -31,8 +31,8 @@ from cloudload.packing.residue import EMPTY_GROUP, Span, decode_residue, encode_
 Cursor = tuple[int, int]
 """(ordinal, offset) of the next unread token."""
 Piece = tuple[int, int, int, bool]
-"""(ordinal, start, stop, is_last): tokens [start, stop) of a document; `is_last` if no later row
-has more of it."""
+"""(ordinal, start, stop, is_last): tokens [start, stop) of a document. `is_last` is True if the
+document has no tokens in later rows."""
 
 
 class PackedRow(NamedTuple):
@@ -47,18 +47,18 @@ class Packer(ABC):
     """Packs the documents of one lane, starting at a cursor."""
 
     num_pending = 0
-    """Number of tokens that were added and are certain to be in the next row."""
+    """Number of added tokens that are certain to be in the next row."""
 
     def __init__(self, seq_len: int, cursor: Cursor) -> None:
         self.rows: deque[PackedRow] = deque()
-        """Full rows that were not taken yet."""
+        """Complete rows that the caller has not taken yet."""
         self._seq_len, self._first, self._cursor = seq_len, cursor, cursor
 
     @abstractmethod
     def add(self, ordinal: int, size: int) -> None:
-        """Pack the lane's next document, which has `size` tokens; 0 if it is left out.
+        """Pack the lane's next document, which has `size` tokens, or 0 if it is left out.
 
-        Raises `ValueError` if it does not match the starting cursor.
+        Raises `ValueError` if the first document does not match the starting cursor.
         """
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Packer(ABC):
         """Turn the remaining tokens into rows, because there are no more documents."""
 
     def _start(self, ordinal: int, size: int) -> int:
-        """The number of tokens of a document that are in rows before the starting cursor."""
+        """The number of a document's tokens that are before the starting cursor."""
         expected, offset = self._first
         if not offset:
             return 0
@@ -83,22 +83,25 @@ class Packing:
     """`concat`, `best_fit` or `one_per_row`."""
     seq_len: int
     open_rows: int
-    """Number of rows that `best_fit` keeps open."""
+    """Maximum number of rows that `best_fit` keeps open."""
     overflow: str
-    """How `one_per_row` treats tokens of a document that do not fit its row: `cut` or `rows`."""
+    """How `one_per_row` treats tokens that do not fit in their document's row: `cut` or `rows`."""
 
     @property
     def has_residue(self) -> bool:
-        """Whether lanes hold back documents that they have read."""
+        """Whether lanes have a residue."""
         return self.name == "best_fit"
 
     @property
     def cuts(self) -> bool:
-        """Whether tokens of a document that do not fit its row are dropped."""
+        """Whether tokens that do not fit in their document's row are dropped."""
         return (self.name, self.overflow) == ("one_per_row", "cut")
 
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
-        """Create a packer that starts at a cursor. Raises `ValueError` for an invalid residue."""
+        """Create a packer that starts at a cursor, with a residue if it is `best_fit`.
+
+        Raises `ValueError` for an invalid residue.
+        """
         if self.has_residue:
             return BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
         if self.name == "one_per_row":
@@ -107,9 +110,10 @@ class Packing:
 
 
 def check_start(expected: int, offset: int, ordinal: int, size: int) -> None:
-    """Check that a lane's first document matches its cursor, token `offset` of `expected`.
+    """Raise `ValueError` if a lane's first document does not match the lane's cursor.
 
-    The first document is `ordinal` and has `size` tokens. Raises `ValueError` if it does not match.
+    The cursor is at token `offset` of document `expected`. The first document is `ordinal`, and has
+    `size` tokens.
     """
     if ordinal != expected or offset > size:
         raise ValueError(
@@ -170,8 +174,8 @@ class _OnePerRowPacker(Packer):
 class BestFitPacker(Packer):
     """The reference packer for `BestFitLanes`.
 
-    Open rows are sorted by ascending free space, ties by age. A residue lists them in this order,
-    so a packer that starts from the residue has the same open rows.
+    Open rows are sorted by ascending free space, then by the time of their last change. A residue
+    lists them in this order, so a packer that starts from the residue has the same open rows.
     """
 
     def __init__(self, seq_len: int, open_rows: int, cursor: Cursor, residue: bytes) -> None:
@@ -214,7 +218,7 @@ class BestFitPacker(Packer):
         return self._open
 
     def _pack(self, ordinal: int, start: int, size: int) -> None:
-        """Pack a span that was left over from rows of another `seq_len`."""
+        """Pack a waiting span, which was left over from a different `seq_len`."""
         while size - start >= self._seq_len:
             stop = start + self._seq_len
             if stop < size:
@@ -227,7 +231,7 @@ class BestFitPacker(Packer):
             self._place((ordinal, start, size))
 
     def _place(self, span: Span) -> None:
-        """Put a span into the fullest open row that has room for it, or into a new row."""
+        """Put a span into the fullest open row that has space for it, or into a new row."""
         size = span[2] - span[1]
         place = bisect_left(self._free, size)
         if place == len(self._free):

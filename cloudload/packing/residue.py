@@ -1,6 +1,6 @@
 """A residue as bytes: the spans that a `best_fit` lane has read but not yet emitted.
 
-    waiting spans     count, spans       left over from rows of another `seq_len`, to be packed
+    waiting spans     count, spans       left over from a different `seq_len`, still to be packed
     each open row     count, spans       by ascending free space
     span              ordinal, start, stop, in tokens of its document
 
@@ -19,7 +19,7 @@ from functools import cache
 from cloudload.arrays import Ints
 
 Span = tuple[int, int, int]
-"""(ordinal, start, stop): the tokens of a document from `start` to its end."""
+"""(ordinal, start, stop): the tokens of a document from `start` to its end, `stop`."""
 _SPAN_BYTES = 12
 
 
@@ -29,7 +29,7 @@ def _group_format(num_spans: int) -> struct.Struct:
 
 
 def encode_group(spans: Collection[Span]) -> bytes:
-    """Encode the number of spans, then the spans."""
+    """Encode a group of a residue: the number of spans, then the spans."""
     return _group_format(len(spans)).pack(len(spans), *itertools.chain.from_iterable(spans))
 
 
@@ -37,12 +37,12 @@ EMPTY_GROUP = encode_group(())
 
 
 def extend_group(group: bytes, span: bytes) -> bytes:
-    """Append a span that `encode_spans` encoded to an encoded group."""
+    """Return an encoded group with one more span, which `encode_spans` encoded."""
     return (len(group) // _SPAN_BYTES + 1).to_bytes(4, "little") + group[4:] + span
 
 
 def encode_spans(spans: Ints) -> list[bytes]:
-    """Encode each of the spans (int64 [spans, 3]) as in a group."""
+    """Encode each span of int64 [spans, 3] as in a group."""
     joined = spans.astype("<i4").tobytes()
     return [joined[start : start + _SPAN_BYTES] for start in range(0, len(joined), _SPAN_BYTES)]
 
@@ -50,8 +50,8 @@ def encode_spans(spans: Ints) -> list[bytes]:
 def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[Span]]]:
     """Decode the residue of a lane that has read the documents before `ordinal`.
 
-    Returns the waiting spans, and the spans of each open row. Raises `ValueError` for bytes that
-    cannot be the lane's residue.
+    Returns (waiting spans, spans of each open row). Raises `ValueError` for bytes that cannot be
+    the lane's residue.
     """
     if not residue:
         return [], []
@@ -69,7 +69,7 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
         ]
         is_cut_short = numbers[place] < 0 or stop > len(numbers)
         if is_cut_short or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans):
-            raise ValueError("spans outside the documents read so far")
+            raise ValueError("spans outside the documents read so far, or incomplete spans")
         groups.append(spans)
         place = stop
     if any(not spans for spans in groups[1:]):
@@ -87,13 +87,16 @@ def split_residues(joined: bytes, sizes: Sequence[int]) -> list[bytes]:
 
 
 def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
-    """All spans of a residue. Raises `ValueError` as `decode_residue` does."""
+    """All spans of a residue: waiting ones, then those of open rows.
+
+    Raises `ValueError` as `decode_residue` does.
+    """
     waiting, rows = decode_residue(residue, ordinal)
     return [*waiting, *itertools.chain.from_iterable(rows)]
 
 
 def unpack_residue(residue: bytes, ordinal: int) -> bytes:
-    """Turn the open rows of a residue into waiting spans, to be packed with another `seq_len`.
+    """Turn the open rows of a residue into waiting spans, to pack them with a different `seq_len`.
 
     Raises `ValueError` as `decode_residue` does.
     """

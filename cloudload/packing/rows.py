@@ -2,7 +2,7 @@
 
     documents   a: bos ····· eos    b: bos ·········· eos    a table, and buffers of the texts' ids
     pieces      (row 0, a, 0, 7) (row 0, b, 0, 3) (row 1, b, 3, 12)
-    rows        bos ····· eos bos ·· | ········ eos ▒▒▒▒▒▒   ▒ is padding, 0
+    rows        bos ····· eos bos ·· | ········ eos ▒        seq_len 10; ▒ is padding, 0
 
 Each piece costs one memory copy and a few vectorized integer operations. No Python code runs per
 token.
@@ -37,14 +37,14 @@ from cloudload.packing.tables import (
 
 @dataclass(frozen=True)
 class Framing:
-    """The ids before and after a document of each stream: int64 [streams]; -1 for no id."""
+    """The ids before and after the documents of each stream: int64 [streams]; -1 for no id."""
 
     bos: Ints
     eos: Ints
 
     @staticmethod
     def of(frames: Sequence[Frame]) -> Framing:
-        """Convert the (bos, eos) of each stream to arrays."""
+        """Convert each stream's (bos, eos) to arrays."""
         bos, eos = (
             [-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1)
         )
@@ -54,10 +54,10 @@ class Framing:
 def fill_rows(
     out: Tokens, table: Ints, buffers: Sequence[memoryview], pieces: Ints, framing: Framing
 ) -> Ints:
-    """Write pieces into the rows of `out`, int32 [rows, seq_len], contiguous, and pad with 0.
+    """Write pieces into the rows of `out` (int32 [rows, seq_len], contiguous), and pad with 0.
 
-    `table` and `pieces` are as in `tables`; `buffers` hold int32 ids. Returns the number of tokens
-    in each row: int64 [rows].
+    `table` is a document table and `pieces` are pieces, as `tables` defines them. `buffers` contain
+    int32 ids. Returns the number of tokens in each row: int64 [rows].
 
     Example: seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, and pieces (0, a, 0, 5)
     (0, b, 0, 3) (1, b, 3, 6) give rows 1 10 11 12 2 1 20 21 0 | 22 23 2 0 0 0 0 0 0, lengths 8 3.
@@ -86,9 +86,10 @@ def fill_rows(
 
 
 def _flat_starts(pieces: Ints, shape: tuple[int, ...]) -> Ints:
-    """The index in the flattened rows at which each piece starts: int64 [pieces].
+    """The index at which each piece starts in the flattened rows: int64 [pieces].
 
-    Example: sizes 5 3 in row 0 and 3 in row 1, with seq_len 9, give 0 5 9.
+    `shape` is (rows, seq_len). Example: with seq_len 9, sizes 5 and 3 in row 0 and 3 in row 1 give
+    0 5 9.
     """
     num_rows, seq_len = shape
     rows, sizes = pieces[:, PIECE_ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START]

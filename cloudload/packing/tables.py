@@ -1,4 +1,4 @@
-"""The tables that turn documents into rows: int64 arrays with named columns.
+"""The columns of the tables that turn documents into rows; every table is an int64 array.
 
 documents ─► pieces of rows ─► spans of rows      remnants in lanes ─► pieces of the tail's rows
 """
@@ -16,38 +16,38 @@ FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = ra
 """Columns of a document table, int64 [documents, 10].
 
 `FLAT_LANE` is `component * num_lanes + lane`. `SAMPLE` is the sample's index within its stream.
-`SIZE` is the number of tokens to pack, bos and eos included, or 0 for a document that is left out.
+`SIZE` is the number of tokens to pack, including bos and eos, or 0 for a document that is left out.
 `COUNT` is the statistic that the document counts toward, an index into `stats.COUNTS`. Token `i` is
-at `BASE + i` of buffer `BUFFER`; token 0 is the bos, which the buffer does not contain. The first
-`START` tokens are already in rows.
+at `BASE + i` in buffer `BUFFER`, except for bos and eos, which the buffer does not contain. If the
+stream has a bos, it is token 0. The first `START` tokens are already in rows.
 """
 
 CURSOR_ORDINAL, CURSOR_OFFSET = range(2)
-"""Columns of cursors, int64 [.., 2]: the ordinal of a lane's next document, and the number of its
-tokens that are already in rows."""
+"""Columns of cursors, int64 [.., 2]: the ordinal of a lane's next document, and the number of that
+document's tokens that are already in rows."""
 
 PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(4)
-"""Columns of pieces, int64 [pieces, 4], by ascending row: tokens [start, stop) of a document, bos
-and eos included. `PIECE_DOCUMENT` is its index in the document table."""
+"""Columns of pieces, int64 [pieces, 4], sorted by row: tokens [start, stop) of a document, bos and
+eos included. `PIECE_DOCUMENT` is the document's index in the document table."""
 
 COUNTED_ROW, COUNTED_STREAM, COUNTED_AS, COUNTED_SIZE = range(4)
 """Columns of counted documents, int64 [documents, 4]: each document that is fully read, and the row
-whose statistics count it."""
+whose statistics count it. `COUNTED_AS` is the document's `COUNT`, `COUNTED_SIZE` its `SIZE`."""
 
 SPAN_COLUMNS = ("row", "stream", "epoch", "sample", "start", "stop")
 SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(len(SPAN_COLUMNS))
 """Columns of spans, int64 [spans, 6]: tokens [start, stop) of a sample of a stream."""
 
 SIZE_ABSENT, SIZE_FILTERED = -2, -1
-"""Markers in a column of sizes: no document, or a document that is filtered out."""
+"""Special values in a column of sizes: no document here, or a document that is filtered out."""
 
 NUM_REMNANT_COLUMNS = 5
 REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range(
     NUM_REMNANT_COLUMNS
 )
 """Columns of remnants, int64 [remnants, 5]: tokens [start, stop) of a document that a lane has left
-when the tail begins. `REMNANT_SIZE` is the document's size, or `SIZE_FILTERED`, until the document
-is counted; then it is `SIZE_ABSENT`."""
+when the tail begins. `REMNANT_SIZE` is the document's size, or `SIZE_FILTERED`. It is `SIZE_ABSENT`
+if the document was counted before."""
 
 TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
 """Columns of the pieces of the tail's rows, int64 [pieces, 3]: the index of a remnant, and tokens
@@ -56,7 +56,7 @@ TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents and their tokens."""
+    """Documents and the ids of their texts."""
 
     table: Ints
     """int64 [documents, 10], with columns `FLAT_LANE` and so on."""

@@ -3,12 +3,12 @@
     lane 0    ████████████ ▒▒▒▒       the tail begins at the first row that its lane cannot fill
     lane 1    ████████████
     lane 2    ████████████ ▒▒▒▒▒▒▒    ▒ is packed, in canonical order, by one reference packer
-    tail      ▒▒▒▒▒▒▒▒▒▒▒▒            as one lane: with concat, only the last row is padded
+    tail      ▒▒▒▒▒▒▒▒▒▒▒             as one lane: with concat, only the last row is padded
 
 Lanes end at different rows because their documents differ in size. A **remnant** is a range of
 tokens of one document that a lane has left. Each rank tokenizes the documents left in its lanes to
 learn their sizes. The ranks exchange the sizes, and each rank then reads its rows of the tail. The
-rows depend on the lanes' cursors and the sizes, never on the world size.
+rows depend on the lanes' cursors and residues and on the sizes, never on the world size.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from cloudload.packing.tables import (
 )
 
 Stages = tuple[tuple[int, int], ...]
-"""The stages of a tail: (seq_len, rows delivered) of each.
+"""(seq_len, number of rows delivered) of each stage of a tail.
 
-A stage is consecutive rows of the tail that were packed with one `seq_len`. A run that resumes in
-its tail with another `seq_len` begins a new stage."""
+A stage is a range of the tail's rows that were packed with one `seq_len`. A run that resumes in its
+tail with a different `seq_len` begins a new stage."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The rows of a tail.
+    """The rows of a tail's current stage.
 
     Row `first_row + i` of the run has the pieces `pieces[piece_starts[i] : piece_starts[i + 1]]`.
     """
@@ -56,16 +56,17 @@ class Tail:
     piece_starts: Ints
     """int64 [rows + 1]."""
     passed: Ints
-    """int64 [rows + 1]: row `i` finishes the remnants `passed[i] ≤ remnant < passed[i + 1]`."""
+    """int64 [rows + 1]: row `first_row + i` counts the documents of the remnants
+    `passed[i] ≤ remnant < passed[i + 1]`, unless they were counted before."""
 
     @property
     def num_rows(self) -> int:
-        """Number of rows in the tail."""
+        """The number of rows in this stage."""
         return len(self.piece_starts) - 1
 
     @property
     def end(self) -> int:
-        """Number of rows in the whole run."""
+        """The number of rows in the whole run."""
         return self.first_row + self.num_rows
 
     def row_pieces(self, row: int) -> Ints:
@@ -75,12 +76,15 @@ class Tail:
         return self.pieces[self.piece_starts[index] : self.piece_starts[stop]]
 
     def row_remnants(self, row: int) -> Ints:
-        """The remnants that a row of the run finishes: int64 [remnants, 5]; empty after the end."""
+        """The remnants whose documents a row of the run counts: int64 [remnants, 5].
+
+        Empty after the end. Documents with size `SIZE_ABSENT` were counted before.
+        """
         index = min(row - self.first_row, self.num_rows)
         return self.remnants[self.passed[index] : self.passed[min(index + 1, self.num_rows)]]
 
     def num_tokens(self, row: int) -> int:
-        """Number of tokens in row `row` of the run and all later rows."""
+        """The number of tokens in the run's row `row` and all later rows."""
         pieces = self.pieces[self.piece_starts[min(max(0, row - self.first_row), self.num_rows)] :]
         return int((pieces[:, TAIL_STOP] - pieces[:, TAIL_START]).sum())
 
@@ -96,11 +100,11 @@ def pack_tail(
 ) -> Tail:
     """Pack the tail that begins at row `start_row` of the run.
 
-    At that row, the lanes were at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). `sizes`
-    holds, for each lane, the sizes of its documents from the cursor on: int64 [documents]. `stages`
-    lists the stages before the run resumed. The tail returned begins at the first row of the
-    current stage, whose rows have the `seq_len` of `packing`. Raises `ValueError` for an invalid
-    residue, and for a cursor past the end of its document.
+    At that row, the lanes are at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). `sizes`
+    holds, for each lane, the sizes of its documents from the cursor on: int64 [documents]. A size
+    may be `SIZE_ABSENT` or `SIZE_FILTERED`. `stages` lists the stages before the run was resumed.
+    Returns only the current stage, whose rows have the `seq_len` of `packing`. Raises `ValueError`
+    for an invalid residue, and for a cursor past the end of its document.
     """
     remnants = _list_remnants(cursors, residues, sizes)
     over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
@@ -116,7 +120,7 @@ def pack_tail(
 def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
     """The stages of a tail once `rows` rows of the run are delivered.
 
-    The tail begins at row `start_row`. Rows after the earlier stages have `seq_len` tokens.
+    The tail begins at row `start_row`. Rows after the earlier `stages` have `seq_len` tokens.
     """
     past = stages[:-1] if stages and stages[-1][0] == seq_len else stages
     return (*past, (seq_len, rows - start_row - sum(count for _, count in past)))
@@ -159,9 +163,9 @@ def _add(packer: Packer, remnant: int, remnants: Ints) -> None:
 def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
     """Pack and skip `rows` rows, and return the remnants that are left after them.
 
-    The packer's residue is first. Example: remnants of 4, 7 and 2 tokens, concat, seq_len 5, 1 row.
-    The row takes remnant 0 and one token of remnant 1, so tokens [1, 7) of remnant 1 and all of
-    remnant 2 are left.
+    Remnants in the packer's residue are first. Example: remnants of 4, 7 and 2 tokens, concat,
+    seq_len 5, and 1 row. The row takes remnant 0 and one token of remnant 1. Tokens [1, 7) of
+    remnant 1 and all of remnant 2 are left.
     """
     if not rows:
         return remnants
