@@ -5,7 +5,7 @@
       streaming_shuffles         StreamingDataset's shuffles, bit for bit
       seekable ◄─ bijection      our own shuffle, with random access to any position
                  │
-             canonical           one order per epoch ─► epoch_orders   one file per machine
+             canonical           one order per epoch ─► epoch_orders   cached on disk
                  │
       layout, lanes              position ─► lane and ordinal; row ─► lane, rank, worker
       mixture ◄─ mixture_step    row ─► stream

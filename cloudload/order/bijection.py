@@ -99,8 +99,8 @@ def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: boo
 def permute_groups(counts: Ids, keys: Words) -> Ids:
     """Permute the indices within each of several consecutive groups.
 
-    `counts` (integer [groups]) are the sizes of the groups; `keys` is uint64 [groups]. Returns the
-    permuted indices, [sum of counts], with the `narrow_dtype` of that sum.
+    `counts` (integer [groups]) are the groups' sizes, and `keys` (uint64 [groups]) their keys.
+    Returns the permuted indices, [sum of counts], with the `narrow_dtype` of that sum.
     """
     starts = group_starts(counts)
     permuted = np.empty(starts[-1], narrow_dtype(int(starts[-1])))

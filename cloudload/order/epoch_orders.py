@@ -40,7 +40,7 @@ _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 class EpochOrders:
     """The orders of one component; call it with an epoch to get that epoch's order.
 
-    `shard_sizes` is int64 [shards]. Orders with other inputs have other subfolders of `folder`.
+    `shard_sizes` is int64 [shards]. Each set of inputs has a separate subfolder of `folder`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EpochOrders:
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids | SeekableOrder] = {}
         self._num_positions = num_positions(shard_sizes, sampling)
-        # lanes drift apart by less than an epoch, except on tiny data, where keeping many is cheap
+        # lanes drift apart by less than an epoch, except on tiny data, where many are cheap to keep
         self._kept_epochs = min(
             _MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions))
         )

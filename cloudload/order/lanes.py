@@ -37,10 +37,10 @@ class Lanes:
 
         Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`, so it stays
         within one canonical node. Neighboring nodes share the shard at their border, so a machine
-        should read consecutive nodes. With P machines, each one reads the lanes congruent modulo P:
-        with 2 machines and 4 nodes, lanes 0 and 2 read nodes 0 and 1. A machine's nodes are
-        consecutive for every P that divides the number of nodes if that number is a power of 2, and
-        for some of these P otherwise.
+        should read consecutive nodes. With P machines, a machine reads lanes congruent modulo P:
+        with 2 machines and 4 nodes, lanes 0 and 2 read nodes 0 and 1. If the number of nodes is a
+        power of 2, a machine's nodes are consecutive for every P that divides it. Otherwise, they
+        are consecutive only for some P.
         """
         lanes = np.arange(self.num_lanes)
         nodes = lanes % self.num_nodes

@@ -43,12 +43,13 @@ def resolve_layout(
     replaces these defaults:
 
     - Lanes: the largest of 3840, 1920, … 60 that leaves each lane `lanes / 4` documents (at least
-      16, at most 256); 12 for less data. If `config` sets canonical nodes, they divide the lanes.
+      16, at most 256); 12 for less data. If `config` sets canonical nodes, a multiple of these.
     - Canonical nodes: the largest of 64, 32, … that divides the lanes and leaves 4 shards per node.
     - Shuffle block: the number of documents in 4 shards, at least 2.
 
-    A component with fewer documents than `config` has canonical nodes gets the largest divisor that
-    fits. Raises `ValueError` if `config` asks for more canonical nodes than there are documents.
+    If `config` sets more canonical nodes than a component has documents, that component gets the
+    largest divisor that is not too large. Raises `ValueError` if `config` sets more canonical nodes
+    than there are documents in all components.
     """
     nodes = config.num_canonical_nodes
     documents = sum(samples for samples, _ in sizes)

@@ -4,7 +4,7 @@
     row g is at g · step        0 .22 .45 .67 .89 .12 .34 .56 .78 .01 .23 .45 .68 .90 .12
     so rows 0, 1, … take        a  a   a   b   c   a   a   b   c   a   a   a   b   c   a
 
-    (960 lanes: the step is .223)
+    (with 960 lanes, the step is .223)
 
 There are no counters and no state. The evenness of such a walk depends only on its step and its
 length, not on its starting point. While the weights stay the same, any 1,000 consecutive rows

@@ -2,10 +2,10 @@
 
     step 1/4        rows at 0 .25 .50 .75 0 .25 …     an arc of .24 gets 1 row in 4, or none
     golden ratio    deviates by up to 2.65 rows in 1,000 from an arc's share
-    ours            deviates by less than 2, and so does each lane, with step `num_lanes` · step
+    ours            deviates by less than 2, for the run and for each lane
 
-The search tries steps close to fractions p / grid, with grid 500 or about 1,000. Among those that
-are even enough, it picks the one with the smoothest continued fractions.
+The search tries steps close to fractions p / grid, where grid is 500 or about 1,000. Among those
+that are even enough, it picks the one with the smoothest continued fractions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_TRIED = 2048
 
 @cache
 def find_step(num_lanes: int) -> int:
-    """The step from one row to the next, in 2⁻⁶⁴ of the circle.
+    """The step from one row to the next, in units of 2⁻⁶⁴ of the circle.
 
     The golden ratio is even over windows of any length, but deviates by up to 2.65 in 1,000 rows.
     The few steps that deviate by less than 2 are close to a fraction with a denominator of 500 or
@@ -68,7 +68,7 @@ def unevenness(steps: Words) -> Ints:
 def _candidates(num_lanes: int) -> Words:
     """Steps close to a good fraction whose multiple by `num_lanes` is also close to one.
 
-    Returns uint64 [steps]: every n-th step found, at most `_MOST_TRIED`. Example with 960 lanes:
+    Returns uint64 [steps], thinned evenly to at most `_MOST_TRIED`. Example with 960 lanes:
     223/1000 is good, and 960 · 223/1000 = 214.08 is near 214 + 80/999, and 80/999 is good from
     below. For the step 223/1000 + 8.3e-8, the multiple is 5² / (1024 · 999²) below 214 + 80/999, so
     the step is a candidate. `find_step` chooses it.

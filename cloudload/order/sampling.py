@@ -1,7 +1,7 @@
 """Draw the samples of an epoch for streams with `repeat` or `choose`, like StreamingDataset.
 
     shards    0 1 2 3 | 4 5              one stream of two shards, with choose=9
-    runs      0 1 2 3 | 0 2 | 4 5 | 4    each shard once, plus 3 draws: 2 from the first shard
+    runs      0 1 2 3 | 0 2 | 4 5 | 4    each shard once, and 3 drawn: 2 from the first shard
 
 The shuffle then treats each run as a shard.
 """

@@ -8,9 +8,9 @@
     position    ─► node, place within it ─► block ─► keyed bijection of the block ─► span ─► sample
 
 It needs memory for three integers per span. A canonical node reads the same shards in every epoch,
-as with all of StreamingDataset's shuffles but naive. If streams have `repeat` or `choose`, runs are
+as with StreamingDataset's shuffles except naive. If streams have `repeat` or `choose`, runs are
 passes over a shard and draws from it, so the shards at a node's borders vary by epoch. A draw is
-another keyed bijection (`bijection`). The keys are from NumPy's `SeedSequence`.
+also a keyed bijection (`bijection`). The keys are from NumPy's `SeedSequence`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cloudload.order.bijection import (
 Weights = Sequence[tuple[int, int]]
 """(shards, samples per epoch) of each stream."""
 
-# without these tags, run and epoch 0 would share keys: SeedSequence ignores trailing zeros
+# without tags, the run and epoch 0 would share keys: SeedSequence ignores trailing zeros
 _OF_RUN, _OF_EPOCH = 1, 2
 
 # ---------------------------------------------------------------- runs and spans

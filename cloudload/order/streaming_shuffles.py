@@ -52,8 +52,8 @@ def shuffle_nodes(
     """Yield the shuffled ids of each canonical node: [samples of the node].
 
     `sizes` is int64 [runs]: the sizes of the shards, or of the runs of `resample`. Ids index the
-    samples of all runs, from 0. They are uint32, or int64 beyond 2^32 samples. `block_size` matters
-    to py1br and py1e only. Raises `ValueError` for an unknown algorithm.
+    samples of all runs, from 0. They are uint32, or int64 beyond 2^32 samples. Only py1br and py1e
+    use `block_size`. Raises `ValueError` for an unknown algorithm.
     """
     total = int(sizes.sum())
     narrow = np.dtype(np.uint32 if total <= 1 << 32 else np.int64)

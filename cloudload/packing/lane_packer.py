@@ -61,7 +61,7 @@ class LaneRows(Protocol):
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
         """Estimate how many more tokens each lane needs for the wanted rows: int64 [lanes].
 
-        0 only if the lane already has the rows.
+        0 if and only if the lane already has the rows.
         """
         ...
 

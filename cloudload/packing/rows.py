@@ -56,8 +56,8 @@ def fill_rows(
 ) -> Ints:
     """Write pieces into the rows of `out` (int32 [rows, seq_len], contiguous), and pad with 0.
 
-    `table` is a document table and `pieces` are pieces, as `tables` defines them. `buffers` contain
-    int32 ids. Returns the number of tokens in each row: int64 [rows].
+    `table` and `pieces` have the columns that `tables` defines, and `buffers` contain int32 ids.
+    Returns the number of tokens in each row: int64 [rows].
 
     Example: seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, and pieces (0, a, 0, 5)
     (0, b, 0, 3) (1, b, 3, 6) give rows 1 10 11 12 2 1 20 21 0 | 22 23 2 0 0 0 0 0 0, lengths 8 3.

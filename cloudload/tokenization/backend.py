@@ -1,4 +1,4 @@
-"""Choose the backend that encodes documents, `hf` or `fastokens`, and give the reason.
+"""Choose the backend that encodes documents, `hf` or `fastokens`, and record the reason.
 
     asked "hf"          hf
     asked "auto"        fastokens if it passes every check below, else hf
@@ -6,9 +6,9 @@
 
     version ─► features of the tokenizer.json ─► loads ─► same ids for probes ─► for all of Unicode
 
-For some tokenizers, fastokens silently gives different ids. The check of features recognizes all
-known cases; the later checks catch unknown ones. The training process chooses once, and passes the
-choice to its workers.
+For some tokenizers, fastokens silently gives different ids. The feature check recognizes all known
+cases; the later checks catch unknown ones. The training process chooses once, and passes the choice
+to its workers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CODE_POINTS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of a backend, as plain data for workers."""
+    """The chosen backend, as plain data for workers."""
 
     name: str
     """`hf` or `fastokens`."""
@@ -64,7 +64,7 @@ class Choice:
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     """Choose the backend for the tokenizer.json `text`.
 
-    `asked` is "auto", "hf" or "fastokens". Caches the result of the Unicode sweep in a file below
+    `asked` is "auto", "hf" or "fastokens". Caches the result of the Unicode sweep in a file under
     `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
     """
     tokenizers = f"tokenizers {version('tokenizers')}"

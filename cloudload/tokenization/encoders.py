@@ -6,7 +6,7 @@
     documents   "ab" "" "c"    ids 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
 Two safeguards run while encoding. If fastokens fails on a document, hf encodes it. A background
-thread encodes a sample of the documents with hf, too, and compares the ids. A process loads its
+thread also encodes a sample of the documents with hf, and compares the ids. A process loads its
 tokenizers once, and forked workers share them.
 """
 
@@ -193,7 +193,7 @@ def load_hf(text: str) -> Any:
 
 
 def make_hf(text: str) -> Any:
-    """Create a `tokenizers.Tokenizer` like that of `load_hf`, but that the caller may modify."""
+    """Create a `tokenizers.Tokenizer` as `load_hf` does, for the caller to modify."""
     from tokenizers import Tokenizer
 
     # in a thread, which has a separate heap, because parsing fragments the heap, and encoding on a

@@ -77,7 +77,7 @@ _LONG = [
 
 
 def assigned_code_points() -> list[int]:
-    """The code points that this Python's Unicode version assigns, except private use."""
+    """The code points that this Python assigns, except surrogates and private use."""
     return [
         point for point in all_code_points() if unicodedata.category(chr(point)) not in ("Cn", "Co")
     ]

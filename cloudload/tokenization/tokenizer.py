@@ -48,7 +48,7 @@ class TokenizerSpec:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of everything in the tokenizer.json that affects encoding: 32 hex digits.
+        """A hash of the tokenizer.json without its post-processor and decoder: 32 hex digits.
 
         Tokenizers with equal fingerprints give the same ids. `frames` are not included.
         """
@@ -68,8 +68,8 @@ def load_tokenizer(
     `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each
     stream: a token, None, or "auto". "auto" adds a bos only if the tokenizer's template does, and
     adds the tokenizer's own eos. Raises `TokenizerError` if `source` is not a tokenizer, does not
-    exist, or has no fast version, if "auto" finds no eos, or if a bos or eos is not a token of the
-    tokenizer.
+    exist, or has no fast version, if "auto" finds no eos, or if a given bos or eos is not one of
+    its tokens.
     """
     backend, names = _find(source)
     backend.no_truncation()
@@ -90,9 +90,9 @@ def load_tokenizer(
 
 
 def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
-    """Load a `tokenizers.Tokenizer` that we may modify, and its bos and eos, as far as known.
+    """Load a `tokenizers.Tokenizer` that we may modify, and find its bos and eos tokens.
 
-    The keys of the latter are `bos_token` and `eos_token`.
+    The tokens are returned under `bos_token` and `eos_token`, if the source names them.
     """
     from tokenizers import Tokenizer
 
@@ -218,7 +218,7 @@ def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -
 
 
 class DocumentTokenizer:
-    """Encodes and decodes documents; `backend` is the name of the `Choice` that encodes them."""
+    """Encodes and decodes documents. `backend` is `hf` or `fastokens`."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
         self._json = spec.json
@@ -230,7 +230,7 @@ class DocumentTokenizer:
         """Encode documents to ids, int32 [tokens], and offsets, int64 [documents + 1].
 
         Adds no bos or eos. The arrays may be read-only. Raises `TokenizerError` for a document that
-        cannot be encoded, and once a comparison has found a wrong id from fastokens.
+        cannot be encoded, or if an earlier comparison of fastokens with hf found different ids.
         """
         return self._encoder.encode(documents)
 
