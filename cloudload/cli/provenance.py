@@ -1,4 +1,4 @@
-"""`cloudload trace` lists the documents that steps read; `cloudload where`, the reverse."""
+"""`cloudload trace` finds the documents of steps, and `cloudload where` the steps of a document."""
 
 from __future__ import annotations
 

@@ -101,10 +101,10 @@ def convert_to_mds(
 
     Raises:
         ValueError: an argument is invalid, or a file is in the inputs twice.
-        ConvertError: an input is not found or cannot be read as its format, a record is bad, a kept
+        ConvertError: an input has no files or cannot be read as its format, a record is bad, a kept
             field is not found, a package is not installed, there are no documents, or `out` holds a
             different dataset or conversion.
-        StoreError: the input or the output cannot be read or written.
+        StoreError: an input is missing or cannot be read, or the output cannot be written.
         WorkerError: a worker process failed or died.
     """
     for name, value in {"keep": keep, "hashes": hashes}.items():

@@ -65,7 +65,7 @@ class InputUnit(Protocol):
     """A part of the input that can be read separately, identified by its name and size.
 
     `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the blocks
-    from `start` on, with at least the given fields of each record.
+    from `start` on; `fields` are the record fields that the conversion reads.
     """
 
     @property
