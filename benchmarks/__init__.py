@@ -1,2 +1,1 @@
-"""Benchmarks: cloudload beside the bare tokenizers and other loaders. `make bench`, `make
-bench-cold`."""
+"""Benchmarks of cloudload, bare tokenizers and other loaders: `make bench`, `make bench-cold`."""

@@ -1,7 +1,7 @@
 """The races, their sides, and the requirements of their environments.
 
-To add a peer: write `side_<peer>.py`, and give it an `Entry` here and, if its versions clash with
-cloudload's, an environment.
+To add a peer, write `side_<peer>.py` and add an `Entry` here. If its versions conflict with
+cloudload's, add an environment too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "litdata": ("torch==2.13.0", "litdata==0.2.76"),
     "lance": ("torch==2.13.0", "lancedb==0.40.0", "pylance==14.0.2"),
 }
-"""Requirements of the peers whose versions clash with ours; `{tokenizers}` is the version in
-cloudload's environment."""
+"""Requirements of the peers whose versions conflict with cloudload's.
+
+`{tokenizers}` stands for the version in cloudload's environment."""
 
 ADDITIONS: dict[str, tuple[str, ...]] = {
     "epochraft": (
@@ -32,12 +33,12 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
         "wrapt==2.0.1",
     ),
 }
-"""Packages that peers in cloudload's own environment need in addition."""
+"""Additional packages for peers that run in cloudload's environment."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A side of a race."""
+    """A side of a race: the script that it runs, with which options, and where."""
 
     name: str
     kind: str
@@ -49,8 +50,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Race:
-    """Sides that take turns on the same cores. Ratios are to the baseline's turn of the same
-    round."""
+    """Sides that take turns on the same cores.
+
+    Ratios are relative to the turn of the side named `baseline` in the same round.
+    """
 
     name: str
     title: str
@@ -60,12 +63,12 @@ class Race:
 
 
 def ours(name: str, num_workers: int = 1, **options: Any) -> Entry:
-    """An entry of cloudload."""
+    """An entry for cloudload; `options` are those of `CloudLoader`, and `state_every_batch`."""
     return Entry(name, OURS, "side_cloudload", options, num_workers=num_workers)
 
 
 def pretokenized(name: str, script: str, environment: str, **options: Any) -> Entry:
-    """An entry that reads ids; their number is filled in by the run."""
+    """An entry that reads pre-tokenized data; `benchmarks.run` sets the number of tokens."""
     return Entry(name, CEILING, script, {"tokens": None, **options}, environment)
 
 

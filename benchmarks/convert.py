@@ -1,10 +1,11 @@
-"""How fast the converter is, and whether its output depends on the number of processes.
+"""Measure the converter's speed, and check that its output does not depend on its processes.
 
     python -m benchmarks.convert --corpus FOLDER
 
-speed   MB/s of uncompressed input, including the start of the worker processes. The corpus is
-        repeated, plain and gzipped, up to --megabytes.
-hash    SHA-256 of all shards and the index. Exits with 1 if it depends on the number of processes.
+speed   MB/s of uncompressed input, including the start of the worker processes. The input is JSON
+        Lines, plain and gzipped, with the corpus repeated up to --megabytes.
+hash    SHA-256 of all shards and the index, with 1, 2 and 5 processes. The exit status is 1 if the
+        hashes differ.
 
 Without --corpus, text is generated.
 """
@@ -32,14 +33,20 @@ def main() -> None:
     options = Options(__doc__)
     add_documents(options, megabytes=400.0)
     options.add_amount("repeats", 5, 1, "conversions with each number of processes")
-    options.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="default: 1 2")
+    options.add_argument(
+        "--processes",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="numbers of processes (default: 1 2)",
+    )
     args = options.parse()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         print_tables(measure(args, Path(folder)), as_json=args.json)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """The tables of both parts."""
+    """Yield (title, rows) of each part's tables."""
     files = make_files(read_or_generate(args.corpus, min(MOST_TEXT_BYTES, 1e6 * args.megabytes)))
     for form in ("jsonl", "jsonl.gz"):
         size = write_inputs(folder / form, files, int(1e6 * args.megabytes))
@@ -51,7 +58,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[
 
 
 def make_files(texts: list[str]) -> list[bytes]:
-    """The texts as JSON Lines, in files of some megabytes."""
+    """Format the texts as JSON Lines, in files of about 8 MB."""
     files, lines, size = [], [], 0
     for text in texts:
         lines.append(json.dumps({"text": text}) + "\n")
@@ -63,7 +70,7 @@ def make_files(texts: list[str]) -> list[bytes]:
 
 
 def write_inputs(folder: Path, files: list[bytes], target: int) -> int:
-    """Write the files again and again up to `target` uncompressed bytes; returns their bytes."""
+    """Write the files repeatedly until they have `target` uncompressed bytes; return their size."""
     folder.mkdir()
     form = folder.name
     stored = [gzip.compress(file, 6) if form.endswith(".gz") else file for file in files]
@@ -76,7 +83,7 @@ def write_inputs(folder: Path, files: list[bytes], target: int) -> int:
 
 
 def time_conversions(inputs: Path, size: int, args: argparse.Namespace) -> list[Row]:
-    """MB/s by number of processes, which take turns."""
+    """Measure MB/s for each number of processes. They take turns in each repeat."""
     speeds: dict[int, list[float]] = {processes: [] for processes in args.processes}
     for _ in range(args.repeats):
         for processes, measured in speeds.items():
@@ -89,7 +96,7 @@ def time_conversions(inputs: Path, size: int, args: argparse.Namespace) -> list[
 
 
 def hash_outputs(folder: Path) -> list[Row]:
-    """The hash of the output by number of processes."""
+    """Hash the output for each number of processes. Raises `SystemExit` if the hashes differ."""
     rows: list[Row] = []
     for processes in HASHED_PROCESSES:
         out, inputs = folder / f"out{processes}", folder / "jsonl.gz"

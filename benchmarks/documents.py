@@ -1,9 +1,9 @@
-"""Documents to measure with; for a race, laid out once for every side.
+"""Documents for the benchmarks. A race writes them once, in a form for every side.
 
-texts/*.jsonl     JSON Lines, dealt out over eight files
-mds/              the same as uncompressed MDS shards
-tokens-NAME/      the ids of tokenizer NAME, each document with its eos: tokens.npy, and offsets.npy
-                  between documents
+texts/*.jsonl     JSON Lines, in eight files
+mds/              the same documents as uncompressed MDS shards
+tokens-NAME/      their IDs by tokenizer NAME, with an eos after each document: tokens.npy, and
+                  offsets.npy, the bounds between documents
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ class Documents:
 
     folder: Path
     source: str
-    """Their origin, in words."""
+    """A description of their origin."""
     count: int
     num_bytes: int
+    """Bytes of UTF-8 text."""
 
 
 def lay_out(corpus: Path | None, folder: Path, most_bytes: float) -> Documents:
-    """Write texts/ and mds/ from the corpus, or from the sources of this Python environment."""
+    """Write texts/ and mds/ from the corpus, or from the sources of this Python environment.
+
+    Writes at most `most_bytes` of text, in a fixed shuffle. Replaces `folder`.
+    """
     from cloudload import convert_to_mds
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -61,20 +65,22 @@ def lay_out(corpus: Path | None, folder: Path, most_bytes: float) -> Documents:
 
 
 def files_of(corpus: Path) -> list[Path]:
-    """The JSON Lines of a folder."""
+    """List the JSON Lines files of a folder. Raises `SystemExit` if there are none."""
     files = sorted(file for file in corpus.iterdir() if file.name.endswith((".jsonl", ".jsonl.gz")))
     if not files:
-        raise SystemExit(f"no *.jsonl or *.jsonl.gz in {corpus}. Give another --corpus, or none")
+        raise SystemExit(
+            f"no *.jsonl or *.jsonl.gz in {corpus}. Pass a different --corpus, or none"
+        )
     return files
 
 
 def name_of(file: Path) -> str:
-    """A file's name without its endings."""
+    """A file's name without its extensions."""
     return file.name.split(".")[0]
 
 
 def read_corpus(corpus: Path, most_bytes: float) -> Iterator[str]:
-    """The documents of a folder; where that is too much, the same share of each file."""
+    """Yield the documents of a folder, or the same share of each file if `most_bytes` is less."""
     sizes = {file: sum(len(text.encode()) for text in read_file(file)) for file in files_of(corpus)}
     share = min(1.0, most_bytes / sum(sizes.values()))
     for file, size in sizes.items():
@@ -87,14 +93,14 @@ def read_corpus(corpus: Path, most_bytes: float) -> Iterator[str]:
 
 
 def read_file(file: Path) -> Iterator[str]:
-    """The documents of one file."""
+    """Yield the documents of one file."""
     with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
         for line in lines:
             yield json.loads(line)["text"]
 
 
 def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
-    """Sources and texts of this Python environment, as the demo takes them."""
+    """Yield sources and texts of this Python environment, collected as by the demo."""
     from examples.demo.corpus import collect_corpus
 
     collect_corpus(folder / "environment.jsonl", int(most_bytes))
@@ -102,7 +108,7 @@ def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
 
 
 def read_or_generate(corpus: Path | None, most_bytes: float) -> list[str]:
-    """The documents of a folder, or generated ones, in a fixed shuffle."""
+    """Return the documents of a folder, or generated ones if it is None, in a fixed shuffle."""
     texts = list(read_corpus(corpus, most_bytes) if corpus else generate_texts(most_bytes))
     random.Random(0).shuffle(texts)
     note(f"{len(texts):,} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB")
@@ -110,7 +116,7 @@ def read_or_generate(corpus: Path | None, most_bytes: float) -> list[str]:
 
 
 def generate_texts(num_bytes: float) -> Iterator[str]:
-    """Documents of made-up words, which are as frequent as those of a language."""
+    """Generate documents of random words, with word frequencies like those of a language (Zipf)."""
     draw = random.Random(0)
     letters = "etaoinshrdlucmfwypvbgk"
     words = ["".join(draw.choices(letters, k=draw.randint(1, 10))) for _ in range(20_000)]
@@ -122,7 +128,7 @@ def generate_texts(num_bytes: float) -> Iterator[str]:
 
 
 def write_dataset(texts: Iterable[str], folder: Path) -> str:
-    """An MDS dataset of the texts."""
+    """Write the texts as an MDS dataset with 1 MiB shards, and return its location."""
     from cloudload import convert_to_mds
 
     samples = iter([{"text": text} for text in texts])
@@ -131,9 +137,9 @@ def write_dataset(texts: Iterable[str], folder: Path) -> str:
 
 
 def add_documents(options: Options, megabytes: float = 24.0) -> None:
-    """Add the options for what to read."""
+    """Add `--corpus`, `--tokenizer` and `--megabytes` to a benchmark's options."""
     options.add_argument(
-        "--corpus", type=Path, metavar="FOLDER", help="of *.jsonl or *.jsonl.gz; else generated"
+        "--corpus", type=Path, metavar="FOLDER", help="*.jsonl or *.jsonl.gz (default: generated)"
     )
     options.add_argument(
         "--tokenizer",
@@ -141,19 +147,22 @@ def add_documents(options: Options, megabytes: float = 24.0) -> None:
         type=Path,
         default=[ROOT / "examples" / "tokenizer"],
         metavar="FOLDER",
-        help="each with a tokenizer.json (default: the one of the examples)",
+        help="folders with a tokenizer.json (default: examples/tokenizer)",
     )
-    options.add_amount("megabytes", megabytes, 0.5, "of text, at most")
+    options.add_amount("megabytes", megabytes, 0.5, "megabytes of text, at most")
 
 
 def beside(name: str) -> Path | None:
-    """A folder of the shared data beside the repository, where there is one."""
+    """Return ../shared/`name` beside the repository, or None if it does not exist."""
     folder = ROOT.parent / "shared" / name
     return folder if folder.is_dir() else None
 
 
 def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[Path]:
-    """The folders of the named tokenizers; without any folder, that of one trained here."""
+    """Return the folders of the named tokenizers, or of one trained now if `folder` is None.
+
+    Raises `SystemExit` if one has no tokenizer.json.
+    """
     if folder is None:
         command = [sys.executable, "-m", "scripts.train_tokenizer", str(work / "trained-4096")]
         subprocess.run(command, cwd=ROOT, check=True)
@@ -161,23 +170,27 @@ def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[P
     found = [folder / name for name in names]
     if missing := [path.name for path in found if not (path / "tokenizer.json").exists()]:
         raise SystemExit(
-            f"no tokenizer.json for {', '.join(missing)} in {folder}. Name others with --names"
+            f"no tokenizer.json for {', '.join(missing)} in {folder}. Choose others with --names "
+            "or --name"
         )
     return found
 
 
 def framing_of(tokenizer: Path) -> tuple[int, tuple[int, ...]]:
-    """The id that ends a document, and all ids that frame one."""
+    """Return the ID that ends a document, and all IDs that frame one (eos, and bos if any).
+
+    Raises `SystemExit` if the tokenizer has no eos.
+    """
     from cloudload.tokenization.tokenizer import load_tokenizer
 
     bos, eos = load_tokenizer(str(tokenizer)).frames[0]
     if eos is None:
-        raise SystemExit(f"{tokenizer.name} names no token that ends a document")
+        raise SystemExit(f"{tokenizer.name} has no eos. Choose a different tokenizer")
     return eos, tuple({eos} | ({bos} if bos is not None else set()))
 
 
 def write_tokens(documents: Documents, tokenizer: Path, eos: int) -> Path:
-    """Write tokens-NAME/, with Hugging Face tokenizers."""
+    """Write tokens-NAME/ with Hugging Face `tokenizers`, and return the folder."""
     import numpy as np
     from tokenizers import Tokenizer
 

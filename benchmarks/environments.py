@@ -1,7 +1,7 @@
-"""The environments of the peers, which pip makes once: `.bench/<peer>/`.
+"""The environments of the peers, which pip installs once into `.bench/<peer>/`.
 
-A peer whose versions clash with cloudload's has a virtual environment. Any other has a folder with
-the packages that cloudload's environment lacks, and shares the rest.
+A peer whose versions conflict with cloudload's has its own virtual environment. Any other peer runs
+in cloudload's environment, with a folder of additional packages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from benchmarks.catalogue import ADDITIONS, ENVIRONMENTS
 
 
 class EnvironmentFailedError(Exception):
-    """A peer's environment could not be made; the message is the end of pip's output."""
+    """A peer's environment could not be created. The message has pip's errors."""
 
 
 def environment_of(peer: str, base: Path) -> tuple[Path, list[Path]]:
-    """The interpreter of a peer and the folders to put on its path; made now if they are
-    missing."""
+    """Return a peer's interpreter and the folders to add to its path.
+
+    Creates the environment if it does not exist or its requirements changed. Raises
+    `EnvironmentFailedError` if that fails.
+    """
     folder = base / peer
     own = folder / "bin" / "python"
     if peer in ADDITIONS:

@@ -1,4 +1,4 @@
-"""Figures of a benchmark: spreads, and tables of them."""
+"""Format a benchmark's figures: spreads, and Markdown tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Spread(NamedTuple):
-    """A median with the 10th and 90th percentile; of fewer than ten values, with the extremes."""
+    """A median with the 10th and 90th percentile, or with the extremes of fewer than ten values."""
 
     median: float
     low: float
@@ -20,7 +20,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """The spread of some values."""
+    """The spread of `values`, of which there must be at least one."""
     if len(values) < 10:
         return Spread(statistics.median(values), min(values), max(values))
     deciles = statistics.quantiles(values, n=10, method="inclusive")
@@ -29,11 +29,11 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 Cell = str | int | float | list[float] | None
 Row = dict[str, Cell]
-"""A row of a table by column. A list is shown as its spread."""
+"""A row of a table: cells by column. A list is shown as its spread."""
 
 
 def table(rows: Sequence[Row], forms: Mapping[str, str] | None = None) -> str:
-    """A Markdown table. `forms` has the number format of some columns, by name."""
+    """Format rows as a Markdown table. `forms` maps some columns to their number formats."""
     forms = forms or {}
     columns = list(rows[0])
     rules = ["---" if isinstance(rows[0][column], str) else "---:" for column in columns]
@@ -62,7 +62,7 @@ def print_tables(
     as_json: bool,
     forms: Mapping[str, str] | None = None,
 ) -> None:
-    """Print titled tables as Markdown, each as soon as it is there, or all as one JSON object."""
+    """Print titled rows as Markdown tables, each once it is measured, or all as one JSON object."""
     found = {}
     for title, rows in tables:
         found[title] = rows

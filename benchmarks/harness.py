@@ -1,16 +1,17 @@
-"""Fair measurements on a machine that does other work too: short turns, and CPU time.
+"""Fair measurements on a machine that also does other work: short turns, and CPU time.
 
-    benchmark                                       side: another process group
+    benchmark                                       side: a separate process group
     Side("benchmarks.packing.speed", ...)       ->  python -m benchmarks.packing.speed
-    side.start(request)                         ->  serve(): builds what it measures, warms it up
+    side.start(request)                         ->  serve(): builds and warms up its loader
                                                 <-  {"versions": {...}}
     side.take_turn(question)    SIGCONT         ->  works
                                 SIGSTOP         <-  {"tokens": ..., "wall": ..., "cpu": ...}
-    side.close()                end of stdin    ->  closes what it built, and ends
+    side.close()                end of stdin    ->  exits
 
-While a side has its turn, the others are stopped with their workers, so anything else that the
-machine does slows all of them alike. Messages are JSON objects, one per line. This module needs
-only the standard library, because sides run in the environments of other loaders too.
+During a side's turn, all other sides and their workers are stopped. Because turns are short and
+interleaved, other work on the machine slows all sides alike. Messages are JSON objects, one per
+line. This module needs only the standard library, because sides also run in the environments of
+other loaders.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ ONE_THREAD = {
 Message = dict[str, Any]
 """A JSON object."""
 Take = Callable[[Message], Message]
-"""Takes a turn: a question in, an answer out."""
+"""Takes a turn: receives a question and returns the answer."""
 
 
 def note(text: str) -> None:
-    """Report progress."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -60,11 +61,11 @@ def note(text: str) -> None:
 
 
 class SideFailedError(Exception):
-    """A side did not start, or did not return from its turn."""
+    """A side did not start, ended, or did not answer in time."""
 
 
 class Side:
-    """A process that works only while it has its turn."""
+    """A process group that runs only during its turns."""
 
     def __init__(
         self,
@@ -76,8 +77,10 @@ class Side:
         cores: set[int] | None = None,
         log: Path | None = None,
     ) -> None:
-        """Run a module in the folder `scratch`, with `folders` on its path and its stderr in
-        `log`."""
+        """Start `python -m module` in the folder `scratch`, pinned to `cores` if given.
+
+        `folders` are added to its PYTHONPATH. Its stderr goes to `log`, or else to this process's.
+        """
         variables = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))}
         if scratch != ROOT:
             variables["HOME"] = str(scratch)
@@ -103,7 +106,10 @@ class Side:
         self.close()
 
     def start(self, request: Message) -> dict[str, str]:
-        """Send the request and wait until the side is ready; returns its versions."""
+        """Send the request, wait until the side is ready, stop it, and return its versions.
+
+        Raises `SideFailedError` if it cannot run, ends, or takes longer than 900 s.
+        """
         answer = self._ask(request, START_TIMEOUT_S)
         if "unavailable" in answer:
             raise SideFailedError(answer["unavailable"])
@@ -112,14 +118,17 @@ class Side:
         return versions
 
     def take_turn(self, question: Message | None = None) -> Message:
-        """Let the side work until it has answered."""
+        """Let the side run until it answers, and return the answer.
+
+        Raises `SideFailedError` if it ends or takes longer than 600 s.
+        """
         os.killpg(self._process.pid, signal.SIGCONT)
         answer = self._ask(question or {}, TURN_TIMEOUT_S)
         os.killpg(self._process.pid, signal.SIGSTOP)
         return answer
 
     def close(self) -> None:
-        """Let the side end by itself, then kill what is left of it."""
+        """Give the side 20 s to exit, then kill its process group."""
         assert self._process.stdin
         assert self._process.stdout
         with contextlib.suppress(ProcessLookupError):
@@ -151,7 +160,7 @@ class Side:
 
 @contextlib.contextmanager
 def pinned(cores: set[int] | None) -> Iterator[None]:
-    """Run on these cores within the block."""
+    """Pin this process to `cores` within the block; None changes nothing."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or before)
     try:
@@ -161,12 +170,12 @@ def pinned(cores: set[int] | None) -> Iterator[None]:
 
 
 def last_cores(number: int = 1) -> set[int]:
-    """The last cores of this machine; the first is left to the benchmark itself."""
+    """The last `number` cores, because the benchmark itself runs on the first."""
     return set(sorted(os.sched_getaffinity(0))[-number:])
 
 
 def exit_on_sigterm() -> None:
-    """Make SIGTERM an exception, because stopped sides would outlive the benchmark otherwise."""
+    """Turn SIGTERM into `SystemExit`, so that sides are closed and do not outlive the benchmark."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
@@ -174,14 +183,17 @@ def exit_on_sigterm() -> None:
 
 
 class UnavailableError(Exception):
-    """This side cannot run here; the message says why."""
+    """This side cannot run here. The message is the reason."""
 
 
 def serve(start: Callable[[Message], Take], packages: Sequence[str] = ()) -> None:
-    """Read the request, get ready, and take a turn for each question."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # the kernel kills it when the benchmark dies
+    """Read the request, call `start` with it, and take a turn for each question.
+
+    `packages` are those whose versions the side reports.
+    """
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the benchmark
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # stdout is for answers, but libraries print to it
     try:
         take = start(json.loads(sys.stdin.readline()))
         versions = {name: metadata.version(name) for name in packages}
@@ -194,7 +206,7 @@ def serve(start: Callable[[Message], Take], packages: Sequence[str] = ()) -> Non
 
 
 def exit_within(seconds: int) -> None:
-    """Exit even if a loader waits for its own end."""
+    """Exit after `seconds` at the latest, even if a loader hangs while it closes."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
     signal.alarm(seconds)
 
@@ -207,17 +219,17 @@ def family_cpu() -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of another process; 0 if it has just ended."""
+    """CPU seconds of a process, by PID; 0 if it has ended."""
     with contextlib.suppress(OSError):
-        return time.clock_gettime((~pid << 3) | 2)  # numbered as in clock_getcpuclockid(3)
+        return time.clock_gettime((~pid << 3) | 2)  # the clock ID, as in clock_getcpuclockid(3)
     return 0.0
 
 
 def descendants(pid: int) -> list[int]:
-    """The living descendants of a process."""
+    """The PIDs of a process's living descendants."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # threads and processes end meanwhile
+        with contextlib.suppress(OSError):  # a thread or process may end at any time
             for child in map(int, file.read_text().split()):
                 found += [child, *descendants(child)]
     return found
@@ -227,23 +239,23 @@ def descendants(pid: int) -> list[int]:
 
 
 class Options(argparse.ArgumentParser):
-    """The command line of a benchmark, with `--quick` and, for one that only prints, `--json`."""
+    """The command line of a benchmark: `--quick`, and `--json` if it only prints its results."""
 
     def __init__(self, description: str | None, *, has_json: bool = True) -> None:
         super().__init__(
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         self._amounts: dict[str, tuple[float, float]] = {}
-        self.add_argument("--quick", action="store_true", help="little of everything: seconds")
+        self.add_argument("--quick", action="store_true", help="measure little, in seconds")
         if has_json:
-            text = "one JSON object instead of tables"
+            text = "print one JSON object instead of tables"
             self.add_argument("--json", action="store_true", help=text)
 
     def add_folders(self) -> None:
-        """Add the folders of a benchmark that reads a corpus and writes its results to a page."""
+        """Add `--corpus`, `--tokenizers` and `--output`, the folder for the results."""
         for name, text in {
-            "corpus": "of *.jsonl.gz with a field `text`",
-            "tokenizers": "with a folder for each tokenizer",
+            "corpus": "folder of *.jsonl or *.jsonl.gz with a field `text`",
+            "tokenizers": "folder that has a folder for each tokenizer",
         }.items():
             self.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=text)
         self.add_argument(
@@ -251,17 +263,17 @@ class Options(argparse.ArgumentParser):
             type=Path,
             default=ROOT / "benchmarks",
             metavar="FOLDER",
-            help="default: benchmarks",
+            help="folder for the results (default: benchmarks)",
         )
 
     def add_amount(self, name: str, full: float, quick: float, what: str) -> None:
-        """Add an option for how much to measure, with its default and that of `--quick`."""
+        """Add a numeric option with the default `full`, or `quick` with `--quick`."""
         text = f"{what} (default: {full:g}; with --quick: {quick:g})"
         self.add_argument(f"--{name}", type=type(full), help=text)
         self._amounts[name.replace("-", "_")] = full, quick
 
     def parse(self) -> argparse.Namespace:
-        """The arguments given, and the defaults of the others."""
+        """Parse the command line, and fill in the defaults of the amounts."""
         args = self.parse_args()
         for name, amounts in self._amounts.items():
             if getattr(args, name) is None:
@@ -269,11 +281,11 @@ class Options(argparse.ArgumentParser):
         return args
 
 
-# ---------------------------------------------------------------- what the figures are of
+# ---------------------------------------------------------------- facts about the measurement
 
 
 def hardware() -> str:
-    """The processor, its cores, memory and kernel."""
+    """The processor, available cores, memory and kernel of this machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
@@ -284,7 +296,7 @@ def hardware() -> str:
 
 
 def commit() -> str:
-    """The commit that is measured, and whether the tree differs from it."""
+    """The commit that is measured, and whether `cloudload` has uncommitted changes."""
     head, changes = (
         subprocess.run(
             ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
@@ -295,7 +307,7 @@ def commit() -> str:
 
 
 def shown_command(module: str) -> str:
-    """The command line, with only the last name of each folder."""
+    """The command line as Markdown, with only the last component of each path."""
     words = [
         Path(word).name.split(".")[0] if word.startswith(("/", "..")) else word
         for word in sys.argv[1:]

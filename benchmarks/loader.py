@@ -1,11 +1,11 @@
-"""How soon a resumed run has its first batch, and how large a state is.
+"""Measure the time from a resume to the first batch, and the size of a state.
 
     python -m benchmarks.loader --corpus FOLDER --tokenizer FOLDER FOLDER
 
-resume   seconds from the construction of the loader to its first batch, from a state anywhere in an
-         epoch, with an empty and with a filled cache. Each is a process.
-state    bytes of a state as JSON, and CPU time of state_dict() and load_state_dict(). The lanes
-         have packed log-normal documents until they have open rows.
+resume   seconds from the construction of the loader to its first batch, resumed from states at 1%,
+         50% and 99% of an epoch, with an empty and a filled cache. Each resume is a process.
+state    bytes of a state as JSON, and CPU time of state_dict() and load_state_dict(), for concat
+         and for best_fit with open rows. The lanes have packed log-normal documents.
 
 `make bench` compares the loader's speed with that of the bare tokenizer.
 """
@@ -42,14 +42,14 @@ def main() -> None:
     options = Options(__doc__)
     add_documents(options)
     options.add_amount("repeats", 5, 1, "resumes at each place")
-    options.add_argument("--only", choices=["resume", "state"], help="one part")
+    options.add_argument("--only", choices=["resume", "state"], help="only this part")
     args = options.parse()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         print_tables(measure(args, Path(folder)), as_json=args.json)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """The tables of all parts."""
+    """Yield (title, rows) of each part's tables."""
     if args.only != "state":
         dataset = write_dataset(read_or_generate(args.corpus, 1e6 * args.megabytes), folder / "mds")
         for tokenizer in args.tokenizer:
@@ -67,7 +67,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[
 def time_resumes(
     dataset: str, tokenizer: Path, folder: Path, repeats: int, places: Sequence[float]
 ) -> list[Row]:
-    """Seconds from the construction of the loader to the first batch, at places of an epoch."""
+    """Time resumes at `places`, fractions of an epoch, with an empty and with a filled cache."""
     rows: list[Row] = []
     for place in places:
         times: dict[str, list[float]] = {"empty": [], "filled": []}
@@ -78,7 +78,7 @@ def time_resumes(
                 "place": place,
                 "cache": str(folder / f"cache-{tokenizer.name}-{place}-{repeat}"),
             }
-            for seconds in times.values():  # the first finds the cache empty and fills it
+            for seconds in times.values():  # the first resume fills the empty cache
                 with Side("benchmarks.loader_resume", cores=last_cores()) as side:
                     side.start(request)
                     seconds.append(side.take_turn()["seconds"])
@@ -94,7 +94,7 @@ def time_resumes(
 
 
 def prepare_resume(request: Message) -> Take:
-    """A state at a place of the first epoch; the turn resumes from it."""
+    """Make a state at a place in the first epoch, and return a function that resumes from it."""
 
     def make_loader() -> CloudLoader:
         return CloudLoader(
@@ -106,7 +106,7 @@ def prepare_resume(request: Message) -> Take:
             local=request["cache"],
         )
 
-    # every lane is one token into its document there, as a run would have saved it
+    # a state as a run would save it, with every lane one token into its document
     there = make_loader()
     cursors = np.ones((there.num_lanes, 2), np.int64)
     cursors[:, 0] = request["place"] * (there.num_samples // there.num_lanes)
@@ -128,7 +128,7 @@ def prepare_resume(request: Message) -> Take:
 
 
 def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> list[Row]:
-    """The bytes of a state as JSON, and the CPU time of saving and loading it."""
+    """Measure the bytes of a state as JSON, and the CPU time of saving and loading it."""
     data = write_dataset(
         (f"document {number} of many" for number in range(2 * max(lane_counts))), folder / "short"
     )
@@ -147,7 +147,7 @@ def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> l
                 packing=name,
                 open_rows=OPEN_ROWS,
             ) as loader:
-                log = loader._log  # these sizes are not in a dataset, so no loader gets there
+                log = loader._log  # set directly, because no dataset has these sizes
                 log.start_at(
                     run_lanes(log.position, Packing(name, SEQ_LEN, OPEN_ROWS, "cut"), sizes)
                 )
@@ -169,8 +169,10 @@ def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> l
 
 
 def run_lanes(start: Position, packing: Packing, sizes: Ints) -> Position:
-    """The position `start`, with each lane as its packer leaves it after a number of documents that
-    differs from lane to lane."""
+    """Return `start` with the cursor and residue of each lane after it has packed documents.
+
+    The lanes pack 150 to 299 documents, whose sizes in tokens are drawn from `sizes`, int64 [n].
+    """
     cursors = start.cursors.copy()
     residues = None if start.residues is None else start.residues.copy()
     num_lanes, rng = cursors.shape[1], np.random.default_rng(0)
@@ -188,7 +190,7 @@ def run_lanes(start: Position, packing: Packing, sizes: Ints) -> Position:
 
 
 def time_calls(call: Callable[[], object], repeats: int) -> list[float]:
-    """CPU microseconds of each call."""
+    """Return the CPU microseconds of each of `repeats` calls."""
     times = []
     for _ in range(repeats):
         started = time.process_time()

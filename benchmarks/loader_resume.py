@@ -1,4 +1,4 @@
-"""The side of `benchmarks.loader` that resumes a run."""
+"""The side of `benchmarks.loader` that resumes a run, in its own process."""
 
 from benchmarks.harness import serve
 from benchmarks.loader import prepare_resume

@@ -1,10 +1,10 @@
-"""Memory of a worker and of the training process during a long run.
+"""Measure the memory of a worker and of the training process during a long run.
 
     python -m benchmarks.memory --minutes 10
 
-One worker reads the corpus over and over, as fast as it can. The table has, for each process, its
-private memory (RssAnon and RssShmem, MB) and the pages of mapped shards (RssFile), which the kernel
-takes back whenever it needs them. Writes MEMORY.md to --output.
+One worker reads the corpus repeatedly, as fast as it can. For each process, the table has its own
+memory (RssAnon and RssShmem) and its mapped files, such as shards (RssFile), whose pages the kernel
+can reclaim at any time. All are in MB of 2^20 bytes. Writes MEMORY.md to --output.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from benchmarks.run import BATCH_SIZE, SEQ_LEN
 from cloudload import CloudLoader
 
 MARKS = (1, 2, 5, 10, 20, 30, 60)
-"""Minutes at which memory is measured, besides the end."""
+"""Minutes at which memory is measured, in addition to the end."""
 
 
 def main() -> None:
     options = Options(__doc__, has_json=False)
     options.add_argument("--corpus", type=Path, default=beside("corpus"), metavar="FOLDER")
     options.add_argument("--tokenizers", type=Path, default=beside("tokenizers"), metavar="FOLDER")
-    options.add_argument("--name", default="gpt2", help="of the tokenizer (default: gpt2)")
-    options.add_amount("minutes", 10.0, 0.05, "of reading")
-    options.add_amount("lanes", 960, 24, "of the run")
-    options.add_amount("megabytes", 40.0, 0.5, "of text, at most")
+    options.add_argument("--name", default="gpt2", help="name of the tokenizer (default: gpt2)")
+    options.add_amount("minutes", 10.0, 0.05, "minutes of reading")
+    options.add_amount("lanes", 960, 24, "lanes of the run")
+    options.add_amount("megabytes", 40.0, 0.5, "megabytes of text, at most")
     options.add_argument("--packing", default="concat")
     options.add_argument("--output", type=Path, default=ROOT / "benchmarks", metavar="FOLDER")
     args = options.parse()
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, work: Path) -> Iterator[Row]:
-    """Memory after some minutes each."""
+    """Yield the memory of both processes at each mark."""
     documents = lay_out(args.corpus, work / "data", 1e6 * args.megabytes)
     [tokenizer] = find_tokenizers(args.tokenizers, [args.name], work)
     with CloudLoader(
@@ -85,7 +85,10 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[Row]:
 
 
 def memory_of(pid: int | None) -> tuple[float, float]:
-    """MB of a process's private memory, and of files that it has mapped; None is this process."""
+    """Return the MB (2^20 bytes) of a process's own memory and of its mapped files.
+
+    `pid` None means this process.
+    """
     fields = dict(
         line.split(":", 1)
         for line in Path("/proc", str(pid or "self"), "status").read_text().splitlines()

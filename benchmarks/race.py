@@ -1,6 +1,7 @@
-"""A race: all sides are pinned to the same cores and take turns, round after round.
+"""Run a race: all sides are pinned to the same cores and take turns, round after round.
 
-Every other round goes backward. A side that fails is left out from then on, with the reason.
+Every second round takes the sides in reverse order. A side that fails takes no more turns, and its
+result records the reason.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from benchmarks.side import Turn
 
 @dataclass
 class Result:
-    """What a side did in the race."""
+    """A side's turns in a race, and its failure if it failed."""
 
     entry: Entry
     turns: list[Turn] = field(default_factory=list)
-    """One per round, until it failed."""
+    """One turn per round, until the side failed."""
     versions: dict[str, str] = field(default_factory=dict)
     failure: str = ""
 
     def as_dict(self) -> Message:
-        """For JSON."""
-        # beside the medians of the report, for sides that work in bursts
+        """The result as JSON values."""
+        # over all turns, because the report's medians mislead for sides that work in bursts
         overall = (
             sum(turn.tokens for turn in self.turns) / sum(turn.wall for turn in self.turns)
             if self.turns
@@ -47,8 +48,10 @@ class Result:
 def run_race(
     race: Race, requests: Sequence[Message], cores: set[int], length: tuple[int, float]
 ) -> list[Result]:
-    """Start the sides of a race, each with its request, and let them take turns: `length` is the
-    number of rounds, and the seconds of a turn."""
+    """Start the sides of a race, let them take turns, and return their results.
+
+    `requests` has one request per side. `length` is (rounds, seconds of a turn).
+    """
     rounds, seconds = length
     results = [Result(entry) for entry in race.entries]
     sides: dict[int, Side] = {}
@@ -77,7 +80,10 @@ def run_race(
 
 
 def start_side(result: Result, request: Message, cores: set[int]) -> Side:
-    """A side that is ready and stopped."""
+    """Start a side, and return it when it is ready and stopped.
+
+    Raises `SideFailedError` or `EnvironmentFailedError` if it cannot start.
+    """
     entry = result.entry
     python, folders = (
         environment_of(entry.environment, ROOT / ".bench")

@@ -1,4 +1,4 @@
-"""The report of a run: tables on stdout and in RESULTS.md, results.json, and a bar chart."""
+"""The report of `benchmarks.run`: Markdown tables, results.json, and a bar chart."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ Measure = Callable[[Turn], float]
 
 
 def by_wall(turn: Turn) -> float:
-    """Tokens a second."""
+    """Tokens per second."""
     return turn.tokens / turn.wall
 
 
 def by_cpu(turn: Turn) -> float:
-    """Tokens a CPU second of the process and its workers."""
+    """Tokens per CPU second of the process and its workers."""
     return turn.tokens / turn.cpu
 
 
 def main_ms(turn: Turn) -> float:
-    """CPU milliseconds of the training process a batch."""
+    """CPU milliseconds of the training process per batch."""
     return 1e3 * turn.main_cpu / turn.batches
 
 
 def summarize(race: Race, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The spreads of each side that took turns, and of its ratios to the baseline, by round."""
+    """The spreads of each side's measures, and of their ratios to the baseline in the same round.
+
+    A side that failed has only its name, kind and failure.
+    """
     baseline = next(
         (result for result in results if result.entry.name == race.baseline and not result.failure),
         None,
@@ -69,10 +72,10 @@ def _ratio(measure: Measure) -> Callable[[Turn, Turn], float]:
 
 
 def table(race: Race, rows: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of a race."""
+    """Format a race as a Markdown table."""
     lines = [
         "| side | million tokens/s | relative | million tokens per CPU s | relative | training "
-        "process, CPU ms a batch |",
+        "process, CPU ms per batch |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
@@ -101,7 +104,7 @@ def _millions(spread: Spread) -> Spread:
 
 
 def set_ups(races: Sequence[Race]) -> str:
-    """The setup of each side: the docstrings of the sides."""
+    """Describe how each side is set up, by the docstrings of the sides' scripts."""
     scripts = dict.fromkeys(entry.script for race in races for entry in race.entries)
     parts = []
     for script in scripts:
@@ -113,30 +116,29 @@ def set_ups(races: Sequence[Race]) -> str:
 def write_markdown(
     path: Path, facts: dict[str, str], races: Sequence[Race], sections: Sequence[tuple[str, str]]
 ) -> None:
-    """RESULTS.md."""
+    """Write RESULTS.md."""
     text = ["# Benchmarks: results", "", "Written by `make bench`; do not edit.", ""]
     text += [f"- {name}: {value}" for name, value in facts.items()]
-    text += ["", "![tokens a second](results.png)", ""]
+    text += ["", "![tokens per second](results.png)", ""]
     for title, body in sections:
         text += [f"## {title}", "", body, ""]
-    text += ["## How it was measured", "", HOW, "", "## Set-ups", "", set_ups(races), ""]
+    text += ["## How it was measured", "", HOW, "", "## Setups", "", set_ups(races), ""]
     path.write_text("\n".join(text))
 
 
 HOW = """\
-Each side is a process group. All sides of a table are pinned to the same cores and take short
-turns on them, while the others are stopped. A value is the median over the turns, with the 10th
-and 90th percentile (of fewer than ten turns, the extremes). Ratios are taken within a round,
-between turns that are seconds apart, so anything else that the machine does slows both. Tokens are
-those of the text: tokens that frame documents (bos, eos) are left out, because the bare tokenizers
-make none. CPU seconds are of the process and all its workers; the last column has the training
-process alone. Every side reads the same documents again and again, from disk or memory, never over
-a network, so the word caches of the tokenizers are warm on every side. Loaders make rows of 2,048
-tokens and batches of 8."""
+Each side is a process group. All sides of a table are pinned to the same cores and take short turns
+on them, while the others are stopped. A value is the median over the turns, with the 10th and 90th
+percentile (the extremes if there are fewer than ten turns). Ratios compare turns of the same round,
+which are seconds apart, so other work on the machine slows both. Only tokens of text are counted,
+not those that frame documents (bos, eos), because the bare tokenizers add none. CPU seconds include
+the process and all its workers; the last column has only the training process. Every side reads the
+same documents repeatedly, from disk or memory and never over a network, so the tokenizers' word
+caches are warm on every side. Loaders make rows of 2,048 tokens and batches of 8."""
 
 
 def write_json(path: Path, facts: dict[str, str], races: dict[str, list[Result]]) -> None:
-    """results.json: every turn."""
+    """Write results.json, with every turn."""
     data = {
         "facts": facts,
         "races": {
@@ -150,8 +152,10 @@ def write_json(path: Path, facts: dict[str, str], races: dict[str, list[Result]]
 
 
 def draw(path: Path, title: str, panels: dict[str, Sequence[dict[str, Any]]]) -> None:
-    """Horizontal bars, one panel a tokenizer, on one logarithmic scale; sides in the order of their
-    best speed."""
+    """Draw horizontal bars on a logarithmic scale, with one panel per tokenizer.
+
+    The sides are sorted by their highest speed in any panel.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -182,7 +186,7 @@ def draw(path: Path, title: str, panels: dict[str, Sequence[dict[str, Any]]]) ->
         axis.set_title(panel, fontsize=11)
         axis.set_yticks(range(len(names)), names)
         axis.set_xscale("log")
-        axis.set_xlabel("tokens a second (log scale)")
+        axis.set_xlabel("tokens per second (log scale)")
         axis.grid(axis="x", which="major", color="#dddddd", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.spines[["top", "right", "left"]].set_visible(False)
@@ -199,7 +203,7 @@ def draw(path: Path, title: str, panels: dict[str, Sequence[dict[str, Any]]]) ->
 
 
 def _bar(axis: Any, place: int, row: dict[str, Any]) -> None:
-    """One side's median, its spread as a line, and the number beside it."""
+    """Draw one side: its median as a bar and as a number, and its spread as a line."""
     speed: Spread = row["wall"]
     axis.barh(place, speed.median, color=COLOURS[row["kind"]], height=0.68)
     axis.plot([speed.low, speed.high], [place, place], color="#333333", linewidth=1.2)

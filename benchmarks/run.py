@@ -1,14 +1,16 @@
-"""Race cloudload, the bare tokenizers and other loaders over the same documents: `make bench`.
+"""Race cloudload, bare tokenizers and other loaders over the same documents: `make bench`.
 
     python -m benchmarks.run --corpus FOLDER --tokenizers FOLDER
     python -m benchmarks.run --quick
 
-FOLDER has *.jsonl or *.jsonl.gz with a field `text`; the other one a folder for each tokenizer.
-Without them ../shared/corpus and ../shared/tokenizers beside the repository are taken, or else the
-sources of this Python environment and a tokenizer trained on its standard library. Peers whose
-versions clash with cloudload's are installed into .bench/ by pip, once.
+The corpus folder has *.jsonl or *.jsonl.gz with a field `text`. The tokenizers folder has a folder
+for each tokenizer. The defaults are ../shared/corpus and ../shared/tokenizers beside the
+repository. If those do not exist, the race uses the sources of this Python environment, and a
+tokenizer trained on its standard library. pip installs packages that peers need and cloudload's
+environment lacks into .bench/, once.
 
-Prints tables, and writes RESULTS.md, results.json and results.png to --output.
+Prints tables, and writes RESULTS.md, results.json and, for the race "peers", results.png to
+--output.
 """
 
 from __future__ import annotations
@@ -95,41 +97,41 @@ def run(args: argparse.Namespace, races: Sequence[Race], work: Path) -> None:
     if panels:
         draw(
             args.output / "results.png",
-            "One worker, one core: tokens of text a second, median and 10th to 90th percentile",
+            "One worker, one core: tokens of text per second, median and 10th to 90th percentile",
             panels,
         )
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     options = Options(__doc__, has_json=False)
     options.add_folders()
     options.add_argument(
         "--names",
         nargs="+",
         default=["gpt2", "llama3"],
-        help="of the tokenizers (default: gpt2 llama3)",
+        help="names of the tokenizers (default: gpt2 llama3)",
     )
     options.add_argument(
-        "--races", nargs="+", choices=[race.name for race in RACES], help="only these"
+        "--races", nargs="+", choices=[race.name for race in RACES], help="only these races"
     )
     options.add_argument(
         "--sides",
         nargs="+",
         metavar="TEXT",
-        help="only sides whose names have one of these in them",
+        help="only sides whose names contain one of these texts",
     )
-    options.add_amount("megabytes", 40.0, 4.0, "of text, at most")
+    options.add_amount("megabytes", 40.0, 4.0, "megabytes of text, at most")
     options.add_amount("rounds", 25, 5, "turns of each side")
-    options.add_amount("seconds", 1.0, 0.5, "of a turn")
+    options.add_amount("seconds", 1.0, 0.5, "seconds of each turn")
     options.add_amount(
-        "ceiling-tokens", 100_000_000, 20_000_000, "the least that readers of tokenized data have"
+        "ceiling-tokens", 100_000_000, 20_000_000, "minimum size of pre-tokenized data, in tokens"
     )
     return options.parse()
 
 
 def choose_sides(race: Race, parts: Sequence[str] | None) -> Race:
-    """The race with the sides whose names have one of `parts` in them; None is all."""
+    """The race with only the sides whose names contain one of `parts`; all sides if None."""
     entries = [
         entry for entry in race.entries if not parts or any(part in entry.name for part in parts)
     ]
@@ -137,7 +139,7 @@ def choose_sides(race: Race, parts: Sequence[str] | None) -> Race:
 
 
 class Requests:
-    """The requests of one tokenizer's sides."""
+    """Builds the requests of all sides for one tokenizer."""
 
     def __init__(self, documents: Documents, tokenizer: Path, work: Path, tokens: int) -> None:
         self.documents, self.tokenizer, self.work, self.tokens = documents, tokenizer, work, tokens
@@ -145,7 +147,7 @@ class Requests:
         self.ids = write_tokens(documents, tokenizer, self.eos)
 
     def of(self, race: Race, entry: Entry) -> dict[str, Any]:
-        """The request of one side."""
+        """The request of one side; see `side.Request`."""
         number = [other.name for other in race.entries].index(entry.name)
         options = entry.options | ({"tokens": self.tokens} if "tokens" in entry.options else {})
         return {
@@ -165,7 +167,7 @@ class Requests:
 def run_on_cores(
     race: Race, requests: list[dict[str, Any]], rounds: int, seconds: float
 ) -> list[Result]:
-    """Run a race on the last cores, and the harness on the first."""
+    """Run the sides of a race on the last cores, and the harness on the first."""
     cores = last_cores(race.cores)
     with pinned({min(os.sched_getaffinity(0))}):
         return run_race(race, requests, cores, (rounds, seconds))
@@ -174,7 +176,7 @@ def run_on_cores(
 def facts_of(
     args: argparse.Namespace, documents: Documents, outcomes: dict[str, list[Result]]
 ) -> dict[str, str]:
-    """What the figures are of."""
+    """The conditions of the measurement, by name."""
     results = [result for results in outcomes.values() for result in results]
     versions = sorted(
         {f"{name} {version}" for result in results for name, version in result.versions.items()}

@@ -1,10 +1,10 @@
-"""A loader as a side of the race: it makes batches when it has its turn, and reports their cost.
+"""A loader as a side of a race: it makes batches during its turns, and reports their cost.
 
     request     {"data": ..., "tokenizer": ..., ...}
     question    {"seconds": 1.0}
     answer      {"tokens": ..., "documents": ..., "batches": ..., "wall": ..., "cpu": ..., ...}
 
-It needs only the standard library and numpy, so that it runs in any peer's environment.
+This module needs only the standard library and numpy, so it runs in every peer's environment.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ from benchmarks.harness import Message, Take, family_cpu, serve
 
 WARM_UP_S, WARM_UP_BATCHES = 2.0, 16
 BATCHES_AT_ONCE = 4
-"""A turn ends after a multiple of it, because some loaders deliver several batches at a time."""
+"""A turn ends after a multiple of this per worker, because some loaders deliver several batches at
+a time."""
 SAMPLED_BATCHES = 32
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a side is to read, and how."""
+    """The data that a side reads, and its settings."""
 
     data: Path
-    """Has mds/ and texts/*.jsonl: the same documents twice."""
+    """A folder with the same documents in mds/ and in texts/*.jsonl."""
     ids: Path
-    """Has their ids: tokens.npy, and offsets.npy between documents."""
+    """A folder with their IDs: tokens.npy, and offsets.npy, the bounds between documents."""
     scratch: Path
-    """A folder for this side alone."""
+    """A folder for this side only."""
     tokenizer: Path
+    """A folder with tokenizer.json."""
     eos: int
+    """The ID that ends a document."""
     specials: tuple[int, ...]
-    """Ids that frame documents, which are not text."""
+    """IDs that frame documents (bos, eos), which are not text."""
     seq_len: int
     batch_size: int
     num_workers: int
@@ -45,23 +48,28 @@ class Request:
 
 @dataclass
 class Turn:
-    """What a side did in its turn."""
+    """The work of a side in one turn, and its cost."""
 
     tokens: float = 0.0
-    """Tokens of text: those that frame documents are left out."""
+    """Tokens of text, without those that frame documents; an estimate for loaders."""
     documents: float = 0.0
+    """Documents; an estimate for loaders."""
     batches: int = 0
     wall: float = 0.0
+    """Seconds."""
     cpu: float = 0.0
     """CPU seconds of the process and all its descendants."""
     main_cpu: float = 0.0
-    """CPU seconds of the process alone: in a training run, the training process."""
+    """CPU seconds of the process without its descendants; a loader's training process."""
 
 
 def serve_turns(
     start: Callable[[Request], Callable[[float], Turn]], packages: Sequence[str]
 ) -> None:
-    """Serve turns of some seconds each."""
+    """Serve turns that last a given time.
+
+    `start` prepares the side, and returns the function that takes a turn of about `seconds`.
+    """
 
     def answer(fields: Message) -> Take:
         paths = {name: Path(fields[name]) for name in ("data", "ids", "scratch", "tokenizer")}
@@ -74,8 +82,7 @@ def serve_turns(
 def serve_batches(
     make_batches: Callable[[Request], Iterator[Any]], packages: Sequence[str]
 ) -> None:
-    """Serve turns of a loader: `make_batches` yields the ids of one batch after another, without
-    end."""
+    """Warm up a loader and serve its turns. `make_batches` yields the IDs of endless batches."""
 
     def start(request: Request) -> Callable[[float], Turn]:
         batches = make_batches(request)
@@ -90,8 +97,10 @@ def serve_batches(
 
 
 def take_batches(batches: Iterator[Any], seconds: float, request: Request) -> Turn:
-    """Take batches for some seconds. The first ones are looked at, after the clocks have
-    stopped."""
+    """Take batches for at least `seconds`.
+
+    Estimates the tokens of text and the documents from the first 32 batches, outside the timing.
+    """
     at_once = BATCHES_AT_ONCE * max(1, request.num_workers)
     sample: list[Any] = []
     turn, ids = Turn(), 0
@@ -110,7 +119,7 @@ def take_batches(batches: Iterator[Any], seconds: float, request: Request) -> Tu
 
 
 def shares_of(batches: Sequence[Any], request: Request) -> tuple[float, float]:
-    """The share of ids that frame documents, and of ids that end one."""
+    """The share of IDs that frame documents, and the share that ends one."""
     import numpy as np
 
     ids = np.concatenate([np.asarray(batch).ravel() for batch in batches])

@@ -1,12 +1,12 @@
-"""The bare tokenizer on documents in memory: 64 a call, one thread, no ends of documents added, the
-ids not looked at.
+"""The bare tokenizer on documents in memory: 64 documents per call, on one thread. It adds no bos
+or eos, and the IDs are only counted.
 
     fastokens   encode_batch_flat(documents, add_special_tokens=False, split_special_tokens=True)
     hf          encode_batch_fast(documents, add_special_tokens=False), with encode_special_tokens
 
-`"documents": "fresh"` decodes the strings again before each call, outside of the timing, like a
-program that reads files. With "kept", every pass has the same strings, which keep the UTF-8 that
-the first pass made of them.
+With `"documents": "fresh"`, the strings are decoded again before each call, outside the timing, as
+in a program that reads files. With "kept", every pass uses the same strings, whose UTF-8 Python
+caches in the first pass.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ DOCUMENTS_AT_ONCE = 64
 
 
 def start(request: Request) -> Callable[[float], Turn]:
-    """Load documents and tokenizer, pass once over the documents, and give the function that takes
-    turns."""
+    """Load documents and tokenizer, encode all documents once, and return a function for turns."""
     encoded = [
         json.loads(line)["text"].encode()
         for file in sorted((request.data / "texts").glob("*.jsonl"))
@@ -61,7 +60,7 @@ def start(request: Request) -> Callable[[float], Turn]:
 
 
 def load_fastokens(file: str) -> Callable[[list[str]], int]:
-    """A function that encodes documents and says how many tokens they have."""
+    """Return a function that encodes documents with fastokens and returns their token count."""
     import fastokens
     import numpy as np
 
@@ -79,7 +78,7 @@ def load_fastokens(file: str) -> Callable[[list[str]], int]:
 
 
 def load_hf(file: str) -> Callable[[list[str]], int]:
-    """The same, with Hugging Face tokenizers."""
+    """Return a function that encodes documents with `tokenizers` and returns their token count."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(file)

@@ -1,8 +1,8 @@
-"""cloudload: `CloudLoader` over the MDS shards, uncompressed on the disk; rows of 2,048
-tokens, batches of 8, endless.
+"""cloudload: an endless `CloudLoader` over uncompressed MDS shards on disk, with rows of 2,048
+tokens and batches of 8.
 
-Everything else has its default, except as the side's name says: `tokenizer_backend`, `packing`,
-`num_lanes`, `num_workers`, or a `state_dict()` after every batch.
+All other options have their defaults, except those in the side's name: `tokenizer_backend`,
+`packing`, `num_lanes`, `num_workers`, or a `state_dict()` after every batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ WARM_UP_ROWS_A_LANE = 2
 
 
 def make_batches(request: Request) -> Iterator[Any]:
-    """The ids of the loader's batches."""
+    """Yield the IDs of the loader's batches, int64 [8, 2048], after warming up every lane.
+
+    Raises `UnavailableError` if this version of cloudload lacks the backend.
+    """
     from cloudload import CloudLoader
 
     options = dict(request.options)
@@ -26,7 +29,7 @@ def make_batches(request: Request) -> Iterator[Any]:
     has_backends = "tokenizer_backend" in inspect.signature(CloudLoader.__init__).parameters
     if not has_backends and options.pop("tokenizer_backend", "hf") != "hf":
         raise UnavailableError(
-            "this cloudload has no argument tokenizer_backend, and only Hugging Face's tokenizers"
+            "this version of cloudload has no tokenizer_backend; it uses only Hugging Face's"
         )
     with CloudLoader(
         str(request.data / "mds"),
@@ -38,7 +41,7 @@ def make_batches(request: Request) -> Iterator[Any]:
         **options,
     ) as loader:
         batches = iter(loader)
-        # the first row of a lane also costs the rest of its document, so it is not measured
+        # a lane's first row also pays for tokenizing the rest of its document, so do not measure it
         for _ in range(WARM_UP_ROWS_A_LANE * loader.num_lanes // request.batch_size):
             next(batches)
         for batch in batches:

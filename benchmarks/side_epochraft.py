@@ -1,7 +1,7 @@
-"""Epochraft, by its README: `from_mosaicml` over a `StreamingDataset` of the same MDS shards
+"""Epochraft, as in its README: `from_mosaicml` over a `StreamingDataset` of the same MDS shards
 (shuffled, predownload 512), `.tokenize(tokenizer)`, `.ensure_bos_eos(tokenizer)`,
-`.concat_chunk(2048)`, `.batch(8)`. It tokenizes in a thread of the training process, not in another
-process; `max_workers` of `.tokenize` is the number of workers.
+`.concat_chunk(2048)`, `.batch(8)`. It tokenizes in threads of the training process, one per worker
+(`max_workers` of `.tokenize`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREDOWNLOAD = 512
 
 
 def make_batches(request: Request) -> Iterator[Any]:
-    """The batches of the pipeline."""
+    """Yield the IDs of the pipeline's batches."""
     from epochraft import CheckpointableDataset
     from streaming import StreamingDataset
     from transformers import AutoTokenizer

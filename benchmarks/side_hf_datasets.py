@@ -1,10 +1,10 @@
 """Hugging Face datasets with torchdata: `load_dataset("json", streaming=True)` over JSON Lines of
-the same documents, shuffled with a buffer of 1,000, `.map` to ids and `.map` to blocks, both
-batched, `.repeat()`, in a `StatefulDataLoader`.
+the same documents, shuffled with a buffer of 1,000, a batched `.map` to IDs, a batched `.map` to
+blocks, `.repeat()`, in a `StatefulDataLoader`.
 
-Batches are of 128 documents; the default of 1,000 gives rows in bursts of seconds, no faster. The
-rest of a batch that fills no block is dropped, as in the documented recipe: below 1% of the
-tokens.
+`.map` takes 128 documents at a time. The default of 1,000 is no faster, and yields rows in bursts
+seconds apart. As in the documented recipe, tokens at the end of a batch that do not fill a block
+are dropped (under 1%).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHUFFLE_BUFFER, DOCUMENTS_AT_ONCE = 1000, 128
 
 
 def make_batches(request: Request) -> Iterator[Any]:
-    """The batches of the StatefulDataLoader."""
+    """Yield the IDs of the StatefulDataLoader's batches."""
     from datasets import load_dataset
     from tokenizers import Tokenizer
     from torchdata.stateful_dataloader import StatefulDataLoader

@@ -1,10 +1,10 @@
-"""LanceDB on documents that were tokenized before, through `lancedb.streaming`'s `StreamingDataset`
-and `StreamingDataLoader`, shuffled in clumps of 64 rows, with one split a worker. It tokenizes
-nothing: a ceiling.
+"""LanceDB on pre-tokenized documents, through the `StreamingDataset` and `StreamingDataLoader` of
+`lancedb.streaming`, shuffled in clumps of 64 rows, with one split per worker. It tokenizes nothing,
+so it is a ceiling.
 
-`"packing": "packed"` has a document's ids in each row and packs them on the way
-(`pack_sequences=2048`); "rows" has blocks of 2,048 ids in the table, which a `transform` makes
-tensors of.
+With `"packing": "packed"`, each table row has one document's IDs, and the loader packs them
+(`pack_sequences=2048`). With "rows", each table row has 2,048 IDs, and a `transform` converts them
+to tensors.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 
 from benchmarks.side import Request, serve_batches
 
-ROWS_AT_ONCE = 64  # what it fetches at a time by default
+ROWS_AT_ONCE = 64  # the number of rows that LanceDB fetches at a time by default
 
 
 def make_table(request: Request, packed: bool) -> Any:
-    """A table of documents, or of rows of exactly `seq_len` ids."""
+    """Create a table of documents, or of rows of exactly `seq_len` IDs."""
     import lancedb
     import pyarrow as pa
 
     tokens, offsets = (np.load(request.ids / f"{name}.npy") for name in ("tokens", "offsets"))
     repeats = -(-request.options["tokens"] // len(tokens))
     if packed:
-        # the loader puts an end after each document itself
+        # without eos, which the loader appends itself
         ids = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens, pa.int32()))
         ids = pa.array(
             [document[:-1] for document in ids.to_numpy(zero_copy_only=False)], pa.list_(pa.int32())
@@ -45,7 +45,7 @@ def make_table(request: Request, packed: bool) -> Any:
 
 
 def tensors_of(batch: Any) -> Any:
-    """The rows of a record batch as one tensor."""
+    """Return the rows of a record batch as one tensor, [rows, seq_len]."""
     import torch
 
     rows = batch.column(0)
@@ -53,14 +53,14 @@ def tensors_of(batch: Any) -> Any:
 
 
 def make_batches(request: Request) -> Iterator[Any]:
-    """The batches of the StreamingDataLoader, epoch after epoch."""
+    """Yield the IDs of the StreamingDataLoader's batches, epoch after epoch."""
     from lancedb.streaming import StreamingDataLoader, StreamingDataset
 
     packed = request.options["packing"] == "packed"
     table = make_table(request, packed)
     how: dict[str, Any] = {"transform": tensors_of}
     if packed:
-        pad = max(request.specials) + 1_000_000  # an id that no tokenizer has
+        pad = max(request.specials) + 1_000_000  # an ID that no tokenizer uses
         how = {
             "pack_sequences": request.seq_len,
             "eos_id": request.eos,

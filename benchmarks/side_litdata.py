@@ -1,6 +1,6 @@
-"""LitData on documents that were tokenized before: `optimize` wrote their ids with a
-`TokensLoader`, outside of the timing; a `StreamingDataset` with `TokensLoader(block_size=2048)`,
-shuffled, is read through a `StreamingDataLoader`. It tokenizes nothing: a ceiling.
+"""LitData on pre-tokenized documents: `optimize` writes their IDs with a `TokensLoader`, outside
+the timing. A `StreamingDataLoader` reads a shuffled `StreamingDataset` with
+`TokensLoader(block_size=2048)`. It tokenizes nothing, so it is a ceiling.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ ROWS_A_CHUNK = 4096
 
 
 class Cut:
-    """Give the ids of each document, once for every repeat; `optimize` wants a picklable
-    callable."""
+    """Yields the IDs of each document, once per call; `optimize` needs a picklable callable."""
 
     def __init__(self, tokens: str, offsets: str) -> None:
         self.tokens, self.offsets = tokens, offsets
@@ -32,7 +31,7 @@ class Cut:
 
 
 def make_batches(request: Request) -> Iterator[Any]:
-    """The batches of the StreamingDataLoader, epoch after epoch."""
+    """Yield the StreamingDataLoader's batches, epoch after epoch."""
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
     tokens, offsets = (str(request.ids / f"{name}.npy") for name in ("tokens", "offsets"))

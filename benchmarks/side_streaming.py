@@ -1,10 +1,10 @@
-"""MosaicML Streaming, the way of llm-foundry: a `StreamingDataset` over the same uncompressed MDS
-shards (shuffled, predownload 512), whose documents a dataset around it tokenizes and concatenates
-in `__iter__`, in a torch `DataLoader`.
+"""MosaicML Streaming, as in llm-foundry: a `StreamingDataset` over the same uncompressed MDS shards
+(shuffled, predownload 512). A dataset around it tokenizes and concatenates its documents in
+`__iter__`, in a torch `DataLoader`.
 
-`"calls": "each"` tokenizes document by document with the transformers tokenizer, as llm-foundry
-does; "groups" hands 64 documents at a time to `encode_batch_fast` of Hugging Face tokenizers, which
-is faster.
+`"calls": "each"` tokenizes one document at a time with the transformers tokenizer, as llm-foundry
+does. "groups" passes 64 documents at a time to `encode_batch_fast` of Hugging Face `tokenizers`,
+which is faster.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 class ConcatenatedTokens(IterableDataset[Any]):
-    """Rows of exactly `seq_len` tokens: documents, each with its end, run on over the ends of rows;
-    epoch after epoch."""
+    """Endless rows of exactly `seq_len` tokens, cut from the concatenated documents.
+
+    An eos follows each document. Rows are int64 [seq_len].
+    """
 
     def __init__(self, source: Any, encode: Encode, at_once: int, eos: int, seq_len: int) -> None:
         self.source, self.encode, self.at_once, self.eos, self.seq_len = (
@@ -55,7 +57,7 @@ class ConcatenatedTokens(IterableDataset[Any]):
 
 
 def load_encoder(folder: str, calls: str) -> tuple[Encode, int]:
-    """A function from texts to their ids, and how many texts it takes at a time."""
+    """Return a function that encodes texts, and the number of texts to pass at a time."""
     if calls == "groups":
         from tokenizers import Tokenizer
 
@@ -73,10 +75,10 @@ def load_encoder(folder: str, calls: str) -> tuple[Encode, int]:
 
 
 def make_batches(request: Request) -> Iterator[Any]:
-    """The batches of the DataLoader."""
+    """Yield the DataLoader's batches."""
     from streaming import StreamingDataset
 
-    # jobs that use one folder at a time refuse each other; links of our own cost nothing
+    # Streaming refuses a folder that another job uses, so make a folder of hard links
     local = request.scratch / "mds"
     shutil.copytree(request.data / "mds", local, copy_function=os.link)
     source = StreamingDataset(

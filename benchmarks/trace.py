@@ -1,10 +1,10 @@
-"""How long it takes to find what the model read far beyond a checkpoint, and whether that is what
-the run read.
+"""Measure how long it takes to trace steps far past a checkpoint, and check the result.
 
     python -m benchmarks.trace --corpus FOLDER --tokenizer FOLDER --steps 10000
 
-Trains nothing: a run is read through, and its state after the first step and the rows of the last
-ten are kept. These are then traced from that state and the data alone. Exits with 1 if they differ.
+Reads a run without training, and keeps its state after the first step and the documents of its last
+ten steps. Then traces those steps, using only that state and the data. The exit status is 1 if the
+documents differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRACED = 10
 def main() -> None:
     options = Options(__doc__)
     add_documents(options)
-    options.add_amount("steps", 10_000, 200, "between the state and what is traced")
+    options.add_amount("steps", 10_000, 200, "steps between the state and the traced ones")
     options.add_argument("--global-batch", type=int, default=8, help="rows (default: %(default)s)")
     options.add_argument("--seq-len", type=int, default=256, help="default: %(default)s")
     options.add_argument("--packing", default="concat", help="default: %(default)s")
@@ -41,7 +41,10 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[Row]:
-    """Read a run, then trace steps, a row and a document of its end."""
+    """Read a run, then trace its last steps, a row of its last step, and a document in it.
+
+    Raises `SystemExit` if a trace differs from the run.
+    """
     last = 1 + args.steps + TRACED
     loader = CloudLoader(
         dataset,
@@ -96,7 +99,7 @@ def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[Row]:
 
 
 class Clock:
-    """The wall time of a block."""
+    """Measures the wall time of a block, in `seconds`."""
 
     def __enter__(self) -> Clock:
         self._started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Write benchmarks/FRAMEWORKS.md from the report of `scripts/test-frameworks`.
+"""Print benchmarks/FRAMEWORKS.md from the JUnit report of `scripts/test-frameworks`.
 
 scripts/test-frameworks --junitxml frameworks.xml
 python -m stress.framework_table frameworks.xml > benchmarks/FRAMEWORKS.md
@@ -23,21 +23,21 @@ PACKAGES = {
     "train_lightning.py": ["lightning", "torch"],
     "train_torchtitan.py": ["torchtitan", "torch"],
 }
-HEAD = """# What was killed and resumed in training frameworks
+HEAD = """# Killed and resumed in training frameworks
 
 Each cell is two runs of the framework's example: real processes under torchrun that read from a
-real S3 server. The first is ended by SIGKILL, the second resumes from the last checkpoint. A tick
-means that, step by step, both trained on exactly the rows of an uninterrupted run, and that the
-second pulled from the loader only the batches that it trained on (Lightning, where it knows no
-length, one more). `make test-frameworks` runs them: {steps} steps, a checkpoint every 4, killed in
-the 7th unless the column says otherwise.
+real S3 server. The first run is killed with SIGKILL, and the second resumes from the last
+checkpoint. A check mark means that, step by step, both trained on exactly the rows of an
+uninterrupted run, and that the second fetched only the batches that it trained on (one more in
+Lightning if the loader has no length). `make test-frameworks` runs them: {steps} steps, a
+checkpoint every 4 steps, killed in step 7 unless the column says otherwise.
 
 {machine}, {date}; {minutes:.0f} minutes for all.
 """
 
 
 def versions(framework: Framework) -> str:
-    """Of the packages of an example, in its environment."""
+    """The versions of an example's packages, in the framework's environment."""
     code = (
         "import sys; from importlib.metadata import version; print(', '.join(f'{n} "
         "{version(n)}' for n in sys.argv[1:]))"

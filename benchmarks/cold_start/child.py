@@ -1,9 +1,8 @@
-"""One loader in a process, for `benchmarks.cold_start`: to its first batch, or through
-one epoch.
+"""Run one loader to its first batch, or through one epoch, for `benchmarks.cold_start`.
 
     python -m benchmarks.cold_start.child '{"what": "first_batch", "loader": "cloudload", ...}'
 
-Prints its figures as a line of JSON.
+Prints the figures as a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SEQ_LEN, BATCH_SIZE = 2048, 8
 
 def main() -> None:
     request = json.loads(sys.argv[1])
-    # the seconds of a loader are without the imports that both need
+    # import first, so that a loader's seconds do not include the imports that both need
     import streaming  # noqa: F401
     import torch
     import transformers  # noqa: F401
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 def make_cloudload(request: dict[str, Any], **more: Any) -> Any:
-    """CloudLoader with one worker, all else by default."""
+    """Create a CloudLoader with one worker, and defaults for all other options."""
     from cloudload import CloudLoader
 
     return CloudLoader(
@@ -61,7 +60,7 @@ def make_cloudload(request: dict[str, Any], **more: Any) -> Any:
 
 
 def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
-    """The batches of an endless run, until this node has begun its share of the documents."""
+    """Yield the batches of an endless run, until this node has started its share of documents."""
     nodes = request.get("nodes", 1)
     os.environ["LOCAL_WORLD_SIZE"] = "1"
     with make_cloudload(request, dp_rank=request["node"], dp_world_size=nodes) as loader:
@@ -74,21 +73,23 @@ def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
 
 
 def finite_cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
-    """The batches of a run of one epoch, tail and all."""
+    """Yield the batches of a run of one epoch, including its tail."""
     with make_cloudload(request, epochs=1) as loader:
         yield from loader
 
 
 def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
-    """StreamingDataset, shuffled, all else by default; for a whole epoch its samples alone, since
-    tokens download nothing."""
+    """Yield batches of a shuffled StreamingDataset, with defaults for all other options.
+
+    For a whole epoch, yields untokenized samples, because tokenizing does not change the downloads.
+    """
     from streaming import StreamingDataset
     from streaming.base.world import World
     from torch.utils.data import DataLoader
 
     from benchmarks.side_streaming import ConcatenatedTokens, load_encoder
 
-    # one rank a node, and this is its world; workers are found later
+    # one rank per node; Streaming detects the workers later
     world = World(request.get("nodes", 1), 1, 1, request["node"])
     World.detect = classmethod(lambda _: world.copy())
     source = StreamingDataset(

@@ -23,7 +23,7 @@ CHILD_TIMEOUT_S = 3600
 
 @dataclass(frozen=True)
 class Store:
-    """The server with both datasets, and the proxies before it: one a node."""
+    """The server with both datasets, and a proxy in front of it for each node."""
 
     server: S3Server
     proxies: tuple[FaultProxy, ...]
@@ -34,8 +34,7 @@ class Store:
     def child(
         self, what: str, loader: str, node: int, cache: Path, **more: Any
     ) -> subprocess.Popen[str]:
-        """Start a loader in a process, which reads through the node's proxy, whose
-        counts restart at zero."""
+        """Reset the node's proxy, and start a loader in a process that reads through it."""
         self.proxies[node].set_faults(
             [Fault("", "delay", seconds=self.latency_s)] if self.latency_s else []
         )
@@ -77,13 +76,13 @@ class Store:
         )
 
     def downloaded(self, node: int) -> int:
-        """Bytes that a node's proxy has passed on."""
+        """Bytes of objects that a node has downloaded through its proxy."""
         return sum(request.body_bytes for request in self.proxies[node].requests("^GET"))
 
 
 @contextlib.contextmanager
 def cache_folder(work: Path) -> Iterator[Path]:
-    """An empty folder, removed afterwards."""
+    """Create an empty folder, and remove it after the block."""
     folder = Path(tempfile.mkdtemp(dir=work))
     try:
         yield folder
@@ -92,19 +91,23 @@ def cache_folder(work: Path) -> Iterator[Path]:
 
 
 def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
-    """The figures of a loader's process: the first line of its output that is JSON."""
+    """Read the figures of a loader's process: the first line of its output that is JSON.
+
+    Raises `SystemExit` if it ends without one.
+    """
     assert process.stdout
     for line in process.stdout:
         if line.startswith("{"):
             result: dict[str, float] = json.loads(line)
             return result
     raise SystemExit(
-        f"a loader ended with status {process.wait()} before it had measured anything; see above"
+        f"a loader ended with status {process.wait()} before it measured anything. See its output "
+        "above"
     )
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    """Wait until a loader's process has ended."""
+    """Wait until a loader's process ends. Raises `SystemExit` if its exit status is not 0."""
     process.communicate(timeout=CHILD_TIMEOUT_S)
     if process.returncode:
-        raise SystemExit(f"a loader ended with status {process.returncode}; see above")
+        raise SystemExit(f"a loader ended with status {process.returncode}. See its output above")

@@ -1,1 +1,1 @@
-"""What orders cost, and what they do to documents and shards: `python -m benchmarks.order`."""
+"""Measure the cost of orders and how they shuffle documents: `python -m benchmarks.order`."""

@@ -1,16 +1,15 @@
-"""What orders cost, how well they shuffle, how many shards they hold open, and how far lanes drift
-apart.
+"""Measure the cost of orders, how well they shuffle, their open shards, and the drift of lanes.
 
     python -m benchmarks.order [--only scale quality window drift] [--documents 1e8]
 
-scale     seconds and memory of an epoch's order, each in a process, beside Streaming's (the extra
-          `streaming`)
-quality   one canonical node's documents, shuffled
-window    shards in use, by the width of the shuffle
-drift     lanes that read documents of log-normal sizes, one row each in turn, and the effect of
-          dealing documents by their bytes
+scale     seconds and memory to build an epoch's order, each in its own process, beside Streaming's
+          (needs the extra `streaming`)
+quality   how well the documents of one canonical node are shuffled
+window    number of shards in use, by the width of the shuffle window
+drift     how far lanes drift apart when they read documents of log-normal sizes and emit one row
+          each in turn, and the effect of dealing documents by their bytes
 
-Shards have 5,000 documents, and 64 MB.
+Shards have 5,000 documents and 64 MB.
 """
 
 from __future__ import annotations
@@ -29,15 +28,22 @@ from benchmarks.order.window import measure_windows
 def main() -> None:
     options = Options(__doc__)
     options.add_argument(
-        "--only", nargs="+", choices=["scale", "quality", "window", "drift"], help="some parts"
+        "--only",
+        nargs="+",
+        choices=["scale", "quality", "window", "drift"],
+        help="only these parts",
     )
     options.add_argument(
         "--drift", action="store_const", const=["drift"], dest="only", help="short for --only drift"
     )
-    options.add_amount("documents", 1e8, 5e5, "of scale and drift")
-    options.add_amount("shards", 2_560, 128, "of window; of quality, 400 at most")
+    options.add_amount("documents", 1e8, 5e5, "documents for scale and drift")
+    options.add_amount("shards", 2_560, 128, "shards for window, and for quality at most 400")
     options.add_argument(
-        "--lanes", nargs="+", type=int, default=[960, 3840], help="of drift (default: 960 3840)"
+        "--lanes",
+        nargs="+",
+        type=int,
+        default=[960, 3840],
+        help="lanes for drift (default: 960 3840)",
     )
     args = options.parse()
     exit_on_sigterm()
@@ -45,7 +51,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
-    """The tables of all parts."""
+    """Yield (title, rows) of each part's table."""
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "scale": lambda: measure_scale(int(args.documents)),
         "quality": lambda: measure_quality(min(400, args.shards)),

@@ -1,5 +1,7 @@
-"""How far lanes drift apart when documents differ in size: all lanes have emitted the same number
-of tokens, but not read the same number of documents."""
+"""Simulate how far lanes drift apart when documents differ in size.
+
+All lanes emit the same number of tokens, so they read different numbers of documents.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from cloudload.arrays import Ints
 NUM_NODES = 64
 LOG_MEAN, LOG_SD = 6.2, 1.1
 NOISE_SD = 0.15
-"""Of the logarithm of tokens per byte, from document to document."""
+"""The standard deviation, across documents, of the logarithm of tokens per byte."""
 DEALT_AT_ONCE = 64
-"""Documents of each lane that are dealt together."""
+"""Documents per lane that are dealt together, as a window."""
 
 Floats = NDArray[np.float64]
 
 
 def simulate_drift(lane_counts: Sequence[int], documents: float) -> Iterator[Row]:
-    """The spread of the lanes after 10^5, 10^6, ... documents."""
+    """Yield the spread of the lanes after 10^5, 10^6, ... documents, at most `documents`."""
     marks = [10.0**power for power in range(5, 9) if 10.0**power <= documents]
     for lanes in lane_counts:
         start = time.perf_counter()
@@ -42,12 +44,11 @@ def simulate_drift(lane_counts: Sequence[int], documents: float) -> Iterator[Row
 
 
 def _describe(ordinals: Ints, lanes: int) -> Row:
-    """`ordinals`: documents that each lane has read, [nodes, lanes of a node]."""
+    """Describe the spread of the documents read by each lane, int64 [nodes, lanes of a node]."""
     of_node = lanes // NUM_NODES
     places = ordinals * of_node + np.arange(of_node)
     spread = places.max(axis=1) - places.min(axis=1)
-    # whole blocks from the slowest lane's to the fastest's, wherever they begin, and one shard on
-    # their edges
+    # count whole blocks from the slowest lane to the fastest, at random offsets, and one edge shard
     staggers = np.random.default_rng(3).integers(0, BLOCK, (64, NUM_NODES))
     blocks = (places.max(axis=1) + staggers) // BLOCK - (places.min(axis=1) + staggers) // BLOCK + 1
     open_shards = blocks * SHARDS_PER_WINDOW + 1
@@ -64,8 +65,10 @@ def _describe(ordinals: Ints, lanes: int) -> Row:
 
 
 def _read(lanes: int, marks: Sequence[float]) -> dict[str, Ints]:
-    """Documents that each lane has read when it has emitted as many tokens as each mark: [marks,
-    nodes, lanes of a node] by policy."""
+    """Count the documents that each lane has read when it has emitted `marks` tokens.
+
+    Returns int64 [marks, nodes, lanes of a node] for each policy.
+    """
     of_node = lanes // NUM_NODES
     policies: dict[str, Callable[[Floats, Floats], Ints]] = {
         "in turn": _in_turn,
@@ -98,7 +101,11 @@ def _read(lanes: int, marks: Sequence[float]) -> dict[str, Ints]:
 
 
 def _in_turn(guessed: Floats, loads: Floats) -> Ints:
-    """Which documents of the window each lane reads: [nodes, lanes of a node, documents]."""
+    """Deal the window's documents to the lanes in turn: int64 [nodes, lanes of a node, documents].
+
+    `guessed` are the estimated sizes, [nodes, documents of the window], and `loads` the sizes dealt
+    to each lane so far, [nodes, lanes of a node]. Every policy has this signature.
+    """
     nodes, of_node = loads.shape
     return np.broadcast_to(
         np.arange(guessed.shape[1]).reshape(-1, of_node).T, (nodes, of_node, DEALT_AT_ONCE)
@@ -106,8 +113,10 @@ def _in_turn(guessed: Floats, loads: Floats) -> Ints:
 
 
 def _plain_snake(guessed: Floats, loads: Floats) -> Ints:
-    """From the longest to the shortest, to the lanes there and back again, so that the first always
-    has the longest."""
+    """Deal from the longest to the shortest, to the lanes forward and then backward.
+
+    The first lane always gets the longest document.
+    """
     nodes, of_node = loads.shape
     longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
     longest[:, 1::2] = longest[:, 1::2, ::-1].copy()
@@ -115,14 +124,16 @@ def _plain_snake(guessed: Floats, loads: Floats) -> Ints:
 
 
 def _snake(guessed: Floats, loads: Floats) -> Ints:
-    """The same, with the lanes in another order in every window."""
+    """Deal as `_plain_snake` does, with the lanes in a different order in every window."""
     order = np.argsort(np.random.default_rng(int(guessed[0, 0] * 1e6)).random(loads.shape), axis=1)
     return np.take_along_axis(_plain_snake(guessed, loads), order[:, :, None], 1)
 
 
 def _to_the_least(guessed: Floats, loads: Floats) -> Ints:
-    """From the longest to the shortest, as many as there are lanes at a time, the longer to those
-    that have less so far."""
+    """Deal from the longest to the shortest, in rounds of one document per lane.
+
+    In a round, longer documents go to the lanes with less so far. Adds the sizes to `loads`.
+    """
     nodes, of_node = loads.shape
     longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
     sizes = np.take_along_axis(guessed, longest.reshape(nodes, -1), 1).reshape(longest.shape)
@@ -135,5 +146,5 @@ def _to_the_least(guessed: Floats, loads: Floats) -> Ints:
 
 
 def _mixed(dealt: Ints) -> Ints:
-    # a lane reads its share in no order of sizes
+    # a lane's documents must not stay sorted by size
     return dealt[:, :, np.random.default_rng(7).permutation(DEALT_AT_ONCE)]

@@ -1,5 +1,4 @@
-"""How well one canonical node's documents are shuffled: where each is, compared with the order of
-shards before the shuffle."""
+"""Measure how far one canonical node's documents move from the order before the shuffle."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from tests.support.reference_order import canonical_order
 
 
 def measure_quality(num_shards: int) -> Iterator[Row]:
-    """Of one canonical node."""
+    """Yield the quality of each algorithm, for one canonical node of `num_shards` shards."""
     sizes = np.full(num_shards, PER_SHARD)
     inner = slice(2 * BLOCK, -2 * BLOCK)
     for algorithm in ("py1e", "py1br", "seekable"):
@@ -47,7 +46,7 @@ def measure_quality(num_shards: int) -> Iterator[Row]:
 
 
 def _unshuffled(algorithm: str, sizes: Ints, epoch: int) -> Ints:
-    """The ids of one node with its spans in the epoch's order, and nothing within them moved."""
+    """The sample IDs of one node, with its spans in the epoch's order but no document moved."""
     if algorithm == "seekable":
         spans = SeekableOrder(sizes, Shuffle(1, SEED, BLOCK), epoch)._spans
         begins = (np.cumsum(sizes) - sizes)[spans.shards] + spans.offsets
@@ -62,8 +61,11 @@ def _unshuffled(algorithm: str, sizes: Ints, epoch: int) -> Ints:
 
 
 def _uniformity(algorithm: str) -> str:
-    """From which sixteenth of a block to which documents move: χ² of the 256 counts, in standard
-    deviations from its mean, over 800 blocks."""
+    """Test whether documents move uniformly within a block.
+
+    Counts the moves between the sixteenths of a block, over 800 blocks. Returns the χ² of the 256
+    counts, in standard deviations from its mean.
+    """
     if algorithm == "py1e":
         return "- (by design not uniform)"
     table = np.zeros((16, 16), np.int64)

@@ -1,4 +1,7 @@
-"""Seconds and memory of an epoch's order; run as a module, one order in a process."""
+"""Measure seconds and memory to build an epoch's order.
+
+Run as a module, this is a side that builds one order.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ SEED = 17
 
 
 def measure_scale(documents: int) -> Iterator[Row]:
-    """Each order in a process."""
+    """Yield the cost of each order, each built in its own process."""
     cases = [
         ("get_shuffle", "py1e", documents, 64, BLOCK),
         ("get_shuffle", "py1br", documents, 64, BLOCK),
@@ -50,7 +53,7 @@ def measure_scale(documents: int) -> Iterator[Row]:
 
 
 def start_build(request: Message) -> Take:
-    """Everything is imported; the turn builds the order."""
+    """Import everything, and return a function that builds the order."""
     sizes = np.full(request["documents"] // PER_SHARD, PER_SHARD)
     config = OrderConfig(True, request["algorithm"], request["block"], request["nodes"], SEED)
     if request["order"] == "EpochOrders":
@@ -69,7 +72,7 @@ def start_build(request: Message) -> Take:
 
 
 def build_ours(sizes: Ints, config: OrderConfig) -> Message:
-    """Build the order, then read from its middle."""
+    """Build the order, read from its middle, and return the figures."""
     documents = int(sizes.sum())
     middle = documents // 2
     most_anonymous = [0]
@@ -101,7 +104,7 @@ def build_ours(sizes: Ints, config: OrderConfig) -> Message:
 def figures(
     built: float, used: float, first: float | None, anonymous: int | None, each_ns: float | None
 ) -> Message:
-    """The columns of what was measured."""
+    """Name the figures, as columns of the table."""
     return {
         "build, s": built,
         "CPU, s": used,
@@ -113,7 +116,7 @@ def figures(
 
 
 def megabytes_of(name: str) -> int:
-    """A size in the status of this process."""
+    """A size in /proc/self/status, in MB of 2^20 bytes."""
     status = Path("/proc/self/status").read_text()
     found = re.search(rf"{name}:\s+(\d+)", status)
     assert found

@@ -1,4 +1,7 @@
-"""Shards in use, by the width of the shuffle: one document of each canonical node per step."""
+"""Count the shards in use by the width of the shuffle window.
+
+Each step reads one document of each canonical node.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.support.reference_order import canonical_order
 
 
 def measure_windows(num_shards: int) -> Iterator[Row]:
-    """Of a dataset of so many shards."""
+    """Yield the shards in use for each width, for a dataset of `num_shards` shards."""
     sizes = np.full(num_shards, PER_SHARD)
     cases = [
         (nodes, f"{window}", window * PER_SHARD)
@@ -40,7 +43,7 @@ def measure_windows(num_shards: int) -> Iterator[Row]:
 
 
 def _most_open(shards: Ints, nodes: int) -> int:
-    """The most shards that are between their first and their last step."""
+    """The maximum number of shards between their first and their last step."""
     steps = np.arange(len(shards)) // nodes
     first, last = np.empty(shards.max() + 1, np.int64), np.empty(shards.max() + 1, np.int64)
     last[shards] = steps
@@ -52,7 +55,10 @@ def _most_open(shards: Ints, nodes: int) -> int:
 
 
 def _spread(shards: Ints) -> float:
-    """The mean distance of a node's documents from the middle of their shard's, of whole shards."""
+    """The mean distance of documents from the middle of their shard's documents.
+
+    `shards` are the shards of one node's documents, in order. Counts only shards that are complete.
+    """
     counts = np.bincount(shards)
     places = np.arange(len(shards))
     middles = np.bincount(shards, places) / np.maximum(1, counts)

@@ -1,1 +1,1 @@
-"""How full the packings leave their rows, and how fast they are: `python -m benchmarks.packing`."""
+"""Measure how full and how fast the packings are: `python -m benchmarks.packing`."""

@@ -1,15 +1,15 @@
-"""How full the packings leave their rows, and how fast they are.
+"""Measure how full each packing fills its rows, and how fast it is.
 
     python -m benchmarks.packing --corpus FOLDER --tokenizer FOLDER
     python -m benchmarks.packing --only speed --corpus FOLDER --tokenizer FOLDER FOLDER --json
 
-fill     real tokens as a share of the emitted rows, beside best-fit-decreasing, which sees all
-         documents at once. Document sizes are log-normal, or those of the corpus, shuffled in each
-         of several epochs. Rows still open at the end are not emitted; another column includes
-         them (a finite loader packs those tokens into one tail).
-speed    rows a second through a loader with one worker, relative to concat. All sides share one
-         core in short turns, each with its training process and its worker. By wall time, and by
-         CPU time of the worker.
+fill     share of the emitted rows' tokens that are not padding, beside best-fit-decreasing, which
+         sees all documents at once. Document sizes are log-normal, or those of the corpus,
+         reshuffled in each of several epochs. Rows still open at the end are not emitted. A second
+         column includes them, although a finite loader would pack those tokens into one tail.
+speed    rows per second through a loader with one worker, relative to concat, by wall time and by
+         the worker's CPU time. All sides take short turns on one core, each with its training
+         process and its worker.
 
 Without --corpus, text is generated, and fill uses only log-normal sizes.
 """
@@ -30,15 +30,15 @@ from benchmarks.packing.speed import race
 
 FORMS = {"fill": ".2%", "with open rows": ".2%", "left out": ".2%"}
 LEAST_DOCUMENTS = 150_000
-"""To measure the fill of a corpus, its epochs are repeated until there are so many."""
+"""To measure the fill of a corpus, its epochs are repeated until there are this many documents."""
 
 
 def main() -> None:
     options = Options(__doc__)
     add_documents(options)
-    options.add_amount("documents", 1_000_000, 2_000, "of log-normal sizes")
+    options.add_amount("documents", 1_000_000, 2_000, "documents of log-normal sizes")
     options.add_amount("repeats", 5, 1, "rounds of the race")
-    options.add_argument("--only", nargs="+", choices=["fill", "speed"], help="some parts")
+    options.add_argument("--only", nargs="+", choices=["fill", "speed"], help="only these parts")
     args = options.parse()
     exit_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """The tables of all parts."""
+    """Yield (title, rows) of each part's tables."""
     parts = args.only or ["fill", "speed"]
     texts = read_or_generate(args.corpus, 1e6 * args.megabytes)
     if "fill" in parts:

@@ -1,4 +1,4 @@
-"""How full the rows of each packing are, with the reference packers."""
+"""Measure how full the rows of each packing are, with the reference packers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEQ_LENS, OPEN_ROWS = (2048, 4096), (4, 16, 64)
 
 
 class Fill(NamedTuple):
-    """Rows, and the real tokens in them."""
+    """A number of rows, and the number of tokens in them without padding."""
 
     rows: int
     tokens: int
@@ -24,12 +24,15 @@ class Fill(NamedTuple):
         return Fill(self.rows + other.rows, self.tokens + other.tokens)
 
     def share(self, seq_len: int) -> float:
-        """The share of the rows that is real tokens."""
+        """The share of the rows' tokens that is not padding."""
         return self.tokens / max(1, self.rows * seq_len)
 
 
 def measure_fill(sizes: Sequence[int], lane_counts: Iterable[int]) -> list[Row]:
-    """How full the rows of each packing are, and how full they could be."""
+    """Measure how full the rows of each packing are, and how full they could be.
+
+    `sizes` are the documents' sizes in tokens.
+    """
     total = sum(sizes)
     table: list[Row] = []
     for seq_len in SEQ_LENS:
@@ -53,7 +56,7 @@ def measure_fill(sizes: Sequence[int], lane_counts: Iterable[int]) -> list[Row]:
 
 
 def fill_row(seq_len: int, pack: Callable[[], tuple[Fill, Fill]]) -> Row:
-    """The fill of the emitted rows, and with those that were open at the end."""
+    """Return the fill of the emitted rows, and the fill with the rows open at the end."""
     started = time.perf_counter()
     emitted, whole = pack()
     return {
@@ -66,8 +69,10 @@ def fill_row(seq_len: int, pack: Callable[[], tuple[Fill, Fill]]) -> Row:
 
 
 def pack_lanes(packing: Packing, sizes: Sequence[int], num_lanes: int) -> tuple[Fill, Fill]:
-    """Deal the documents round the lanes and pack each: the emitted rows, and those with the rows
-    open at the end."""
+    """Deal the documents to the lanes in turn, and pack the documents of each lane.
+
+    Returns the emitted rows, and those rows with the rows open at the end.
+    """
     emitted, still_open = Fill(0, 0), Fill(0, 0)
     for lane in range(num_lanes):
         packer = packing.packer()
@@ -78,20 +83,20 @@ def pack_lanes(packing: Packing, sizes: Sequence[int], num_lanes: int) -> tuple[
 
 
 def run_packer(packer: Packer, sizes: Iterable[int]) -> Iterator[int]:
-    """The tokens of each row that the documents fill."""
+    """Pack the documents, and yield the number of tokens in each emitted row."""
     for ordinal, size in enumerate(sizes):
         packer.add(ordinal, size)
         yield from take_rows(packer)
 
 
 def take_rows(packer: Packer) -> Iterator[int]:
-    """The tokens of each full row."""
+    """Remove the packer's finished rows, and yield the number of tokens in each."""
     while packer.rows:
         yield sum(stop - start for _, start, stop, _ in packer.rows.popleft().pieces)
 
 
 def count(lengths: Iterable[int]) -> Fill:
-    """Rows of these lengths."""
+    """Count rows of these lengths, in tokens."""
     rows = tokens = 0
     for length in lengths:
         rows += 1
@@ -100,11 +105,11 @@ def count(lengths: Iterable[int]) -> Fill:
 
 
 def pack_decreasing(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
-    """Best-fit-decreasing: long documents first give whole rows, then each piece, from the largest,
-    is placed where it leaves the least space.
+    """Pack by best-fit-decreasing.
 
-    `rooms` counts the rows by free space, which is all that matters of a row; bit f of `is_there`
-    says whether any row has f tokens free.
+    Long documents first fill whole rows. Then the remaining pieces, from the largest, are placed in
+    the row where they leave the least space. `rooms` counts the rows by free space, and bit f of
+    `is_there` is set if any row has f tokens free.
     """
     rest = sorted((size % seq_len for size in sizes), reverse=True)
     rows = sum(size // seq_len for size in sizes)
@@ -129,6 +134,6 @@ def pack_decreasing(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
 
 
 def pack_tightly(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
-    """The bound: documents that are cut wherever a row ends."""
+    """Return the upper bound: documents that are cut wherever a row ends."""
     fill = Fill(-(-sum(sizes) // seq_len), sum(sizes))
     return fill, fill

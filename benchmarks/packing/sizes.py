@@ -1,4 +1,4 @@
-"""Sizes of documents in tokens: drawn, or counted."""
+"""Document sizes in tokens: drawn at random, or counted in a corpus."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 
 
 def draw_sizes(count: int) -> list[int]:
-    """Log-normal sizes, like those of web pages: 493 tokens at the median, 902 on average."""
+    """Draw log-normal sizes like those of web pages: median 493 tokens, mean 902."""
     drawn = np.random.default_rng(0).lognormal(6.2, 1.1, count)
     return [int(size) for size in np.maximum(1, drawn.round())]
 
 
 def count_tokens(texts: Sequence[str], tokenizer: Path) -> list[int]:
-    """The tokens of each text as the loader counts them, including those that frame it."""
+    """Count the tokens of each text as the loader does, including bos and eos."""
     encoder = DocumentTokenizer(load_tokenizer(str(tokenizer)))
     num_framing = sum(token is not None for token in encoder.frames[0])
     chunks = [texts[start : start + 64] for start in range(0, len(texts), 64)]
@@ -29,7 +29,7 @@ def count_tokens(texts: Sequence[str], tokenizer: Path) -> list[int]:
 
 
 def repeat_shuffled(sizes: Sequence[int], least: int) -> list[int]:
-    """Whole epochs, each in another shuffle, until there are `least` documents."""
+    """Repeat whole epochs, each with a different shuffle, until there are `least` documents."""
     rng = np.random.default_rng(0)
     epochs = [rng.permutation(sizes) for _ in range(-(-least // len(sizes)))]
     return [int(size) for size in np.concatenate(epochs)]

@@ -1,4 +1,7 @@
-"""Rows a second of each packing through a loader with one worker; run as a module, one side."""
+"""Measure rows per second of each packing through a loader with one worker.
+
+Run as a module, this is one side.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,22 @@ PACKINGS: dict[str, tuple[PackingName, Overflow]] = {
     "one_per_row, rows": ("one_per_row", "rows"),
     "one_per_row, cut": ("one_per_row", "cut"),
 }
-"""Packing and overflow by name."""
+"""(packing, overflow) by name."""
 SEQ_LEN, BATCH_SIZE, NUM_LANES = 2048, 8, 60
 WARM_UP_ROWS, TURNS = 2_400, 24
 QUICK_WARM_UP_ROWS, QUICK_TURNS = 64, 2
 ROWS_AT_ONCE = 32
-"""That a worker makes and sends together, so that turns end between two blocks."""
+"""Rows that a worker makes and sends as a block. A turn ends between two blocks."""
 
 
 def race(
     dataset: str, tokenizer: Path, sizes: Sequence[int], repeats: int, *, is_quick: bool
 ) -> list[Row]:
-    """Rows a second of each packing. In a round each side reads about an epoch, in new processes:
-    the memory layout of a tokenizer makes some processes faster than others for as long as they
-    live."""
+    """Measure the rows per second of each packing, in `repeats` rounds.
+
+    In a round, each side reads about one epoch. Each round starts new processes, because the memory
+    layout of a tokenizer makes some processes faster than others for their whole life.
+    """
     note(f"speed, {tokenizer.name}")
     num_turns = QUICK_TURNS if is_quick else TURNS
     rounds: dict[str, list[Message]] = {name: [] for name in PACKINGS}
@@ -70,13 +75,13 @@ def race(
 
 
 def make_packing(name: str) -> Packing:
-    """A packing of the table, as a loader makes it."""
+    """Create the packing of this name, as a loader does."""
     packing, overflow = PACKINGS[name]
     return Packing(packing, SEQ_LEN, OPEN_ROWS, overflow)
 
 
 def compare(name: str, rounds: Sequence[Message], base: Sequence[Message]) -> Row:
-    """The speeds of a side, and each as a share of that of `base` in the same round."""
+    """Return the speeds of a side, absolute and relative to `base` in the same round."""
 
     def speeds(what: str, clock: str, side: Sequence[Message]) -> list[float]:
         return [done[what] / max(done[clock], 1e-9) for done in side]
@@ -102,7 +107,7 @@ def compare(name: str, rounds: Sequence[Message], base: Sequence[Message]) -> Ro
 
 
 def start_loader(request: Message) -> Take:
-    """A warm loader with one worker."""
+    """Create a loader with one worker, warm it up, and return a function that takes turns."""
     packing, overflow = PACKINGS[request["name"]]
     loader = CloudLoader(
         request["dataset"],
@@ -119,13 +124,13 @@ def start_loader(request: Message) -> Take:
     )
     batches = iter(loader)
     rows = request["turn_rows"]
-    # until open rows are as full as they will be; the first batch arrives in a block by itself
+    # until open rows are as full as they get; the first batch has a block to itself
     for _ in islice(batches, 1 + request["warm_up_rows"] // BATCH_SIZE):
         pass
     last = {"worker": worker_cpu(), "trainer": time.process_time()}
 
     def take(_: Message) -> Message:
-        # a worker continues after its last batch: that belongs to the next turn
+        # a worker continues after the turn's last batch; that time counts for the next turn
         started, tokens = time.perf_counter(), 0
         for batch in islice(batches, rows // BATCH_SIZE):
             tokens += int((batch.spans[:, SPAN_STOP] - batch.spans[:, SPAN_START]).sum())

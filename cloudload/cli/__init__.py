@@ -1,11 +1,11 @@
-"""The command line: a thin subcommand for each function of the library.
+"""The command line: thin subcommands over the library's functions.
 
     cloudload convert   convert raw corpora to MDS            cloudload.convert
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
 
-Results go to stdout; progress, logs and errors to stderr. The exit status is 1 for an error, 2 for
-a wrong command line, 130 for Ctrl-C.
+Results go to stdout; progress, logs and errors go to stderr. The exit status is 0 for success, 1
+for an error, 2 for a wrong command line, and 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 f
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, on `sys.argv` by default; return the exit status.
+    """Run the command line and return the exit status.
 
-    Errors are printed to stderr. Raises `SystemExit` for a wrong command line, `--help` and
-    `--version`.
+    `arguments` are `sys.argv[1:]` by default. Prints a `CloudloadError`, `ValueError` or `OSError`
+    to stderr. Raises `SystemExit` for a wrong command line, `--help` and `--version`.
     """
     options = make_parser().parse_args(arguments)
     logging.basicConfig(
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cloudload",
-        description="Feed LLM pretraining from object storage.",
+        description="Stream raw text from object storage into LLM pretraining.",
         epilog="example:\n  cloudload convert corpus/ s3://bucket/mds --split train",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

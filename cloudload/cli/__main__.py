@@ -1,4 +1,4 @@
-"""`python -m cloudload.cli`."""
+"""Run the command line with `python -m cloudload.cli`."""
 
 import sys
 

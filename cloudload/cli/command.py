@@ -1,4 +1,4 @@
-"""A subcommand of the command line."""
+"""Add subcommands to the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def add_command(
     epilog: str,
     after_interrupt: str,
 ) -> argparse.ArgumentParser:
-    """Add a subcommand, which `run` executes; `after_interrupt` is printed after Ctrl-C."""
+    """Add a subcommand and return its parser.
+
+    `run` executes the subcommand and returns the exit status. `main` prints `after_interrupt` after
+    Ctrl-C.
+    """
     layout = argparse.RawDescriptionHelpFormatter
     parser = commands.add_parser(
         name, help=help, description=description, epilog=epilog, formatter_class=layout

@@ -34,26 +34,28 @@ def add_convert(commands: Commands) -> None:
     ).add_argument
     where = "a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME"
     add("inputs", nargs="+", metavar="INPUT", help=where)
-    add("out", metavar="OUT", help="location of the dataset: a folder, s3://..., gs://...")
-    add("--split", metavar="NAME", help="write to OUT/NAME")
+    add("out", metavar="OUT", help="location of the dataset: a folder or URL")
+    add("--split", metavar="NAME", help="write to OUT/NAME; also the split of hf:// inputs")
     formats = ["auto", "jsonl", "parquet", "text", "lines"]
-    add("--format", default="auto", choices=formats, help="default: by the file's name, else text")
+    form = "format of all files (default: by file name; text if unknown, jsonl for stdin)"
+    add("--format", default="auto", choices=formats, help=form)
     text = "field that holds the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
-    identifier = "field that holds the id; records without it get file:line (default: id)"
+    identifier = "field that holds the id; without it, the id is file:line (default: id)"
     add("--id-key", default="id", metavar="FIELD", help=identifier)
-    kept = "another field to keep; may be repeated"
+    kept = "additional field to keep; may be repeated"
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
-    codecs = "zstd, zstd:7, gz, bz2 or none (default: zstd)"
+    codecs = "zstd, gz, bz2 or none; such as zstd:7 (default: zstd)"
     add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
-    hashes = "hashes of each shard, or none (default: xxh64)"
+    hashes = "hash algorithms for each shard, or none (default: xxh64)"
     add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
     size = "maximum raw size of a shard (default: 64m)"
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
-    add("--processes", type=int, metavar="N", help="default: one per core")
+    add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     skip = "leave out and count bad records instead of stopping"
     add("--skip-bad", action="store_true", help=skip)
-    add("--overwrite", action="store_true", help="remove the dataset at OUT and start over")
+    remove = "first remove the dataset or unfinished conversion at OUT"
+    add("--overwrite", action="store_true", help=remove)
     add("--quiet", action="store_true", help="no progress bar, no logs")
     add("--json", action="store_true", help="print the report as JSON")
     add("--report", type=Path, metavar="FILE", help="also write the report to FILE as JSON")

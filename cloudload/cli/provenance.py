@@ -1,4 +1,4 @@
-"""`cloudload trace` and `cloudload where`: the documents of steps, and the steps of documents."""
+"""`cloudload trace` finds the documents of steps, and `cloudload where` the steps of a document."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARACTERS = 160
 _TRACE_EXAMPLE = """\
-Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. A
-single row is much faster.
+Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. In
+an endless run, --row is much faster, because it reads a single lane.
 
 example:
   cloudload trace checkpoint.pt --steps 81200:81205 --row 3
@@ -36,7 +36,7 @@ def add_trace(commands: Commands) -> None:
         "trace",
         _trace,
         help="list the documents that steps read",
-        description="Show the documents in the rows of some steps, using only a state and the "
+        description="List the documents in the rows of given steps, using only a state and the "
         "data.",
         epilog=_TRACE_EXAMPLE,
         after_interrupt="Nothing was changed",
@@ -55,30 +55,31 @@ def add_where(commands: Commands) -> None:
         "where",
         _where,
         help="find the steps that read a document",
-        description="Show the steps and rows that read a document, using only a state and the "
+        description="Find the steps and rows that read a document, using only a state and the "
         "data.",
         epilog=_WHERE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
     _add_run_options(parser)
     document = parser.add_mutually_exclusive_group(required=True).add_argument
-    document("--id", metavar="DOC", help="its id; the search reads the ids of all samples")
-    number = "its index in its stream, from 0; with several streams, prefix the stream's index"
+    document("--id", metavar="DOC", help="the document's id; finding it reads all shards")
+    number = "the document's index in its stream; STREAM is the stream's index (default: 0)"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
-    parser.add_argument("--until", type=int, required=True, metavar="N", help="the last step")
+    last = "the last step to search"
+    parser.add_argument("--until", type=int, required=True, metavar="N", help=last)
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("state", metavar="STATE", type=Path, help="a JSON state, or a torch checkpoint with one")
-    data = "the current location of a stream's index.json; once for each stream, in order"
+    add("state", metavar="STATE", type=Path, help="a JSON file or torch checkpoint with a state")
+    data = "a stream's current folder, with its index.json; once for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
-    tokenizer = "the tokenizer, if the state does not record it or it has moved"
+    tokenizer = "the tokenizer, if it has moved or the state does not record it"
     add("--tokenizer", metavar="NAME", help=tokenizer)
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it had one")
     batch = "rows per global batch (default: as in the state)"
     add("--global-batch", type=int, metavar="ROWS", help=batch)
-    add("--local", metavar="FOLDER", help="the shard cache")
+    add("--local", metavar="FOLDER", help="folder of the shard cache")
     add("--workers", type=int, default=2, metavar="N", help="worker processes (default: 2)")
     add("--json", action="store_true", help="print JSON Lines")
     add("--quiet", action="store_true", help="no logs")
@@ -89,9 +90,9 @@ def _steps(text: str) -> range:
     try:
         steps = range(int(first), int(stop) if colon else int(first) + 1)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a step") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a single step") from None
     if not steps:
-        raise argparse.ArgumentTypeError(f"{text!r} has no steps, because B is excluded")
+        raise argparse.ArgumentTypeError(f"{text!r} has no steps; B must be above A")
     return steps
 
 

@@ -1,9 +1,9 @@
 """Convert raw corpora to MDS: the same bytes for any number of processes and interruptions.
 
     inputs ──► units ──► blocks ──► samples ──► shards ──► index.json
-    files,     readers   in order   encoded     cut in     last: a partial dataset
-    globs, …                        in workers  order,     is never readable
-                                                stored in workers, entered in the journal
+    files,     readers   in order   encoded     cut in     written last, so a partial
+    globs, …                        in workers  order,     dataset is never readable
+                                                stored in workers, listed in the journal
 
     convert   the steps above                  config, columns   options that change the output
     inputs, input_files, records, readers      shards            encode, cut, store

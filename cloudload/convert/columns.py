@@ -1,4 +1,4 @@
-"""The columns of a conversion's output: as requested, or inferred from the first records."""
+"""The columns of the kept fields, with encodings as given or inferred from the first records."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BLOCKS_SEARCHED = 8
 
 
 class PeekableBlocks:
-    """An iterator of (unit index, block) that allows peeking at the next items."""
+    """An iterable of (unit index, block) whose next items can be peeked at."""
 
     def __init__(self, blocks: Iterator[tuple[int, InputBlock]]) -> None:
         self._blocks, self._peeked = blocks, deque[tuple[int, InputBlock]]()
 
     def peek(self, count: int) -> Iterator[InputBlock]:
-        """Yield the next `count` blocks without consuming them."""
+        """Yield up to `count` of the next blocks without consuming them."""
         for number in range(count):
             if number == len(self._peeked):
                 try:
@@ -37,10 +37,10 @@ class PeekableBlocks:
 
 
 def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
-    """Return the kept columns.
+    """Return the columns of the kept fields.
 
-    A missing encoding is inferred from the first record in which the field is not null. Raises
-    `ConvertError` if there is none near the start of the input.
+    An encoding that was not given is inferred from the first record in which the field is not null.
+    Raises `ConvertError` if the first 8 blocks have no such record, and the errors of readers.
     """
     encodings = dict(config.kept())
     missing = {name for name, encoding in encodings.items() if encoding is None}

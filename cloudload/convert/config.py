@@ -1,4 +1,4 @@
-"""The options that, with the input, determine the bytes of a conversion's output."""
+"""The options of a conversion that a resumed run may not change."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """The options that, with the input, determine the bytes of a conversion's output.
+    """The options of a conversion that a resumed run may not change.
 
-    A conversion can resume only with the config that it began with, so the journal stores these
-    fields. Raises `ValueError` if an option is invalid.
+    The journal stores them and compares them on resume. All but `block_bytes` determine the bytes
+    of the output. Raises `ValueError` if an option other than `format` is invalid; `list_units`
+    checks `format`.
     """
 
     text_key: str = "text"
     """The field that holds the document."""
     id_key: str = "id"
-    """The field that becomes `id` if it is a string or an integer; else the id is the file name and
-    the line number."""
+    """The field that becomes `id` if it is an integer or a nonempty string. Otherwise `id` is the
+    file name, and the line or row number if the file has several documents."""
     keep: tuple[str, ...] = ()
-    """Other fields to keep, as `name` or `name:encoding`."""
+    """Other fields to keep, each as `name` or `name:encoding`."""
     format: str = "auto"
-    """`auto` (by the file's name), `jsonl`, `parquet`, `text` (one document per file) or `lines`
-    (one document per line)."""
+    """`auto` (by file name), `jsonl`, `parquet`, `text` (one document per file) or `lines` (one
+    document per line)."""
     compression: str | None = "zstd"
-    """`zstd`, `zstd:LEVEL`, `gz`, `bz2` or None."""
+    """`zstd`, `gz` or `bz2`, optionally with `:LEVEL`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
-    """The hashes of each shard that the index lists."""
+    """Hash algorithms. The index lists these hashes of each shard."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """The maximum raw size of a shard that holds several documents."""
+    """The maximum raw size, in bytes, of a shard that holds several documents."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
-    """Bytes of input per block, the unit of work."""
+    """Approximate bytes of input per block. A block is the unit of work."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]
@@ -50,8 +51,8 @@ class ConvertConfig:
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
                 raise ValueError(
-                    f"cannot keep {name!r} as {encoding!r}; use NAME or NAME:ENCODING, with the "
-                    "encoding str, bytes, json, int, int32, float64, …"
+                    f"cannot keep {name!r} as {encoding!r}; use NAME or NAME:ENCODING, with an "
+                    "encoding such as str, bytes, json, int, int32, or float64"
                 )
         if self.block_bytes < 1:
             raise ValueError(f"block_bytes is {self.block_bytes}; use at least 1")
@@ -63,7 +64,7 @@ class ConvertConfig:
         self.shard_format([])
 
     def kept(self) -> list[tuple[str, str | None]]:
-        """(name, encoding or None) of each field to keep."""
+        """(name, encoding) of each field to keep; the encoding is None if it was not given."""
         parts = (item.partition(":") for item in self.keep)
         return [(name, encoding or None) for name, _, encoding in parts]
 
@@ -72,7 +73,10 @@ class ConvertConfig:
         return [self.text_key, self.id_key, *(name for name, _ in self.kept())]
 
     def shard_format(self, kept: Iterable[Column]) -> ShardFormat:
-        """The format of the shards; `kept` are the columns of the kept fields."""
+        """Return the format of the shards; `kept` are the columns of the kept fields.
+
+        Raises `ValueError` if the compression or a hash is invalid.
+        """
         columns = [Column.of("text", "str"), Column.of("id", "str"), *kept]
         columns.sort(key=lambda column: column.name)
         return ShardFormat(tuple(columns), self.compression, self.hashes, self.shard_bytes)

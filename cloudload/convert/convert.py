@@ -1,7 +1,8 @@
 """Convert raw corpora to MDS, and resume a conversion that was stopped or killed.
 
     inputs ─► blocks ─► samples ────► shards ────► index.json
-              in order  in workers    cut in order, then compressed, hashed and stored in workers
+              in order  encoded in    cut in order, then compressed, hashed and stored in workers
+                        workers
 
 The output has the same bytes for any number of processes and interruptions. A conversion resumes
 after the shards that its journal (`cloudload.convert.journal`) lists.
@@ -64,41 +65,46 @@ def convert_to_mds(
 ) -> ConvertReport:
     """Convert the documents of `inputs` to an MDS dataset, or resume a conversion.
 
-    To resume a conversion that was stopped or killed, call this again with the same arguments. An
-    unchanged input is recognized by file names and sizes.
+    To resume a conversion that was stopped or killed, call this again with the same arguments.
+    `processes`, `skip_bad` and `progress` may differ. File names and sizes identify the input, so
+    an edit that keeps a file's size goes unnoticed.
 
     Args:
         inputs: one input or a list of them: a file, folder or glob, local or in a store; `-` for
             stdin; `hf://NAME`; a `datasets` object; an iterator (not a list) of mappings or
             strings.
-        out: the location of the dataset, a folder or URL that is not inside an input.
+        out: the location of the dataset: a folder or URL that neither contains an input nor is
+            inside one.
         text_key: the field that holds the document.
-        id_key: the field that becomes `id` if it is a string or an integer; else the id is the file
-            name and the line number.
-        keep: other fields to keep, each as `name` or `name:encoding`; without an encoding, it is
-            inferred from the first record in which the field is not null.
-        format: `auto` chooses by the file's name, and `text` for unknown names; or `jsonl`,
-            `parquet`, `text` (one document per file) or `lines` (one document per line).
-        split: write to this folder below `out`; also the split of a `datasets` input.
-        compression: `zstd`, `zstd:LEVEL`, `gz`, `gz:LEVEL`, `bz2`, `bz2:LEVEL` or None.
-        hashes: the hashes of each shard that the index lists.
-        shard_bytes: the maximum raw size of a shard, 64 MiB by default; a larger document gets its
+        id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
+            is the file name, and the line or row number if the file has several documents.
+        keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
+            it is inferred from the first record in which the field is not null.
+        format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin. To
+            choose for all files, pass `jsonl`, `parquet`, `text` (one document per file) or `lines`
+            (one document per line).
+        split: write to this folder below `out`. Also the split of a `datasets` or `hf://` input.
+        compression: `zstd`, `gz` or `bz2`, optionally with `:LEVEL`; or None.
+        hashes: hash algorithms. The index lists these hashes of each shard.
+        shard_bytes: the maximum raw size of a shard, 64 MiB by default. A larger document gets its
             own shard.
-        block_bytes: the bytes of input per block, the unit of work, 8 MiB by default.
-        processes: worker processes, one per core by default; with 1, all work is done in this
-            process.
+        block_bytes: approximate bytes of input per block, 8 MiB by default. A block is the unit of
+            work.
+        processes: number of worker processes, one per available core by default. With 1, all work
+            is done in this process.
         skip_bad: leave out and count bad records instead of raising `ConvertError`.
-        overwrite: remove the dataset at `out` first.
+        overwrite: first remove the dataset, or an unfinished conversion, at `out`.
         progress: show a progress bar on stderr.
 
     Returns:
-        The report, which is also stored as `convert-report.json`.
+        The report, which is also stored in `convert-report.json` beside the index.
 
     Raises:
-        ValueError: an argument is invalid.
-        ConvertError: the input cannot be read as its format, a record is bad, there are no
-            documents, or `out` holds another dataset.
-        StoreError: the input or the output cannot be read or written.
+        ValueError: an argument is invalid, or a file is in the inputs twice.
+        ConvertError: an input has no files or cannot be read as its format, a record is bad, a kept
+            field is not found, a package is not installed, there are no documents, or `out` holds a
+            different dataset or conversion.
+        StoreError: an input is missing or cannot be read, or the output cannot be written.
         WorkerError: a worker process failed or died.
     """
     for name, value in {"keep": keep, "hashes": hashes}.items():
@@ -146,7 +152,7 @@ def _output_location(out: str, split: str | None) -> str:
 
 
 def _check_not_within(location: str, inputs: Any) -> None:
-    """Refuse an output inside an input folder, because a rerun would read it as input."""
+    """Raise `ValueError` for an output in an input folder, where a rerun would read it as input."""
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
         folder = os.fspath(item) if isinstance(item, str | os.PathLike) else ""
         if not folder or folder == "-" or is_local(folder) != is_local(location):
@@ -162,7 +168,7 @@ def _check_not_within(location: str, inputs: Any) -> None:
 
 
 def _identify(units: Sequence[InputUnit]) -> dict[str, Any]:
-    """Hash the file names and sizes, by which a rerun recognizes its input."""
+    """Return a digest of the names and sizes by which a rerun recognizes its input, with totals."""
     files = [file for unit in units for file in unit.files]
     listing = [
         [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
@@ -224,7 +230,10 @@ def _read_blocks(
 def _checked(
     results: Iterable[tuple[tuple[int, InputBlock], EncodedSamples]], skip_bad: bool, bar: Any
 ) -> Iterator[tuple[InputPosition, EncodedSamples]]:
-    """Yield (position, samples) of each block. Raises `ConvertError` for bad records."""
+    """Yield (position, samples) for each block.
+
+    Raises `ConvertError` for a block with bad records, unless `skip_bad`.
+    """
     for (unit, block), samples in results:
         counts = samples.counts
         if counts.bad and not skip_bad:

@@ -1,4 +1,4 @@
-"""Read input files, decompressed, from any offset; reconnect if a connection breaks."""
+"""Read and decompress input files from any offset; reconnect if a connection breaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cloudload.storage.urls import is_local
 _CHUNK_BYTES = 1 << 16
 _MOST_RECONNECTS = 5
 
-# each has `decompress`, `eof` and `unused_data`
+# each factory returns a decoder with `decompress`, `eof` and `unused_data`
 _DECODERS: dict[str, Callable[[], Any]] = {
     "gz": lambda: zlib.decompressobj(wbits=31),
     "bz2": bz2.BZ2Decompressor,
@@ -36,9 +36,10 @@ class InputFile:
     url: str
     """`-` for stdin."""
     name: str
-    """The file's path relative to the input that contains it."""
+    """The file's path relative to its input; document IDs are derived from it. If two inputs have
+    files of the same name, it begins with the input's index."""
     bytes: int | None
-    """The stored size, or None if unknown."""
+    """The stored size in bytes, or None if unknown."""
     format: str
     """`jsonl`, `parquet`, `text` or `lines`."""
     compression: str | None
@@ -51,7 +52,7 @@ class InputFile:
 
 
 class StoredByteCounter:
-    """Counts the stored bytes read so far; bytes that are read again count once."""
+    """Counts the stored bytes read so far. Bytes that are read again count once."""
 
     def __init__(self, bytes: int) -> None:
         self.bytes = bytes
@@ -68,10 +69,10 @@ class DamagedError(Exception):
 def read_decompressed(
     file: InputFile, offset: int = 0, counter: StoredByteCounter | None = None
 ) -> Iterator[bytes]:
-    """Yield the file's decompressed bytes, starting at `offset`.
+    """Yield the file's decompressed bytes, starting at `offset` of the decompressed file.
 
-    `counter` counts the stored bytes. Raises `DamagedError` after the last bytes that could be
-    decompressed, and `StoreError` if the file cannot be read.
+    `counter`, if given, counts the stored bytes read. Raises `DamagedError` after the last bytes
+    that could be decompressed, and `StoreError` if the file cannot be read.
     """
     counter = counter or StoredByteCounter(0)
     if file.compression is None:
@@ -85,7 +86,7 @@ def read_decompressed(
 
 
 def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
-    """Yield the decompressed bytes of consecutive members, skipping zero padding in between."""
+    """Yield the decompressed bytes of consecutive members, skipping zero padding between them."""
     decoder: Any = None
     for stored in chunks:
         left = stored
@@ -104,7 +105,11 @@ def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
 
 
 def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:
-    """Yield the stored bytes, starting at `offset`; if a connection breaks, resume there."""
+    """Yield the stored bytes, starting at `offset`.
+
+    If a connection breaks, reopens the file and continues. Raises `StoreError` after 5 reconnects
+    without a byte read, and immediately for a local file.
+    """
     position, failures = offset, 0
     while True:
         try:

@@ -40,9 +40,10 @@ _FORMATS_BY_EXTENSION = {
 def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[InputUnit]:
     """List the units to read, in order.
 
-    An input is a path or URL, `-` for stdin, `hf://NAME`, a `datasets` object, or an iterable of
-    rows. Raises `ValueError` for anything else, and `ConvertError` or `StoreError` if it cannot be
-    found.
+    `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
+    `hf://NAME`, a `datasets` object, or an iterable of rows. Raises `ValueError` for anything else,
+    an invalid `format` or `split`, and a file listed twice. Raises `ConvertError` or `StoreError`
+    for an input that is not found or cannot be opened.
     """
     if format not in FORMATS:
         raise ValueError(f"no format named {format!r}; use one of {', '.join(FORMATS)}")
@@ -87,13 +88,17 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
     chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
     if chosen is None or chosen not in datasets:
         raise ValueError(
-            f"the dataset has no split {chosen!r}; set split to one of {sorted(datasets)}"
+            f"split is {chosen!r}, but the dataset's splits are {sorted(datasets)}; set split to "
+            "one of them"
         )
     return RowsUnit(chosen, datasets[chosen])
 
 
 def _load_dataset(url: str, split: str | None) -> InputUnit:
-    """Open a Hugging Face dataset, such as `hf://owner/name?config=en&split=train`, streamed."""
+    """Open a Hugging Face dataset as a stream, such as `hf://owner/name?config=en&split=test`.
+
+    A split in the URL takes precedence over `split`; without either, it is `train`.
+    """
     parts = urlsplit(url)
     name, query = parts.netloc + parts.path, parse_qs(parts.query)
     if unknown := sorted(set(query) - {"config", "split"}):
@@ -122,7 +127,8 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
 def _find_files(location: str) -> list[tuple[str, str, int]]:
     """List (URL, relative name, bytes) of each file at a path, folder or glob, sorted by URL.
 
-    Hidden files and `_SUCCESS` are skipped. Raises `ConvertError` if there are no files.
+    Skips hidden files, files in hidden folders, and `_SUCCESS`. Raises `ConvertError` if there are
+    no files, and `StoreError` if the location cannot be listed.
     """
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
@@ -162,7 +168,7 @@ def _glob_pattern(location: str) -> str:
     signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
     translated = [signs.get(part) or _glob_literal(part) for part in parts]
-    # the names listed in the current folder may begin with ./
+    # a listing of the current folder may prefix names with ./
     return r"(?:\./)?" + "".join(translated)
 
 
@@ -186,10 +192,10 @@ def _input_file(url: str, name: str, size: int, format: str) -> InputFile:
 
 
 def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
-    """Prefix all names with their input's index if two inputs have a file of the same name.
+    """Prefix every name with the index of its input if two inputs have a file of the same name.
 
-    Names must be unique because IDs are derived from them. Raises `ValueError` if a file is listed
-    twice.
+    Names must be unique because IDs are derived from them. `inputs` are the files of each input
+    that has files. Raises `ValueError` if a file is listed twice.
     """
     urls = Counter(file.url for files in inputs for file in files)
     if twice := [url for url, count in urls.items() if count > 1]:
@@ -207,9 +213,10 @@ def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
 
 
 def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
-    """Yield the units of files.
+    """Yield the units of an input's files.
 
-    Consecutive text files share a unit of about `block_bytes`; each other file is a unit.
+    Consecutive text files share a unit of about `block_bytes` and at most 1,024 files. Every other
+    file is a unit.
     """
     group: list[InputFile] = []
     for file in files:

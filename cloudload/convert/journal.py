@@ -2,14 +2,14 @@
 
 It allows a killed conversion to resume without losing or repeating a document.
 
-    .convert/config.json     the input and the config, which a rerun must match
+    .convert/config.json     the config and the digest of the input, which a rerun must match
     .convert/00000.json      a finished shard: its index entry, and where the next shard begins
     shard.00000.mds.zstd     stored before its journal entry
-    convert-report.json      the report, which tells a rerun that the conversion is complete
-    index.json               stored last: a partial dataset is never readable
+    convert-report.json      the report, with the same config and digest
+    index.json               stored last, so a partial dataset is never readable
 
-A rerun resumes after the last consecutive entry, counting from 00000, whose shard exists. The
-journal is removed once the index is stored.
+A rerun resumes after the longest run of entries, from 00000, whose shards exist. The journal is
+removed once the index is stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report
 class Counts:
     """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
 
-    `bad_records` describes the first bad records.
+    `bad_records` describes the first 20 bad records.
     """
 
     documents: int = 0
@@ -54,11 +54,11 @@ class Counts:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Counts:
-        """The counts in a journal entry."""
+        """Create the counts from a journal entry."""
         return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
 
     def plus(self, other: Counts) -> Counts:
-        """The sums of both."""
+        """Return the sums of both, with the first 20 bad records."""
         return Counts(
             self.documents + other.documents,
             self.empty + other.empty,
@@ -88,28 +88,28 @@ class ConvertReport:
     bad_records: tuple[str, ...]
     """Location and problem of each of the first 20 bad records."""
     files: int
-    """Number of input files read."""
+    """Number of input files; datasets and iterators are not counted."""
     input_bytes: int
-    """Stored bytes of the input."""
+    """Stored bytes of the input files."""
     text_bytes: int
-    """Bytes of UTF-8 text."""
+    """Bytes of UTF-8 text in the documents."""
     raw_bytes: int
     """Bytes of the shards before compression."""
     stored_bytes: int
     """Bytes of the shards as stored."""
     shards: int
-    """Number of shards written."""
+    """Number of shards."""
     columns: Mapping[str, str]
-    """The encoding of each column."""
+    """The MDS encoding of each column, by name."""
     seconds: float = 0.0
-    """Duration of this run in seconds."""
+    """Duration of this run in seconds; 0 if the dataset was already complete."""
     resumed_shards: int = 0
-    """Number of shards that earlier runs had written."""
+    """Number of shards that earlier runs wrote."""
     already_complete: bool = False
     """Whether the dataset was complete before this run."""
 
     def to_json(self) -> str:
-        """The report as JSON."""
+        """Return the report as indented JSON."""
         return json.dumps(asdict(self), indent=2)
 
     @staticmethod
@@ -120,7 +120,11 @@ class ConvertReport:
 
 @dataclass(frozen=True)
 class InputPosition:
-    """Where a shard begins in the input (unit, block, sample), and the counts before that block."""
+    """Where a shard begins in the input, and the counts before that block.
+
+    `unit` is the index of the unit, `start` the start of the block, and `sample` an index among the
+    block's samples.
+    """
 
     unit: int = 0
     start: BlockStart = field(default_factory=BlockStart)
@@ -129,7 +133,7 @@ class InputPosition:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> InputPosition:
-        """The position in a journal entry."""
+        """Create the position from a journal entry."""
         return InputPosition(
             value["unit"],
             BlockStart(**value["start"]),
@@ -142,8 +146,9 @@ class InputPosition:
 class FinishedWork:
     """The finished part of a conversion.
 
-    Holds the index entries of its shards, the columns once known, the position of the next shard
-    (None after the last), and the counts before that position.
+    `entries` are the index entries of its shards, and `columns` those of the kept fields (None
+    until they are known). `position` is where the next shard begins (None after the last). `counts`
+    covers the blocks before that position.
     """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
@@ -153,13 +158,16 @@ class FinishedWork:
 
 
 class Journal:
-    """The journal at an output location. `claim` identifies the conversion by config and input."""
+    """The journal at an output location. `claim` identifies the conversion by config and input.
+
+    The methods that read or write it raise `StoreError` if that fails.
+    """
 
     def __init__(self, location: str, claim: Mapping[str, Any]) -> None:
         self.location, self.claim, self._began = location, claim, time.monotonic()
 
     def clear(self) -> None:
-        """Remove the dataset and its journal, beginning with the index."""
+        """Remove the dataset and its journal, starting with the index."""
         names = self._list()
         for name in sorted(
             names, key=lambda name: (name != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name)
@@ -172,9 +180,9 @@ class Journal:
                 delete_object(join_url(self.location, name))
 
     def finished_report(self) -> ConvertReport | None:
-        """The report if this conversion is already complete, else None.
+        """Return the report if this conversion is already complete, otherwise None.
 
-        Raises `ConvertError` if the output holds another conversion's data.
+        Raises `ConvertError` if the output holds a different dataset or conversion.
         """
         names = self._list()
         if INDEX_NAME in names:
@@ -195,9 +203,9 @@ class Journal:
         return None
 
     def read(self) -> FinishedWork:
-        """Read the finished work, up to the last consecutive entry whose shard exists.
+        """Read the finished work, up to the first entry or shard that is missing.
 
-        Raises `ConvertError` if another conversion wrote the journal.
+        Raises `ConvertError` if the journal belongs to a different conversion that stored a shard.
         """
         names = self._list()
         if f"{JOURNAL_FOLDER}/config.json" not in names or not any(
@@ -225,7 +233,7 @@ class Journal:
         return bool(names.get(stored["basename"]) == stored["bytes"])
 
     def begin(self, columns: Sequence[Column]) -> None:
-        """Write the claim and the columns, which reserve the output for this conversion."""
+        """Write the claim, which a rerun must match, and the columns of the kept fields."""
         config = {
             "claim": self.claim,
             "columns": [[column.name, column.encoding] for column in columns],
@@ -236,16 +244,17 @@ class Journal:
         )
 
     def finish(self, entries: Sequence[Mapping[str, Any]], report: ConvertReport) -> ConvertReport:
-        """Store the report, then the index, then remove the journal; return the report.
+        """Store the report and then the index, remove the journal, and return the report.
 
-        Raises `ConvertError` if a stored shard is missing.
+        The returned report includes the duration. Raises `ConvertError` if a stored shard is
+        missing or has the wrong size.
         """
         names = self._list()
         if lost := [entry for entry in entries if not self._is_stored(entry, names)]:
             first = lost[0]["raw_data"]["basename"]
             raise ConvertError(
-                f"{len(lost)} shards disappeared from {self.location} during the conversion, "
-                f"such as {first}. Run again to resume"
+                f"{len(lost)} of {len(entries)} shards in {self.location} disappeared or changed "
+                f"size during the conversion; the first is {first}. Run again to resume"
             )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
         index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)
@@ -265,7 +274,7 @@ class Journal:
                 (local_path(self.location) / JOURNAL_FOLDER).rmdir()
 
     def _list(self) -> dict[str, int]:
-        """The size in bytes of each object at the output, by name."""
+        """Map the name of each object at the output to its size in bytes."""
         try:
             found = list_objects(self.location)
         except StoreError as error:
@@ -298,7 +307,8 @@ def record_shard(
 ) -> None:
     """Write the journal entry of a stored shard.
 
-    It holds the shard's index entry, the position of the next shard, and the counts before it.
+    `number` is the shard's index, `entry` its entry for the index, `following` the position of the
+    next shard (None after the last), and `counts` the counts before that position.
     """
     content = {
         "shard": entry,

@@ -1,10 +1,10 @@
 """Worker processes for tasks whose arguments and results are mostly large bytes.
 
     this process ── (function, argument) ──► worker process ── result ──►
-                    small values are pickled; megabytes are passed as `SharedBytes`
+                    small values are pickled; bytes of 1 MiB or more are passed as `SharedBytes`
 
-In this process, each worker has its own socket and thread. If a worker dies, its socket closes, and
-its task fails immediately instead of hanging.
+In this process, each worker has its own socket and thread. If a worker dies, its socket closes, so
+its task and all waiting tasks fail immediately instead of hanging.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOSE_S = 30.0
 
 
 class Executor(Protocol):
-    """Runs `function(context, argument)` for each task, in this process or another."""
+    """Runs `function(context, argument)` for each task, in this process or in a worker."""
 
     def submit(self, function: Function, argument: Any) -> Future[Any]: ...
     def close(self) -> None: ...
@@ -39,9 +39,9 @@ class Executor(Protocol):
 
 @contextlib.contextmanager
 def open_executor(context: Any, processes: int) -> Iterator[Executor]:
-    """Yield an executor with `processes` worker processes, which each hold `context`.
+    """Yield an executor with `processes` worker processes, each with a copy of `context`.
 
-    With `processes=1`, tasks run in this process.
+    With `processes=1`, tasks run in this process. Closes the executor on exit.
     """
     if processes > 1:
         raise_open_file_limit()
@@ -53,7 +53,10 @@ def open_executor(context: Any, processes: int) -> Iterator[Executor]:
 def run_in_order(
     executor: Executor, function: Function, items: Iterable[Any], ahead: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield (item, result) in order, with up to `ahead` items submitted after the one awaited."""
+    """Yield (item, result) in order, with up to `ahead` items submitted after the one awaited.
+
+    Raises the error of the first item whose task fails.
+    """
     waiting: deque[tuple[Any, Future[Any]]] = deque()
     for item in items:
         waiting.append((item, executor.submit(function, item)))
@@ -69,7 +72,7 @@ def _take(waiting: deque[tuple[Any, Future[Any]]]) -> tuple[Any, Any]:
 
 
 class Inline:
-    """Runs each task in this process, when it is submitted."""
+    """Runs each task in this process, within `submit`, which raises the task's error."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -86,7 +89,8 @@ class Inline:
 class ProcessPool:
     """Worker processes, spawned because this process may have threads and store clients.
 
-    A worker whose parent dies exits after its current task.
+    A worker whose parent dies exits after its current task. A task that fails raises the worker's
+    `CloudloadError`, or `WorkerError` with the traceback of any other exception.
     """
 
     def __init__(self, context: Any, processes: int) -> None:
@@ -110,9 +114,9 @@ class ProcessPool:
         return future
 
     def close(self) -> None:
-        """Fail the tasks in the queue, and let each process finish its current one.
+        """Fail the waiting tasks, and let each process finish its current one.
 
-        A process that finishes leaves no temporary file. A process that takes longer than 30 s is
+        A process that finishes leaves no temporary files. One that takes longer than 30 s is
         killed.
         """
         self._fail_all(WorkerError("the work was stopped"))
@@ -130,13 +134,13 @@ class ProcessPool:
                     return
 
     def _run(self, task: Task, process: Any, pipe: socket.socket) -> bool:
-        """Run a task in a process, and return whether the process can take another."""
+        """Run a task in a worker, and return whether the worker can run more tasks."""
         future, function, argument = task
         try:
             message = Message.of((function, argument))
         except Exception as error:
             what = f"cannot send work to a worker process: {type(error).__name__}: {error}"
-            future.set_exception(WorkerError(what))
+            future.set_exception(WorkerError(f"{what}. Run again with processes=1"))
             return True
         try:
             message.send(pipe)
@@ -159,7 +163,7 @@ class ProcessPool:
 
 
 def _describe_loss(process: Any, error: Exception) -> str:
-    """Describe why a process was lost: it ended, or communication with it failed."""
+    """Describe why a worker was lost: it ended, or communication with it failed."""
     worker = f"worker process {process.pid}"
     if not isinstance(error, EOFError | ConnectionError):
         what = f"cannot communicate with {worker}: {type(error).__name__}: {error}"

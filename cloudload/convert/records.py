@@ -4,9 +4,9 @@
     blocks   8 MiB of whole lines │ a batch of rows │ a group of files
     records  one per line, row or file: its fields, or its problem
 
-A block depends only on the data and `block_bytes`, never on the process that reads it, the time, or
-the chunks that the store returns. One process makes all blocks, in order; any process may read
-their records.
+The blocks depend only on the data, `block_bytes`, and the fields that the conversion reads. They do
+not depend on timing, on the process that reads them, or on the chunks that the store returns. One
+process makes all blocks, in order. Any process may read their records.
 """
 
 from __future__ import annotations
@@ -23,32 +23,36 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Record(NamedTuple):
-    """One record: its fields, or the problem with it."""
+    """A record: its fields, or None and the problem that makes it bad."""
 
     where: str
     """The record's location, for messages."""
     name: str
-    """The ID to use if the record has no ID field."""
+    """The ID to use if the record has no usable ID."""
     fields: Mapping[str, Any] | None
     problem: str | None = None
 
 
 @dataclass(frozen=True)
 class BlockStart:
-    """Where a block begins in its unit; readers can start here. The journal stores all fields."""
+    """The start of a block in its unit, where a reader can begin. The journal stores all fields."""
 
     block: int = 0
     """Index of the block in its unit."""
     offset: int = 0
-    """Offset of its first byte in the decompressed file."""
+    """Offset of its first byte in the decompressed file; 0 except in files of lines."""
     line: int = 1
-    """Number of its first line or row, counting from 1."""
+    """Line or row number of its first record, from 1."""
     stored: int = 0
-    """Stored bytes of the file that were read before it."""
+    """Stored bytes of the file that were read before it; an estimate in a Parquet file."""
 
 
 class InputBlock(Protocol):
-    """The unit of work: records that any process can read."""
+    """The unit of work: records that any process can read.
+
+    `input_bytes` are the stored bytes to count for the block, 0 for rows of a dataset. `text_key`
+    is the field in which to return the text of a record that has only text.
+    """
 
     @property
     def start(self) -> BlockStart: ...
@@ -58,7 +62,11 @@ class InputBlock(Protocol):
 
 
 class InputUnit(Protocol):
-    """A part of the input that can be read separately, identified by its name and size."""
+    """A part of the input that can be read separately, identified by its name and size.
+
+    `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the blocks
+    from `start` on; `fields` are the record fields that the conversion reads.
+    """
 
     @property
     def name(self) -> str: ...
@@ -73,7 +81,7 @@ class InputUnit(Protocol):
 
 @dataclass(frozen=True)
 class FileUnit:
-    """A unit of one file."""
+    """A unit that consists of one file."""
 
     file: InputFile
 
@@ -91,10 +99,10 @@ class FileUnit:
 
 
 def sum_bytes(files: Iterable[InputFile]) -> int:
-    """The sum of the files' stored bytes; a file of unknown size counts 0."""
+    """The sum of the files' stored bytes; a file of unknown size counts as 0."""
     return sum(file.bytes or 0 for file in files)
 
 
 def describe_not_utf8(error: UnicodeDecodeError) -> str:
-    """Describe the problem of a record that is not UTF-8."""
-    return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start})"
+    """Describe the problem of a record that is not valid UTF-8."""
+    return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})"

@@ -1,7 +1,7 @@
 """Encode blocks of records, cut them into shards, and store the shards.
 
 workers   encode_block: records ─► samples ─┐                ┌─► store_shard: compress, hash,
-parent                                      └─► ShardCutter ─┘   store, enter in the journal
+parent                                      └─► ShardCutter ─┘   store, list in the journal
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 
 @dataclass(frozen=True)
 class ShardContext:
-    """The context of each worker: the config, the shard format, and the output location."""
+    """Context for every worker: the config, the shard format, and the output location."""
 
     config: ConvertConfig
     form: ShardFormat
@@ -50,10 +50,11 @@ class EncodedSamples:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to store, with the position of the next shard (None after the last).
+    """A shard to store, with its index `number` and the position of the next shard.
 
-    `sizes` is int64 [samples], in bytes. `counts` covers the blocks before the one in which the
-    next shard begins.
+    `parts` are the encoded samples, joined in order. `sizes` is int64 [samples], in bytes. `next`
+    is None after the last shard. `counts` covers the blocks before the one in which the next shard
+    begins, or all blocks after the last shard.
     """
 
     number: int
@@ -71,9 +72,9 @@ class _BadRecordError(Exception):
 
 
 def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> EncodedSamples:
-    """Encode the documents of a block, and count its empty and bad records.
+    """Encode the documents of a block, and count its empty and bad records, which are left out.
 
-    `numbered` is (unit index, block).
+    `numbered` is (unit index, block). Raises `StoreError` if an input file cannot be read.
     """
     block = numbered[1]
     columns = context.form.columns
@@ -105,11 +106,13 @@ def _encode_record(context: ShardContext, record: Record) -> bytes:
     try:
         sample = encode_sample(context.form.columns, _values_of(context, record))
     except UnicodeEncodeError:
-        raise _BadRecordError("not UTF-8 (half of a surrogate pair)") from None
+        raise _BadRecordError("not UTF-8 (an unpaired surrogate)") from None
     except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
         raise _BadRecordError(f"a kept field does not fit its column ({error})") from error
     if len(sample) > _MAX_SAMPLE_BYTES:
-        raise _BadRecordError(f"{len(sample):,} bytes exceed the limit of an MDS shard")
+        raise _BadRecordError(
+            f"its {len(sample):,} bytes exceed the limit of an MDS shard ({_MAX_SAMPLE_BYTES:,})"
+        )
     return sample
 
 
@@ -136,7 +139,7 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
             return value.decode()
         except UnicodeDecodeError as error:
             raise _BadRecordError(
-                f"not UTF-8 (byte 0x{value[error.start]:02x} at {error.start} of {key!r})"
+                f"not UTF-8 (byte 0x{value[error.start]:02x} at offset {error.start} of {key!r})"
             ) from None
     if not isinstance(value, str):
         raise _BadRecordError(f"{key!r} is {type(value).__name__}, not a string")
@@ -163,9 +166,10 @@ def _kept_value(value: Any, column: Column) -> Any:
 
 
 def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
-    """Build, compress, hash and store a shard, enter it in the journal, and return its index entry.
+    """Build, compress, hash and store a shard, list it in the journal, and return its index entry.
 
-    Raises `StoreError` if the shard or its journal entry cannot be written.
+    Raises `StoreError` if the shard or its journal entry cannot be written, and `SystemExit` in a
+    worker whose parent has died.
     """
     parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
     raw = b"".join([encode_shard_head(context.form, job.sizes), *parts])
@@ -198,8 +202,11 @@ def _file_entry(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
 class ShardCutter:
     """Cuts samples into shards as `MDSWriter` does, and tracks the input position of each cut.
 
-    A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample
-    larger than `shard_bytes` gets its own shard. No shard is empty.
+    A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample that
+    does not fit even an empty shard gets its own. No shard is empty.
+
+    `number` is the index of the first shard, and `position` is where it begins. `counts` covers the
+    blocks cut so far.
     """
 
     def __init__(self, form: ShardFormat, number: int, position: InputPosition) -> None:
@@ -213,7 +220,7 @@ class ShardCutter:
         self._bytes = self._empty_bytes
 
     def cut(self, blocks: Iterable[tuple[InputPosition, EncodedSamples]]) -> Iterator[ShardJob]:
-        """Yield the shards of blocks, in order."""
+        """Cut (position, samples) of consecutive blocks into shards, and yield them in order."""
         for position, samples in blocks:
             yield from self._cut_block(replace(position, counts=self.counts), samples)
             self.counts = self.counts.plus(samples.counts)

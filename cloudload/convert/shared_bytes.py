@@ -1,11 +1,11 @@
-"""Send large bytes between processes without copying, as descriptors of anonymous memory.
+"""Pass large bytes between processes as descriptors of anonymous memory, not through a pipe.
 
     worker ── result: [memory] ──► parent ── task: [memory, cut] ──► worker
                                    never reads or copies the bytes
 
-Bytes of 1 MiB or more that a worker returns are received as `SharedBytes`, which can be sliced and
-sent to another worker unread. The kernel frees them with their last descriptor, even if a process
-is killed.
+The sender copies bytes of 1 MiB or more to anonymous memory. The parent receives them from a worker
+as `SharedBytes`, which it can slice and send to a different worker without reading them. The kernel
+frees the memory when its last descriptor is closed, even if a process is killed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Descriptor:
 
 
 class SharedBytes:
-    """Bytes in anonymous memory that other processes may also hold. A slice shares the memory."""
+    """Bytes in anonymous memory that processes can share. A slice uses the same memory."""
 
     def __init__(self, descriptor: _Descriptor, start: int, stop: int) -> None:
         self.descriptor, self.start, self.stop = descriptor, start, stop
@@ -59,7 +59,7 @@ class SharedBytes:
         return SharedBytes(self.descriptor, self.start + start, self.start + max(start, stop))
 
     def read(self) -> bytes:
-        """The bytes."""
+        """Copy the bytes out of the shared memory."""
         pieces: list[bytes] = []
         place = self.start
         while place < self.stop:
@@ -69,7 +69,7 @@ class SharedBytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles large bytes as references to descriptors, which are sent separately."""
+    """Pickles large bytes as references to descriptors, which `Message` sends separately."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -85,7 +85,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles each reference as the result of `convert(SharedBytes)`."""
+    """Unpickles each reference to shared bytes as `convert(SharedBytes)`."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class Message:
-    """A pickled value, and the shared bytes that it refers to."""
+    """A pickled value and the shared bytes that it references."""
 
     pickled: bytes
     shared: tuple[SharedBytes, ...]
@@ -117,7 +117,7 @@ class Message:
         return Message(buffer.getvalue(), tuple(pickler.shared))
 
     def send(self, pipe: socket.socket) -> None:
-        """Send the message to a process that calls `receive`."""
+        """Send the message to a process that calls `receive`. Raises `OSError` if it is gone."""
         numbers = [shared.descriptor.number for shared in self.shared]
         pipe.sendall(struct.pack("<QQ", len(self.pickled), len(numbers)))
         for first in range(0, len(numbers), _DESCRIPTORS_AT_ONCE):
@@ -128,8 +128,8 @@ class Message:
 def receive(pipe: socket.socket, convert: Callable[[SharedBytes], Any]) -> Any:
     """Receive the next value, with `convert` applied to each of its `SharedBytes`.
 
-    Raises `EOFError` at the end of the stream, and `OSError` if this process has too many open
-    files.
+    Raises `EOFError` if the sender closed its socket, and `OSError` if the connection fails or this
+    process has too many open files.
     """
     size, count = struct.unpack("<QQ", _receive_exactly(pipe, 16))
     descriptors: list[_Descriptor] = []

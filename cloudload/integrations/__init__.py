@@ -1,9 +1,11 @@
-"""One thin module per training framework. Import the one you use; nothing else imports them.
+"""One thin module per training framework. Import the one you use.
 
     composer       data_spec, eval_spec, CloudloadMonitor       transformers   CloudloadTrainer
-    lightning      CloudloadDataModule, CloudloadMonitor        torchtitan     CloudloadDataLoader
-    torchdata      CloudloadNode, CloudloadDataset              dcp            LoaderState
+    lightning      CloudloadDataModule, CloudloadMonitor        dcp            LoaderState
+    torchtitan     CloudloadDataLoader, CloudloadMetrics
+    torchdata      CloudloadNode, CloudloadDataset
 
-Each module saves the loader's state in the framework's checkpoints, so that a resume neither
-repeats nor loses a batch, and makes the framework count rows and tokens as the loader does.
+Each module saves the loader's state in the framework's checkpoints, so a resume neither repeats nor
+loses a batch. Those of composer, lightning, torchtitan and transformers can also log
+`loader.stats()`. The composer module also makes Composer count rows and tokens as the loader does.
 """

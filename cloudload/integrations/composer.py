@@ -1,4 +1,4 @@
-"""Composer: a `DataSpec` that counts packed rows correctly and is saved in Composer's checkpoints.
+"""Composer: a `DataSpec` that counts rows and tokens and saves the loader in the checkpoints.
 
     Trainer(
         train_dataloader=data_spec(loader),
@@ -34,7 +34,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def data_spec(loader: CloudLoader) -> DataSpec:
-    """Wrap a loader for training. Composer's samples are rows, and its tokens are document tokens.
+    """Wrap a loader for training. Composer then counts rows as samples, and tokens without padding.
 
     A `max_duration` in epochs requires a loader with `stop_every=<batches>`.
     """
@@ -42,7 +42,7 @@ def data_spec(loader: CloudLoader) -> DataSpec:
 
 
 def eval_spec(loader: CloudLoader) -> DataSpec:
-    """Wrap a loader for evaluation: every evaluation reads the same batches.
+    """Wrap a loader for evaluation, so that every evaluation reads the same batches.
 
     The loader needs `epochs=1` or `stop_every`. Raises `ValueError` for an endless loader.
     """
@@ -50,7 +50,7 @@ def eval_spec(loader: CloudLoader) -> DataSpec:
 
 
 class CloudloadMonitor(Callback):
-    """Logs `loader.stats()` as `cloudload/…` after every `every` batches and each epoch."""
+    """Logs `loader.stats()` as `cloudload/…` after every `every` batches and after each epoch."""
 
     def __init__(self, loader: CloudLoader, every: int = 10) -> None:
         self._loader, self._every = loader, every
@@ -67,13 +67,13 @@ class CloudloadMonitor(Callback):
 
 
 class _DataLoader(DataLoader[Batch]):
-    """A torch DataLoader, which Composer requires, over the loader's batches."""
+    """A torch DataLoader over the loader's batches, because Composer requires that type."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._rows = _Dataset(loader)
         super().__init__(self._rows, batch_size=None, collate_fn=_as_it_is)  # type: ignore[arg-type]
         self._loader = loader
-        # Composer reads it to split batches; torch's constructor would also turn on collation
+        # Composer reads batch_size; passing it to torch's constructor would turn on collation
         vars(self)["batch_size"] = loader.batch_size
 
     def __iter__(self) -> Any:
@@ -89,7 +89,7 @@ class _DataLoader(DataLoader[Batch]):
 
 
 class _Dataset(IterableDataset[Batch]):
-    """The object whose state Composer saves and restores."""
+    """The loader as a torch dataset, whose state Composer saves and restores."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader
@@ -100,7 +100,7 @@ class _Dataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         is_at_end, self._is_loaded_at_end = self._is_at_end(), False
         if is_at_end and self.state and int(self.state.timestamp.batch_in_epoch):
-            return  # Composer trained on the epoch's last batch, but the epoch has not ended yet
+            return  # the state was saved after the epoch's last batch: let Composer end the epoch
         yield from self._loader
         if self.state and not self._loader.is_at_stop:
             # stop here, so that the last checkpoint is saved and no endless empty epochs follow
@@ -111,9 +111,9 @@ class _Dataset(IterableDataset[Batch]):
         return self._is_loaded_at_end or self._loader.is_at_stop
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, str]:
-        """The state as one text leaf, which sharded checkpoints also store unchanged.
+        """Return the state as a single JSON string, which sharded checkpoints store unchanged.
 
-        `num_samples` is the number of this epoch's rows that Composer has trained on.
+        `num_samples` is the number of rows that Composer has trained on in this epoch.
         """
         is_at_end = num_samples > 0 and self._is_at_end()
         return {
@@ -150,9 +150,9 @@ def _count_rows(batch: Tensors) -> int:
 
 
 def _count_tokens(batch: Tensors) -> dict[str, int]:
-    """Count tokens; `loss_generating` are the labels left after a causal model shifts them by 1."""
+    """Count all tokens, and those with a label after a causal model shifts the labels by 1."""
     loss_generating = int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
-    # a microbatch is a plain dict, and Composer asks it only for loss_generating
+    # Composer needs only loss_generating of a microbatch, which is a plain dict without spans
     return {
         "total": batch.num_tokens if isinstance(batch, Batch) else loss_generating,
         "loss_generating": loss_generating,
@@ -162,7 +162,8 @@ def _count_tokens(batch: Tensors) -> dict[str, int]:
 def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, torch.Tensor]]:
     """Split a batch into microbatches of `microbatch_size` rows; the last may be shorter.
 
-    Each microbatch's `cu_seqlens` covers its own rows and starts at 0.
+    Each microbatch has the same keys as the batch. Its `cu_seqlens` covers only its rows and starts
+    at 0, and its `max_seqlen` is the length of its longest segment.
     """
     size, (num_rows, seq_len) = int(microbatch_size), batch["input_ids"].shape
     microbatches = []

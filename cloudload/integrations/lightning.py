@@ -1,10 +1,10 @@
-"""Lightning: a data module that saves the loader with Lightning's checkpoints.
+"""Lightning: a data module that saves the loader's state in Lightning's checkpoints.
 
     trainer = Trainer(..., use_distributed_sampler=False, callbacks=[CloudloadMonitor(loader)])
     trainer.fit(model, datamodule=CloudloadDataModule(loader), ckpt_path="last")
 
-Lightning reads one batch ahead if the loader has no length, so the module counts the batches that
-were trained on and saves the state after the last of them.
+Lightning reads one batch ahead if the loader has no length, so the data module counts the batches
+trained on and saves the state after the last of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class CloudloadDataModule(LightningDataModule):
-    """Trains on `loader` and validates on `eval_loader`, which needs `epochs=1` or `stop_every`."""
+    """Trains on `loader` and validates on `eval_loader`, which needs `epochs=1` or `stop_every`.
+
+    Raises `StreamChangedError` if training resumes from a checkpoint without the loader's state,
+    and `ValueError` if validation starts with an endless `eval_loader`.
+    """
 
     def __init__(self, loader: CloudLoader, eval_loader: CloudLoader | None = None) -> None:
         super().__init__()
@@ -36,7 +40,7 @@ class CloudloadDataModule(LightningDataModule):
         self._progress: Any = None
         self._is_loaded = False
         if eval_loader is not None:
-            # Lightning validates if this method exists
+            # Lightning validates only if this method exists
             self.val_dataloader = lambda: FromStart(eval_loader)
 
     def train_dataloader(self) -> _Batches:
@@ -56,7 +60,7 @@ class CloudloadDataModule(LightningDataModule):
         self._num_fetched, self._is_loaded = 0, True
 
     def begin_pass(self) -> None:
-        """Rewind to the last batch trained on, because an earlier fit may have read ahead."""
+        """Rewind to just after the last batch trained on; an earlier fit may have read ahead."""
         if num_ahead := self._num_ahead():
             self.loader.load_state_dict(self.loader.state_dict(lag=num_ahead))
         # Lightning increments `processed` before it saves, but not for a batch that failed
@@ -64,7 +68,7 @@ class CloudloadDataModule(LightningDataModule):
         self._num_fetched, self._num_processed_before = 0, self._progress.processed
 
     def count_fetched(self) -> None:
-        """Count a batch that Lightning fetched."""
+        """Count a batch that Lightning has fetched."""
         self._num_fetched += 1
 
     def _num_ahead(self) -> int:
@@ -77,7 +81,7 @@ class CloudloadDataModule(LightningDataModule):
 class CloudloadMonitor(Callback):
     """Logs `loader.stats()` as `cloudload/…` whenever Lightning logs, and after each epoch.
 
-    The statistics include the batch that Lightning may have read ahead.
+    The statistics include a batch that Lightning has read ahead.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
@@ -97,7 +101,7 @@ class CloudloadMonitor(Callback):
 
 
 class _Batches:
-    """The loader's batches for Lightning, without the state, which the data module saves."""
+    """The loader's batches for Lightning, without `state_dict`: the data module saves the state."""
 
     def __init__(self, module: CloudloadDataModule) -> None:
         self._module = module
@@ -108,7 +112,7 @@ class _Batches:
             self._module.count_fetched()
             yield batch
         if not self._module.loader.is_at_stop:
-            # otherwise empty epochs would follow
+            # stop here, so that no empty epochs follow
             logger.info("the data ended after %d rows, so training stops", self._module.loader.rows)
             self._module.trainer.should_stop = True
 

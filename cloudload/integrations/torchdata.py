@@ -1,9 +1,10 @@
-"""torchdata: a loader as a node or as the dataset of a StatefulDataLoader.
+"""torchdata: a loader as a node, or as the dataset of a StatefulDataLoader.
 
     torchdata.nodes.Loader(CloudloadNode(loader))
     StatefulDataLoader(CloudloadDataset(loader), batch_size=None, num_workers=0)
 
-The loader starts its own workers. Each of torchdata's workers would read all of the data.
+The loader starts its own workers. Keep `num_workers=0`, because each of torchdata's workers would
+read all of the data.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from cloudload.loader import CloudLoader
 
 
 class CloudloadNode(BaseNode[Batch]):
-    """A source node of batches.
+    """A source node that yields batches.
 
-    A reset without a state, as at a new epoch, continues from the loader's position. If a
-    `Prefetcher` has read ahead, that position is past the batches trained on. To continue a pass
-    that was abandoned, use `load_state_dict`.
+    A reset without a state, as at the start of an epoch, continues from the loader's position. If a
+    `Prefetcher` has read ahead, that position is past the batches trained on. So to continue an
+    abandoned pass, use `load_state_dict`.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
@@ -45,7 +46,10 @@ class CloudloadNode(BaseNode[Batch]):
 
 
 class CloudloadDataset(IterableDataset[Batch]):
-    """Whole batches, for `StatefulDataLoader(..., batch_size=None, num_workers=0)`."""
+    """A dataset of whole batches, for `StatefulDataLoader(..., batch_size=None, num_workers=0)`.
+
+    Raises `ValueError` if a DataLoader's worker iterates over it.
+    """
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader

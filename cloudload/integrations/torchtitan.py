@@ -1,12 +1,12 @@
-"""torchtitan: a dataloader that its trainer builds, iterates, saves and loads.
+"""torchtitan: a dataloader that torchtitan's trainer builds, iterates, saves and loads.
 
     data = CloudloadDataLoader.Config(data="s3://…", options={"num_workers": 8})
     Trainer.Config(dataloader=data, ...)
 
-A row has one token more than torchtitan's sequences: inputs are all tokens but the last, labels all
-but the first. The state is one text leaf, the same on every rank, so any number of ranks can load a
-checkpoint. A checkpoint written with another dataloader does not have that leaf, and DCP refuses
-it: `checkpoint.exclude_from_loading=["dataloader"]` loads the rest and starts the data over.
+A row has one token more than torchtitan's sequences. Inputs are all tokens but the last, and labels
+all but the first. The state is a single JSON string, the same on every rank, so any number of ranks
+can load a checkpoint. DCP refuses a checkpoint from a different dataloader, because it lacks that
+string; `checkpoint.exclude_from_loading=["dataloader"]` loads the rest and starts the data over.
 """
 
 from __future__ import annotations
@@ -35,25 +35,30 @@ Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
 class CloudloadDataLoader(BaseDataLoader):
     """Batches of a `CloudLoader` in torchtitan's format: `({"input": …, "positions": …}, labels)`.
 
-    All are int64 [rows, seq_len]. torchtitan after 0.3 sizes batches in tokens, so its rows are
-    flattened to [rows * seq_len]. Raises `ValueError` if such a batch does not divide into rows.
+    All are int64 [rows, seq_len]. torchtitan after 0.3 sizes batches in tokens, so there they are
+    flattened to [rows * seq_len]. Raises `ValueError` if such a batch does not divide into rows,
+    and the errors of `CloudLoader`. `load_state_dict` raises `StreamChangedError` for the state of
+    a different dataloader.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         """Settings of the dataloader.
 
-        `data` and `options` are arguments of `CloudLoader`. The tokenizer is torchtitan's unless
-        `options` has one. By default no document attends to or predicts another, as with
-        torchtitan's loaders. To allow it, pass the options fields=() and mask_edges=False.
+        `data` is the argument of `CloudLoader`, and `options` are its other arguments by name. The
+        tokenizer is torchtitan's unless `options` has one. By default, no document attends to or
+        predicts another, as with torchtitan's loaders. To allow both, set `fields` to () and
+        `mask_edges` to False in `options`.
         """
 
         data: Any = None
         options: dict[str, Any] = field(default_factory=dict)
         infinite: bool = True
-        """Whether the data repeats forever; torchtitan's validators set this to False."""
+        """Whether the data repeats forever, instead of ending after one epoch.
+
+        torchtitan's validators set it to False."""
         repeat: bool = True
-        """The name of `infinite` in versions after 0.3."""
+        """The name of `infinite` in torchtitan after 0.3."""
 
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, tokenizer: Any, **sizes: Any
@@ -80,17 +85,17 @@ class CloudloadDataLoader(BaseDataLoader):
         }
         options["epochs"] = None if config.infinite and config.repeat else 1
         if "tokenizer" not in config.options:
-            # torchtitan wraps a tokenizers.Tokenizer, which does not know its end-of-text token
+            # torchtitan wraps a tokenizers.Tokenizer, which does not record its end-of-text token
             options |= {"tokenizer": tokenizer.tokenizer, "eos": tokenizer.eos_token or AUTO}
         self.loader = CloudLoader(
             config.data, seq_len=seq_len + 1, batch_size=num_rows, **{**options, **config.options}
         )
 
     def __iter__(self) -> Iterator[Tensors]:
-        # torchtitan ends training when iteration ends, so ignore stop_every
+        # torchtitan ends training when an iteration ends, so ignore stop_every
         for batch in self.loader.take(sys.maxsize):
             ids = batch["input_ids"]
-            # torchtitan's models require positions: they build attention masks from them
+            # torchtitan's models require positions, because they build attention masks from them
             positions = batch.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids))
             inputs = {
                 "input": self._shape(ids[:, :-1]),
@@ -122,12 +127,12 @@ class CloudloadDataLoader(BaseDataLoader):
 class CloudloadMetrics(MetricsProcessor):
     """Logs `loader.stats()` as `cloudload/…` together with torchtitan's metrics.
 
-    Call `watch` with the trainer's dataloader first.
+    Call `watch` with the trainer's dataloader before training.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
-        """The same settings as torchtitan's."""
+        """The same settings as torchtitan's `MetricsProcessor.Config`."""
 
     _watched: CloudloadDataLoader | None = None
 

@@ -1,12 +1,12 @@
-"""The Hugging Face Trainer: the loader's state in `trainer_state.json`, no batch lost or repeated.
+"""The Hugging Face Trainer, with the loader's state saved in `trainer_state.json`.
 
     class MyTrainer(CloudloadTrainer, Trainer): ...
 
     trainer = MyTrainer(model, args, loader=loader, eval_dataset=FromStart(eval_loader))
     trainer.train(resume_from_checkpoint=True)
 
-The Trainer would wrap a dataset in another DataLoader, read ahead, and shard it by rank a second
-time, so the mixin passes it the loader instead.
+The Trainer would wrap a dataset in a DataLoader that reads ahead and shards by rank a second time,
+so the mixin passes it the loader instead. A resumed run neither loses nor repeats a batch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ logger = logging.getLogger(__name__)
 
 
 class CloudloadCallback(TrainerCallback, ExportableState):
-    """Saves the loader's state with each checkpoint, and loads it when training resumes."""
+    """Saves the loader's state with each checkpoint, and loads it when training resumes.
+
+    Raises `ValueError` for `auto_find_batch_size`, and `StreamChangedError` if a checkpoint has no
+    loader state.
+    """
 
     def __init__(self, loader: CloudLoader) -> None:
         self.loader = loader
         self._saved = loader.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """The state after the last completed step; a checkpoint may be saved within a step."""
+        """The state after the last completed step, because a checkpoint may be saved within one."""
         return {"args": {}, "attributes": {"loader": self._saved}}
 
     def note(self) -> None:
@@ -64,7 +68,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
             )
         if state.global_step:
             self._saved = saved["attributes"]["loader"]
-        # also without a checkpoint, because the Trainer may have read batches to count tokens
+        # even without a checkpoint, because the Trainer may have read batches to count tokens
         self.loader.load_state_dict(self._saved)
         state.stateful_callbacks[name] = self.state()
 
@@ -75,7 +79,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
 
 
 class CloudloadTrainer:
-    """A mixin for training from a loader; put it before `Trainer` among a class's bases."""
+    """A mixin for training from a loader. Put it before `Trainer` in the list of base classes."""
 
     def __init__(self, *args: Any, loader: CloudLoader, **kwargs: Any) -> None:
         self.loader, self._state = loader, CloudloadCallback(loader)
@@ -84,6 +88,11 @@ class CloudloadTrainer:
         )  # type: ignore[call-arg]
 
     def get_train_dataloader(self) -> Any:
+        """Return the loader.
+
+        Raises `ValueError` if the Trainer would lose gradients accumulated at the end of a pass,
+        and warns if it may.
+        """
         self._state.note()
         accumulate = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
         rest = 0 if self.loader.is_endless or accumulate == 1 else None
@@ -94,7 +103,7 @@ class CloudloadTrainer:
                 f"a pass over the loader has {len(self.loader)} batches, which is not a multiple "
                 f"of gradient_accumulation_steps {accumulate}: the gradients accumulated at its "
                 "end would be lost. Set stop_every to a multiple of gradient_accumulation_steps, "
-                "or change the latter"
+                "or change gradient_accumulation_steps"
             )
         if rest is None:
             logger.warning(
@@ -105,19 +114,22 @@ class CloudloadTrainer:
         return self.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return a DataLoader. `eval_dataset` may be a `FromStart`, or a dict with some."""
+        """Return `eval_dataset` if it is a `FromStart`, otherwise the Trainer's DataLoader for it.
+
+        It may also be a key of `self.eval_dataset`, or None for `self.eval_dataset` itself.
+        """
         asked = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         if isinstance(asked, str):
             asked = self.eval_dataset[asked]  # type: ignore[attr-defined]
         return asked if isinstance(asked, FromStart) else super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return a DataLoader. `test_dataset` may be a `FromStart`."""
+        """Return `test_dataset` if it is a `FromStart`, otherwise the Trainer's DataLoader."""
         if isinstance(test_dataset, FromStart):
             return test_dataset
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log `logs`, with `loader.stats()` as `cloudload/…` if they have a training loss."""
+        """Log `logs`, and `loader.stats()` as `cloudload/…` if `logs` contains a training loss."""
         numbers = self.loader.stats().as_dict("cloudload/") if "loss" in logs else {}
         super().log({**logs, **numbers}, *args, **kwargs)  # type: ignore[misc]

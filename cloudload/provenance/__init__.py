@@ -5,9 +5,9 @@
     trace_steps     steps ─► their rows ─► spans: ids, shards, text
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
-Steps count global batches from the run's start: the first is step 1. The world size of the run does
-not matter. To read a single lane, a query uses the loader of the lane's rank in a world with one
-rank per lane.
+Steps count global batches from the start of the run, from 1. The run's world size does not matter.
+To read a single lane, a query simulates a world with one rank per lane, and creates the loader of
+that lane's rank.
 """
 
 from cloudload.provenance.documents import Occurrence as Occurrence

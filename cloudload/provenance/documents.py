@@ -1,4 +1,4 @@
-"""The steps that read a given document."""
+"""Find the steps that read a given document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Occurrence:
     step: int
     """The step, from 1."""
     row: int
-    """The row within the global batch, from 0."""
+    """The index of the row within the global batch, from 0."""
     stream: str
     """The name of the stream."""
     epoch: int
@@ -36,14 +36,16 @@ class Occurrence:
     sample: int
     """The index of the sample within its stream, from 0."""
     start: int
+    """The index of the first token within the document."""
     stop: int
+    """One past the index of the last token."""
 
 
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
-    """Find every sample whose column `id` is `identifier`, and return its (stream, sample) indices.
+    """Return the (stream, sample) indices of every sample whose column `id` is `identifier`.
 
-    Reads all shards. `delivery` are options of `DeliveryConfig`. Raises `DatasetError` if no sample
-    has this id, and the errors of `Run.loader`.
+    Compares ids as strings. Reads all shards. `delivery` are options of `DeliveryConfig`. Raises
+    `DatasetError` if no sample has this id, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
         tracer = Tracer(loader.plan())
@@ -51,8 +53,8 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
         tracer.close()
     if not found:
         raise DatasetError(
-            f"no sample has {identifier!r} in its column 'id'. If you know the sample's index, "
-            "pass it (--sample)"
+            f"no sample has {identifier!r} in its column 'id'. Check the id, or pass the sample's "
+            "index (--sample)"
         )
     return found
 
@@ -63,8 +65,8 @@ def find_document(
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
     `stream` and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
-    `ValueError` for a `last_step` that is not after the state, and for a stream or a sample that
-    does not exist; and the errors of `Run.loader`.
+    `ValueError` for a `last_step` that is not after the state, and for a stream or sample that does
+    not exist. Also raises the errors of `Run.loader`.
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
@@ -75,7 +77,8 @@ def find_document(
             return
         # a residue may still hold documents of the previous epoch
         epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0
-        # lanes are rarely one epoch apart, and two only if there are fewer documents than lanes
+        # lanes are rarely one epoch apart, and two only if there are fewer documents than lanes, so
+        # 3 epochs in a row without an occurrence are past `last_row`
         while missed < _MISSED_EPOCHS:
             found: list[Occurrence] = []
             for lane in _lanes_of(plan, stream, sample, epoch):
@@ -89,7 +92,10 @@ def find_document(
 def _occurrences(
     run: Run, loader: CloudLoader, document: tuple[int, int], epoch: int | None, last_row: int
 ) -> Iterator[Occurrence]:
-    """Yield each occurrence of a document in rows up to `last_row`, in `epoch` or in all epochs."""
+    """Yield each occurrence of a document in rows up to `last_row`; in any epoch if it is None.
+
+    `document` is (stream, sample).
+    """
     for batch in loader:
         rows = batch.rows[batch.spans[:, SPAN_ROW]]
         for (_, stream, of_epoch, sample, start, stop), row in zip(
@@ -126,7 +132,7 @@ def _component_of(plan: Plan, stream: int) -> int:
 
 
 def _first_epoch(plan: Plan, stream: int) -> int:
-    """The earliest epoch that any lane of a stream's component is in."""
+    """The earliest current epoch among the lanes of a stream's component."""
     place = _component_of(plan, stream)
     lanes = plan.recipe.components[place].lanes
     return min(
@@ -136,7 +142,7 @@ def _first_epoch(plan: Plan, stream: int) -> int:
 
 
 def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
-    """The lanes that read a sample of a stream in an epoch."""
+    """The indices of the lanes that read a sample of a stream in an epoch."""
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
     positions = positions_of(component.orders(plan.cache_root)(epoch), within)
@@ -148,6 +154,6 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
 
 
 def _is_past(batch: Batch, stream: int, epoch: int) -> bool:
-    """Whether every span of a stream in a lane's batch is from a later epoch."""
+    """Whether a lane's batch has spans of the stream, all of them from epochs after `epoch`."""
     of_stream = batch.spans[batch.spans[:, SPAN_STREAM] == stream]
     return len(of_stream) > 0 and bool((of_stream[:, SPAN_EPOCH] > epoch).all())

@@ -1,4 +1,4 @@
-"""The documents in given steps, or in one row of each step."""
+"""List the documents in given steps, or in one row of each step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from cloudload.workers.trace import TracedSpan
 def trace_steps(
     run: Run, steps: range, row: int | None = None, **delivery: Any
 ) -> Iterator[tuple[int, list[TracedSpan]]]:
-    """Yield (step, spans) for each of `steps`.
+    """Yield (step, spans) for each of `steps`, or fewer if the data ends first.
 
-    With `row` (0 is the first), yields only the spans in that row of the global batch. `delivery`
-    are options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not have, and
-    for a step that is not after the state; and the errors of `Run.loader`.
+    `steps` must be consecutive. With `row` (from 0), yields only the spans in that row of the
+    global batch; in an endless run, this reads one lane per step. `delivery` are options of
+    `DeliveryConfig`. Raises `ValueError` for a row that a step does not have, and for a step that
+    is not after the state. Also raises the errors of `Run.loader`.
     """
     if row is not None and not 0 <= row < run.global_batch:
         raise ValueError(f"row is {row}; use 0 to {run.global_batch - 1}, the rows of a step")

@@ -19,7 +19,7 @@ from cloudload.run.state import Saved, read_state
 
 @dataclass(frozen=True)
 class Run:
-    """A run: one of its states, and the arguments of its loader."""
+    """A run: one of its states, and the arguments that create its loader."""
 
     state: Mapping[str, Any]
     arguments: Mapping[str, Any]
@@ -29,18 +29,22 @@ class Run:
 
     @property
     def labels(self) -> list[str]:
-        """The names of the run's streams."""
+        """The names of the run's streams, in order."""
         return [stream.label for stream in self.arguments["data"]]
 
     @property
     def saved(self) -> Saved:
-        """The parsed state. Raises `StreamChangedError` for a damaged state."""
+        """The parsed state.
+
+        Raises `StreamChangedError` if it is damaged, has another version, or is only a rank's part.
+        """
         return read_state(self.state)
 
     def loader(self, **delivery: Any) -> CloudLoader:
-        """Create a loader at the state's position; `delivery` are options of `DeliveryConfig`.
+        """Create a loader at the state's position.
 
-        Raises the errors of `CloudLoader` and of its `load_state_dict`.
+        `delivery` are options of `DeliveryConfig`. Raises the errors of `CloudLoader` and of its
+        `load_state_dict`.
         """
         loader = CloudLoader(**self.arguments, **delivery)
         loader.load_state_dict(self.state)
@@ -61,16 +65,17 @@ class Run:
         return range(start, start + self.global_batch)
 
     def step_of_row(self, row: int) -> int:
-        """The step that contains a row of the run."""
+        """The step that contains a row, given by its index in the run."""
         position = self.saved.position
         return position.batches + 1 + (row - position.rows) // self.global_batch
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """Load the cloudload state from a file: JSON, or written by `torch.save`.
+    """Load the cloudload state from a JSON file, or from a file written by `torch.save`.
 
-    Finds the state at any depth, and unpickles nothing. Raises `StreamChangedError` if the file has
-    no state, and `OSError` if it cannot be read.
+    Finds a state nested in mappings and lists to any depth, and loads torch files with
+    `weights_only=True`, which runs no code. Raises `StreamChangedError` if the file has neither
+    format or no state, and `OSError` if it cannot be read.
     """
     try:
         content = json.loads(Path(path).read_bytes())
@@ -98,7 +103,7 @@ def _load_checkpoint(path: str | Path) -> Any:
 
 
 def _find_state(content: Any) -> dict[str, Any] | None:
-    """The first state in mappings and lists nested to any depth, even self-referential ones."""
+    """Return the first state in nested (even self-referential) mappings and lists, or None."""
     stack, seen = [content], set()
     while stack:
         found = stack.pop()
@@ -121,10 +126,11 @@ def open_run(
 ) -> Run:
     """Open the run that a state belongs to.
 
-    Pass `data` (a URL for each stream) and `tokenizer` if they have moved, `transform` (a function
-    or `module:function`) if the run had one, and `global_batch` (rows) if the state was saved
-    before the first batch. Raises `StreamChangedError` if the state is damaged or does not record
-    the tokenizer, and `ValueError` if an argument is missing or invalid.
+    Pass `data` (a URL for each stream) if the data has moved, `tokenizer` if it has moved or the
+    state does not record it, `transform` (a function or `module:function`) if the run had one, and
+    `global_batch` (rows per step) if the state was saved before the first batch. Raises
+    `StreamChangedError` if the state is damaged or has no tokenizer and none is passed, and
+    `ValueError` if another argument is missing or invalid.
     """
     saved = read_state(state)
     sources = _read_sources(state)
@@ -141,7 +147,7 @@ def open_run(
     if not global_batch:
         raise ValueError(
             "the state was saved before the first batch, so it does not record the rows per step. "
-            "Pass them (--global-batch)"
+            "Pass their number (--global-batch)"
         )
     mixture = saved.mixture
     schedule = [
@@ -188,7 +194,8 @@ def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]
         return streams
     if len(data) != len(streams):
         raise ValueError(
-            f"{len(data)} locations for the {len(streams)} streams of the state. Pass one for each"
+            f"data has {len(data)} locations, but the state has {len(streams)} streams. Pass one "
+            "location for each stream (--data)"
         )
     pairs = zip(streams, data, strict=True)
     return [replace(stream, remote=url, split=None) for stream, url in pairs]
@@ -207,7 +214,7 @@ def _import(path: str) -> Transform:
 
 
 def open_lane(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:
-    """Create the loader of one lane: the lane's rank in a world with one rank per lane."""
+    """Create the loader of one lane: that of its rank in a world with one rank per lane."""
     options = {**delivery, "num_workers": 0}
     return run.loader(
         batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options

@@ -1,1 +1,1 @@
-"""Training jobs in a hostile world: `python -m stress.chaos`."""
+"""Run training jobs under injected faults: `python -m stress.chaos`."""

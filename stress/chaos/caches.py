@@ -1,4 +1,4 @@
-"""Caches between the jobs: damaged, and searched for left-overs."""
+"""Damage caches between jobs, and search them for leftovers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stress.chaos.rank import Campaign
 
 
 def damage_caches(campaign: Campaign, draw: random.Random, wipe: float) -> None:
-    """Wipe a share of the caches, and damage files of others."""
+    """Wipe a share `wipe` of a campaign's caches, and damage a fifth of the files in 40% more."""
     for cache in campaign.folder.glob("cache-*"):
         choice = draw.random()
         if choice < wipe:
@@ -47,7 +47,7 @@ def _damage(path: Path, draw: random.Random) -> None:
 
 
 def left_overs(campaign: Campaign, nodes: int) -> set[tuple[str, int]]:
-    """The locks and parts in the caches of some nodes: path and inode."""
+    """The lock and part files in the caches of `nodes` nodes, as (path, inode)."""
     found = set()
     for node in range(nodes):
         for path in (campaign.folder / f"cache-{node}").rglob("*"):

@@ -1,4 +1,4 @@
-"""Campaigns: runs that one job after another continues, each compared with an undisturbed run."""
+"""Campaigns: runs that a sequence of jobs continues, compared with undisturbed runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAMPAIGNS: tuple[tuple[str, dict[str, Any], tuple[float, ...] | None], ...] = (
 
 
 class Campaigns:
-    """All campaigns, and what they found."""
+    """Runs all campaigns, and collects their findings."""
 
     def __init__(
         self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
@@ -45,7 +45,7 @@ class Campaigns:
         self._tokenizer = make_tokenizer(folder)
 
     def run(self) -> dict[str, Any]:
-        """Run campaigns until there were enough jobs and faults; returns a summary."""
+        """Run campaigns until there are enough jobs and faults, and return a summary."""
         started, number, found = time.monotonic(), 0, self._found
         with self._jobs.family_started():
             while found.jobs < self._args.restarts or found.faults.total() < self._args.faults:
@@ -107,9 +107,12 @@ class Campaigns:
 
 
 def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findings) -> int:
-    """Compare the rows trained on with those of an undisturbed process; returns their number."""
+    """Compare the rows trained on with those of an undisturbed process.
+
+    Checks rows 0 to `stop` and records differences in `found`. Returns the number of rows checked.
+    """
     expected: dict[int, str] = {}
-    # as many rows as the global batch of any job, which may pad the end
+    # at least the global batch of any job, because a job may pad the end
     with campaign.make_loader(
         batch_size=48,
         num_workers=0,
@@ -134,7 +137,7 @@ def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findi
 
 
 def _rows_of(campaign: Campaign, job: Job) -> dict[int, str]:
-    """The rows that the ranks of a job wrote; of a killed one, those of whole lines."""
+    """Read the row hashes that a job's ranks wrote, without lines that a killed rank cut short."""
     rows: dict[int, str] = {}
     for rank in range(job.ranks):
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What the campaigns read: a small tokenizer, and datasets of small shards."""
+"""Create the campaigns' input: a small tokenizer, and datasets of small shards."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scripts.train_tokenizer import save_tokenizer, standard_library_texts, trai
 
 
 def make_tokenizer(folder: Path) -> str:
-    """The file of a BPE of 600 tokens."""
+    """Train a BPE tokenizer with 600 tokens, and return the path of its tokenizer.json."""
     texts = (text[:2_000] for text, _ in zip(standard_library_texts(), range(100), strict=False))
     save_tokenizer(train_tokenizer(texts, 600), folder / "tokenizer")
     return str(folder / "tokenizer" / "tokenizer.json")
 
 
 def write_dataset(folder: Path, url: str, num_documents: int, seed: float) -> None:
-    """A dataset of small shards: documents of many lengths, some of them empty."""
+    """Write a dataset of 1,500-byte shards, with documents of many lengths, 1% of them empty."""
     words, source = random.Random(seed), folder / "corpus.jsonl"
     with source.open("w") as file:
         for number in range(num_documents):

@@ -1,4 +1,4 @@
-"""The processes of the jobs, known by a mark in their environment."""
+"""Find and kill the processes of jobs, by a mark in their environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARK = "CLOUDLOAD_CHAOS"
 
 
 class Family:
-    """The fork server that ranks are forked from, and everything that descends from it."""
+    """The fork server that ranks are forked from, and all its descendants."""
 
     def __init__(self) -> None:
         self.context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -26,8 +26,8 @@ class Family:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Start the fork server; at the end of the block, kill the family."""
-        # ranks are forked from a process that has imported everything, and nothing more
+        """Start the fork server, and kill the family at the end of the block."""
+        # fork ranks from a process that has only imported modules
         os.environ[MARK] = self._mark
         # a fork server does not inherit sys.path (python/cpython#117378)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -44,7 +44,7 @@ class Family:
                 kill(pid)
 
     def members(self) -> set[int]:
-        """The living processes of jobs."""
+        """The PIDs of the living processes of jobs."""
         return self._living() - self._servants
 
     def _living(self) -> set[int]:
@@ -58,7 +58,7 @@ class Family:
 
 
 def kill(pid: int | None, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to a process, if it is still there."""
+    """Send a signal to a process if it still exists."""
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""What the campaigns found, counted."""
+"""Counts and failures of the campaigns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Findings:
-    """Counts of all campaigns, and failures in words."""
+    """Counts over all campaigns, and descriptions of failures."""
 
     jobs: int = 0
     rows: int = 0
@@ -21,12 +21,12 @@ class Findings:
     failures: list[str] = field(default_factory=list)
 
     def fail(self, what: str) -> None:
-        """Note and print a failure."""
+        """Record and print a failure."""
         self.failures.append(what)
         print(f"FAILED: {what}", flush=True)
 
     def summary(self) -> dict[str, Any]:
-        """For JSON."""
+        """The counts and failures as JSON values."""
         return {
             "restarts": self.jobs,
             "faults": self.faults.total(),

@@ -1,4 +1,4 @@
-"""One job after another: its world, the faults of the store, the signals, and what it leaves."""
+"""Run jobs: choose their worlds, store faults and signals, and check their leftovers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Jobs:
         self.family_started = self._family.started
 
     def make(self) -> Job:
-        """A job on a world at random."""
+        """Make a job with a random world and random options."""
         self._found.jobs += 1
         choose = self._draw.choice
         ranks = choose([1, 2, 2, 3, 4])
@@ -91,8 +91,10 @@ class Jobs:
         return of_shards + of_all
 
     def run(self, campaign: Campaign, job: Job, littered: set[tuple[str, int]]) -> str:
-        """Run a job to its end, natural or not; what happened, in words. `littered` are left-overs
-        that it must sweep up."""
+        """Run a job until it ends or is killed, and return a description of what happened.
+
+        `littered` are leftovers, (path, inode), that the job must remove once it steps.
+        """
         self._proxy.set_faults(self._make_faults())
         named, launched = shared_memory(), time.monotonic()
         ranks = [
@@ -121,8 +123,7 @@ class Jobs:
                 if rank.is_alive()
             ]
             if all("_create_gloo_process_group" in log for log in words):
-                # torch's own: ranks that connect to a killed one wait for it; a launcher would end
-                # them
+                # torch's fault: ranks that connect to a killed rank wait until a launcher ends them
                 self._found.errors["waits for gloo to connect"] += 1
             else:
                 self._found.fail(
@@ -152,7 +153,7 @@ class Jobs:
         )
 
     def _wait_before(self, action: str, campaign: Campaign, job: Job, ranks: Ranks) -> bool:
-        """Wait until the moment to act; whether the job has taken a step."""
+        """Wait until the moment to act, and return whether the job has taken a step."""
         rows, deadline = job.rows_file(campaign, 0), time.monotonic() + END_S
         is_early = action != "none" and self._draw.random() < 0.2
         early = time.monotonic() + self._draw.uniform(0.0, 2.0)
@@ -208,7 +209,7 @@ class Jobs:
 
 
 def last_lines(campaign: Campaign, job: Job) -> str:
-    """The end of the output of each rank."""
+    """The last 2,000 characters of each rank's output."""
     return "\n".join(
         job.log_file(campaign, rank).read_text(errors="replace")[-2000:]
         for rank in range(job.ranks)

@@ -1,4 +1,4 @@
-"""One rank of a training job without a model: it writes a hash of every row, and saves."""
+"""One rank of a training job without a model: it writes a hash of every row, and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import torch.distributed as dist
 from cloudload import CloudLoader, Retry, Stream
 
 RETRY = Retry(timeout_s=1.0, deadline_s=30.0, pause_s=0.02)
-# until a job without progress is given up: longer than a request is retried
+# a job without progress hangs after this time, which is longer than the retries of a request
 PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """A run that many jobs read: its data, and everything that its rows follow from."""
+    """A run that a sequence of jobs continues: its data, and options that determine its rows."""
 
     name: str
     folder: Path
@@ -37,11 +37,11 @@ class Campaign:
 
     @property
     def state_file(self) -> Path:
-        """The checkpoint."""
+        """The path of the checkpoint."""
         return self.folder / "state.json"
 
     def make_loader(self, **settings: Any) -> CloudLoader:
-        """A loader of the campaign's rows."""
+        """Create a loader for the campaign's rows; `settings` are further options."""
         shares = self.proportions or (None,) * len(self.urls)
         streams = [
             Stream(url, proportion=share) for url, share in zip(self.urls, shares, strict=True)
@@ -53,7 +53,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Job:
-    """One start of a campaign: a world, and how rows are delivered."""
+    """One start of a campaign's run: its world, and its delivery options."""
 
     number: int
     ranks: int
@@ -69,20 +69,20 @@ class Job:
     environment: dict[str, str]
 
     def rows_file(self, campaign: Campaign, rank: int) -> Path:
-        """The rows of a rank: one line per batch, row numbers to hashes."""
+        """The file of a rank's rows: one JSON line per batch, which maps row indices to hashes."""
         return campaign.folder / f"job-{self.number}-rank-{rank}.jsonl"
 
     def log_file(self, campaign: Campaign, rank: int) -> Path:
-        """The output of a rank and its workers."""
+        """The file of the output of a rank and its workers."""
         return campaign.folder / f"job-{self.number}-rank-{rank}.log"
 
 
 def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
-    """From the last checkpoint, `job.steps` steps or to the end of the data."""
+    """Train from the last checkpoint, for `job.steps` steps or to the end of the data."""
     with job.log_file(campaign, rank).open("w") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
-    # shows where it hangs, if it does
+    # to show where the process hangs
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(
         job.environment
@@ -127,7 +127,7 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
 
 
 def hash_rows(batch: Any) -> dict[int, str]:
-    """Each row's number in the run, and a hash of its ids and labels."""
+    """Map the index in the run of each row to a hash of its IDs and labels."""
     hashes = {}
     for place, (ids, labels) in enumerate(
         zip(batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True)
@@ -147,7 +147,7 @@ def _save(campaign: Campaign, loader: CloudLoader, *, has_ended: bool = False) -
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """A job without its environment."""
+    """The fields of a job without its environment."""
     described = asdict(job)
     with contextlib.suppress(KeyError):
         del described["environment"]

@@ -1,15 +1,17 @@
-"""What a user sees of each fault, and how soon: Markdown tables, by section.
+"""Print what a user sees of each fault, and how soon, as a Markdown table per section.
 
     python -m stress.fault_table [--only store|cache|processes|data|state ...] [NAME ...]
 
-store        each way in which a store fails, with the default `Retry()`; about 3 minutes, because
+store        failures of a store, with the default `Retry()`; takes about 3 minutes, because
              transient failures are retried for 120 s
 cache        damaged caches and shards, full disks
-processes    every end of a job of real processes, and what it leaves; about 5 minutes
+processes    every way in which a job of real processes ends, and its leftovers; takes about 5
+             minutes
 data         hostile and damaged datasets
 state        damaged states
 
-All faults, or those named; on loopback servers; as root, who may mount small file systems.
+Without NAMEs, measures all faults. Uses servers on this machine. The section `cache` needs root, to
+mount small file systems.
 """
 
 from __future__ import annotations
@@ -35,23 +37,25 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="of faults; all of the sections by default"
+        "names", nargs="*", metavar="NAME", help="names of faults (default: all of the sections)"
     )
     parser.add_argument(
-        "--only", action="append", choices=SECTIONS, help="a section; all by default"
+        "--only", action="append", choices=SECTIONS, help="only this section; may be repeated"
     )
     args = parser.parse_args(arguments)
     sections = args.only or SECTIONS
     if len(sections) == 1:
         print(measure(sections[0], args.names), flush=True)
         return
-    for section in sections:  # each in a process, whose clients know no server of another
+    for (
+        section
+    ) in sections:  # each in a process, because clients keep the server of an earlier section
         command = [sys.executable, "-m", "stress.fault_table", "--only", section, *args.names]
         subprocess.run(command, cwd=ROOT, check=True)
 
 
 def measure(section: str, names: Sequence[str]) -> str:
-    """The table of a section: the faults with these names, or all."""
+    """Measure the named faults of a section, or all, and return the table."""
     if section == "store":
         return store.measure(names)
     if section == "processes":

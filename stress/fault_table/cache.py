@@ -1,4 +1,4 @@
-"""Damaged caches and shards, and full disks: the section `cache`."""
+"""The section `cache`: damaged caches and shards, and full disks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.corpora import write_mds
 
 
 def cached_shard(damage: Callable[[bytes], bytes]) -> Act:
-    """A cached shard that was written to."""
+    """Damage a cached shard, then read again."""
 
     def act(ground: Ground) -> Seen:
         data, cache = ground.data(), ground.place()
@@ -36,7 +36,7 @@ def cached_shard(damage: Callable[[bytes], bytes]) -> Act:
 
 
 def cached_order(damage: Callable[[bytes], bytes]) -> Act:
-    """A cached order that was written to."""
+    """Damage all cached orders, then read again."""
 
     def act(ground: Ground) -> Seen:
         data, cache = ground.data(), ground.place()
@@ -51,7 +51,7 @@ def cached_order(damage: Callable[[bytes], bytes]) -> Act:
 
 
 def corrupt_in_store(ground: Ground) -> Seen:
-    """The store gives the same wrong bytes each time."""
+    """Damage a shard in the store, so that every fetch gets the same wrong bytes."""
     data = ground.data()
     url = f"{data}/{zipped_name(data, 2)}"
     write_object(url, flip(read_object(url)))
@@ -59,14 +59,14 @@ def corrupt_in_store(ground: Ground) -> Seen:
 
 
 def missing_in_store(ground: Ground) -> Seen:
-    """The index lists a shard that is not there."""
+    """Delete a shard that the index lists."""
     data = ground.data()
     delete_object(f"{data}/{zipped_name(data, 2)}")
     return ground.read(data)
 
 
 def other_header(ground: Ground) -> Seen:
-    """The index says another encoding of the column than the shard."""
+    """Give the column a different encoding in the index than in the shard."""
     data = ground.data()
     index = read_index(data)
     index["shards"][2]["column_encodings"] = ["bytes"]
@@ -75,7 +75,7 @@ def other_header(ground: Ground) -> Seen:
 
 
 def republished(ground: Ground) -> Seen:
-    """The dataset of a full cache is another one now."""
+    """Replace a dataset that is fully cached, then read it again."""
     data, cache = ground.data(), ground.place()
     ground.read(data, cache)
     _republish(data)
@@ -87,13 +87,13 @@ def _republish(data: str) -> None:
 
 
 def republished_while_read(ground: Ground) -> Seen:
-    """The dataset is replaced after a loader has read its index."""
+    """Replace the dataset after a loader has read its index."""
     data = ground.data()
     return ground.read(data, meanwhile=lambda: _republish(data))
 
 
 def full_disk(ground: Ground) -> Seen:
-    """A file system that holds less than a shard."""
+    """Cache on a file system that is smaller than a shard."""
     with _small_disk(ground, "32k") as cache:
         return ground.read(ground.data(shard_bytes=80_000), cache)
 
@@ -110,8 +110,7 @@ def _small_disk(ground: Ground, size: str) -> Iterator[Path]:
 
 
 def read_only(*, is_filled: bool) -> Act:
-    """A file system that may not be written to (root may write to any folder, whatever its
-    mode)."""
+    """Cache on a read-only file system, because root can write to a folder with any mode."""
 
     def act(ground: Ground) -> Seen:
         data = ground.data()
@@ -125,12 +124,12 @@ def read_only(*, is_filled: bool) -> Act:
 
 
 def small_limit(ground: Ground) -> Seen:
-    """Less than what the workers have in use at a time."""
+    """Set `cache_limit` below the bytes that the workers use at a time."""
     return ground.read(ground.data(), cache_limit=9_000)
 
 
 def cache_in_dataset(ground: Ground) -> Seen:
-    """`local` names a folder of the dataset."""
+    """Set `local` to a folder inside the dataset."""
     folder = ground.place("local")
     write_mds(folder, DOCUMENTS, shard_bytes=4_000)
     return ground.read(str(folder), folder / "cache")

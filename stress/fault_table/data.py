@@ -1,4 +1,4 @@
-"""Hostile and damaged datasets: the section `data`."""
+"""The section `data`: hostile and damaged datasets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOMB_BYTES = 1 << 30
 
 
 def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...] = ("a",)) -> Act:
-    """Two streams, of which the second is of that one column."""
+    """Read two streams, the second of which has only this column."""
 
     def act(ground: Ground) -> Seen:
         other = _write_raw(ground.place("two"), column, encoding, values)
@@ -30,7 +30,7 @@ def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...]
 
 
 def _write_raw(folder: Path, column: str, encoding: str, values: tuple[Any, ...]) -> str:
-    """A dataset of one raw shard with one column of any encoding."""
+    """Write a dataset with one raw shard and one column, of any encoding; return its location."""
     columns = (Column.of(column, encoding),)
     form = ShardFormat(columns, None, ())
     raw = encode_shard(form, [encode_sample(columns, {column: value}) for value in values])
@@ -43,19 +43,19 @@ def _write_raw(folder: Path, column: str, encoding: str, values: tuple[Any, ...]
 
 
 def pickle_column(ground: Ground) -> Seen:
-    """The index says that the text column is pickled."""
+    """Change the index to say that the text column is pickled."""
     folder = Path(_write_raw(ground.place("pickle"), "text", "bytes", (b"abc",)))
     change(folder / "index.json", lambda data: data.replace(b'["bytes"]', b'["pkl"]'))
     return ground.read(str(folder))
 
 
 def empty_stream(ground: Ground) -> Seen:
-    """A stream without shards beside a full one."""
+    """Read a stream without shards together with one that has documents."""
     return ground.read([write_mds(ground.place("empty"), []), ground.data()])
 
 
 def no_documents(sizes: list[int] | None) -> Act:
-    """Nothing to read at all."""
+    """Read a dataset without documents; `sizes` are the samples of its shards."""
     return lambda ground: ground.read(write_mds(ground.place("empty"), [], shard_samples=sizes))
 
 
@@ -65,7 +65,7 @@ def half_a_pair(sample: dict[str, Any]) -> str:
 
 
 def changed_index(edit: Callable[[dict[str, Any]], object]) -> Act:
-    """An index with one change."""
+    """Change one shard's entry in the index."""
 
     def act(ground: Ground) -> Seen:
         data = ground.data(compression=None)
@@ -78,7 +78,7 @@ def changed_index(edit: Callable[[dict[str, Any]], object]) -> Act:
 
 
 def index_of(data: bytes) -> Act:
-    """An index of other bytes."""
+    """Replace the index with `data`."""
 
     def act(ground: Ground) -> Seen:
         url = ground.data()
@@ -89,7 +89,7 @@ def index_of(data: bytes) -> Act:
 
 
 def wrong_offset(ground: Ground) -> Seen:
-    """A sample of a shard, without a hash, ends beyond it."""
+    """Change an offset in a shard without hashes, so that a sample ends beyond the shard."""
     data = ground.data(compression=None, hashes=())
     change(
         Path(data, "shard.00002.mds"), lambda raw: raw[:8] + struct.pack("<I", 1 << 31) + raw[12:]
@@ -98,7 +98,7 @@ def wrong_offset(ground: Ground) -> Seen:
 
 
 def bomb(ground: Ground) -> Seen:
-    """A shard of a few bytes that unpack to a gigabyte."""
+    """Replace a shard with a few bytes that decompress to 1 GiB."""
     data = ground.data(hashes=())
     zipped = compress("zstd", bytes(_BOMB_BYTES))
     index = read_index(data)
@@ -109,7 +109,7 @@ def bomb(ground: Ground) -> Seen:
 
 
 def fifo(name: str) -> Act:
-    """A pipe: opening it blocks."""
+    """Replace a file with a named pipe, because opening one blocks."""
 
     def act(ground: Ground) -> Seen:
         data = ground.data(compression=None)

@@ -1,4 +1,4 @@
-"""Rows of Markdown, and messages in one line without paths of this machine."""
+"""Format Markdown tables, and messages in one line without this machine's paths."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ _PATH = re.compile(r"/(?:tmp|work|usr|root|home|opt|var)/[^\s:;,'\"()|`]*")
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A section, with its table; a head that ends in `:` is of numbers."""
+    """Format a section with its table. A column whose head ends in `:` is right-aligned."""
     rules = ["---:" if head.endswith(":") else "---" for head in heads]
     lines = [[head.rstrip(":") for head in heads], rules, *rows]
     return f"## {title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def shorten(message: str) -> str:
-    """One line, with … for folders of this machine, […] for the midst of what is long, and / for
-    the ends of lines."""
+    """Shorten a message to one line of at most 420 characters and a marker.
+
+    "…" replaces folders of this machine, "[…]" the middle of a long message, and "/" line breaks.
+    """
     message = _PATH.sub(lambda path: "…/" + path[0].rstrip("/").rpartition("/")[2], message)
     message = re.sub(r"\s*\n\s*", " / ", message.strip())
     message = re.sub(r"\s+", " ", message).replace("|", "\\|")

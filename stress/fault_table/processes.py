@@ -1,17 +1,17 @@
-"""What is seen of each end of a training job, how soon, and what it leaves: the section
-`processes`.
+"""The section `processes`: the error, its time, and the leftovers for each end of a training job.
 
 Each job is `lone_trainer.py` with 2 workers, in its own session, and reads a hundred zstd shards
-from S3 through its own proxy. "Answers": the store works. "Silent": bodies of shards stop in the
-middle, and fetches hang there when the fault occurs.
+from S3 through its own proxy. If the store "answers", it works. If it is "silent", the bodies of
+shards stop in the middle, so fetches hang when the fault occurs.
 
-seconds     from the signal, or the call, to the end of the job's last process, or of the call. For
-            a fault in a transform, which happens while workers run ahead, the loop's steps up to it
-            are included
+seconds     from the signal or call to the end of the job's last process, or of the call. A
+            transform fails while workers run ahead, so its seconds include the training loop's
+            steps until the error
 left        processes / names in /dev/shm (torch_, psm_, sem., mp-) / lock and part files in the
-            cache; after calls, worker processes first, because the training process lives on
-message     the last error on stderr, its class and text; for calls: what the iterator that was in
-            use then does
+            cache. After a call, only worker processes are counted, because the training process
+            continues; its end follows if it leaves something else
+message     the class and text of the last error on stderr; for calls, the effect of next() on the
+            old iterator
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.support.servers import S3Server, start_s3
 HEADS = ("fault", "store", "seconds:", "end", "left", "message")
 SILENCE_S = 600.0
 MOST_S = 200.0
-"""After which a job is taken to hang: longer than a request is retried."""
+"""Seconds after which a job counts as hanging: longer than the retries of a request."""
 _CGROUP_BYTES = 64 << 20
 _ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?((?:\w*Error|KeyboardInterrupt|SystemExit)\b.*)",
@@ -78,7 +78,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Ground:
-    """What all jobs share; and a proxy and a folder for one job."""
+    """The data and server of all jobs, with the proxy and folder of one job."""
 
     data: str
     server: S3Server
@@ -87,7 +87,7 @@ class Ground:
     is_silent: bool
 
     def start(self, variables: Mapping[str, str] | None = None, **options: Any) -> Job:
-        """A job on this ground."""
+        """Start a job with `variables` in its environment, and the options of `start_job`."""
         return start_job(
             self.data,
             self.folder,
@@ -96,7 +96,10 @@ class Ground:
         )
 
     def silence(self, job: Job) -> None:
-        """If the store is to be silent, let a fetch hang."""
+        """If the store is silent in this case, make fetches hang, and wait until one does.
+
+        Raises `RuntimeError` if none does.
+        """
         if self.is_silent:
             self.proxy.set_faults([Fault("GET .*shard", "stall", at=200, seconds=SILENCE_S)])
             if not soon(lambda: any(path.suffix == ".part" for path in left_overs(job.cache))):
@@ -108,7 +111,7 @@ Case = Callable[[Ground, str], Row]
 
 
 def cases() -> Iterator[tuple[str, Case, bool]]:
-    """Every fault, and whether the store is silent."""
+    """Yield (name, function, whether the store is silent) for every fault."""
     for is_silent in (False, True):
         yield from ((name, end_by_signal, is_silent) for name in SIGNALS)
         yield from ((name, end_by_call, is_silent) for name in WAYS)
@@ -117,7 +120,7 @@ def cases() -> Iterator[tuple[str, Case, bool]]:
 
 
 def measure(names: Sequence[str], threads: int = 2) -> str:
-    """The table of the faults with these names, or of all."""
+    """Measure the named faults, or all, and return the table; `threads` jobs run at a time."""
     with ExitStack() as running:
         server = running.enter_context(start_s3())
         os.environ.update(server.environment())
@@ -148,7 +151,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def end_by_signal(ground: Ground, name: str) -> Row:
-    """A signal to a worker, to the training process, or to all."""
+    """Send a signal to a worker, to the training process, or to the whole process group."""
     number, whom = SIGNALS[name]
     job = ground.start()
     job.wait_for(5)
@@ -162,7 +165,7 @@ def end_by_signal(ground: Ground, name: str) -> Row:
 
 
 def end_by_transform(ground: Ground, name: str) -> Row:
-    """A transform that fails on one document."""
+    """Run a job with a transform that fails on one document."""
     when = ground.folder / "when"
     with _control_group() if TRANSFORMS[name] == "hoard" else contextlib.nullcontext("") as group:
         if group is None:
@@ -172,7 +175,7 @@ def end_by_transform(ground: Ground, name: str) -> Row:
                 "",
                 "",
                 "",
-                "not measured: no memory control group can be made here",
+                "not measured: cannot create a memory control group here",
             )
         job = ground.start(
             {"FAULT_TIME": str(when), "FAULT_CGROUP": group},
@@ -186,7 +189,7 @@ def end_by_transform(ground: Ground, name: str) -> Row:
 
 
 def end_by_call(ground: Ground, name: str) -> Row:
-    """A call by the training process, between two batches."""
+    """End the loop by a call in the training process, between two batches."""
     job = ground.start(way=WAYS[name])
     job.wait_for_line("ready")
     ground.silence(job)
@@ -207,7 +210,7 @@ def end_by_call(ground: Ground, name: str) -> Row:
 
 
 def end_a_rank(ground: Ground, name: str) -> Row:
-    """SIGKILL of the training process of rank 1, as rank 0 sees it."""
+    """Kill the training process of rank 1, and measure rank 0."""
     options = {"ranks": 2, "rendezvous": str(ground.folder / "rendezvous")}
     folders = [ground.folder / f"rank-{rank}" for rank in range(2)]
     variables = ground.server.environment(ground.proxy.endpoint)
@@ -230,7 +233,7 @@ def _write_line(job: Job) -> None:
     job.process.stdin.flush()
 
 
-# ---------------------------------------------------------------- what is seen
+# ---------------------------------------------------------------- the outcome
 
 
 def _see_end(ground: Ground, name: str, job: Job, began: Callable[[], float]) -> Row:
@@ -257,7 +260,7 @@ def _other_left(job: Job) -> str:
 
 
 def _after_sweep(cache: Path) -> int:
-    """The left-overs that the next loader there does not sweep."""
+    """Sweep the cache as the next loader does, and count the leftovers that remain."""
     sweep(cache)
     return len(left_overs(cache))
 
@@ -269,8 +272,8 @@ def _status(code: int | None) -> str:
 
 
 def _message(errors: str) -> str:
-    """The class and message of the error that ended the process, the last of a chain."""
-    errors = re.sub(r"^\[rank\d+\]:? ?", "", errors, flags=re.MULTILINE)  # torch prefixes it
+    """The class and message of the error that ended the process: the last of a chain."""
+    errors = re.sub(r"^\[rank\d+\]:? ?", "", errors, flags=re.MULTILINE)  # torch adds this prefix
     last = re.split(r"\n\n(?:The above exception|During handling)[^\n]*\n\n", errors)[-1]
     if found := _ERROR.search(last):
         return shorten(found[1])
@@ -278,7 +281,7 @@ def _message(errors: str) -> str:
 
 
 def _has_killed(group: str) -> bool:
-    """Whether the kernel ended a process there because memory ran out."""
+    """Whether the kernel killed a process in the control group because memory ran out."""
     return bool(
         re.search(r"^oom_kill [1-9]", Path(group, "memory.oom_control").read_text(), re.MULTILINE)
     )
@@ -286,8 +289,10 @@ def _has_killed(group: str) -> bool:
 
 @contextlib.contextmanager
 def _control_group() -> Iterator[str | None]:
-    """A memory control group of 64 MiB below that of this process; None where none can be made
-    (cgroup v1, as root)."""
+    """Create a memory control group of 64 MiB below this process's, or yield None if that fails.
+
+    Requires cgroup v1 and root.
+    """
     own = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     group = Path(f"/sys/fs/cgroup/memory{own[1] if own else ''}", f"cloudload-faults-{os.getpid()}")
     try:

@@ -1,11 +1,11 @@
-"""Reads of damaged caches, data and states: the sections `cache`, `data` and `state`.
+"""Read damaged caches, data and states, for the sections `cache`, `data` and `state`.
 
-Each read is a process with 2 workers, from the construction of the loader to the end of its epoch,
-or to the error. The datasets of `cache` are on S3, those of `data` and `state` in a folder.
+Each read is a process with 2 workers that constructs a loader and reads an epoch, or fails. The
+datasets of `cache` are on S3, and those of `data` and `state` in a folder.
 
-seen        the error's class and message; or the number of rows, compared with those of sound data;
-            and warnings, if any
-seconds     from the construction of the loader to that
+seen        the error's class and message, or the number of rows and whether they equal those of
+            undamaged data; then leftovers and warnings, if any
+seconds     from the construction of the loader to the end of the epoch, or to the error
 """
 
 from __future__ import annotations
@@ -39,23 +39,26 @@ State = dict[str, Any]
 
 
 def nothing() -> None:
-    """No fault."""
+    """Do nothing."""
 
 
 @dataclass
 class Ground:
-    """Folders, datasets and reads of one section."""
+    """Creates the folders and datasets of a section, and reads them.
+
+    `root` is the URL or folder of the section's datasets.
+    """
 
     folder: Path
     root: str
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def place(self, kind: str = "cache") -> Path:
-        """A new name in the folder."""
+        """Return a new path in the folder, which does not exist yet."""
         return self.folder / f"{kind}-{next(self.numbers)}"
 
     def data(self, documents: list[str] = DOCUMENTS, **settings: Any) -> str:
-        """A new dataset, in the section's store."""
+        """Write a new dataset to the section's store, and return its location."""
         return write_mds(
             f"{self.root}/mds-{next(self.numbers)}",
             documents,
@@ -70,7 +73,7 @@ class Ground:
         meanwhile: Callable[[], None] = nothing,
         **settings: Any,
     ) -> Seen:
-        """Read an epoch in a process; `meanwhile` is called there after its loader is made."""
+        """Read an epoch in a process, which calls `meanwhile` after it has created the loader."""
         before, cache = shared_memory(), cache or self.place()
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
@@ -96,7 +99,7 @@ class Ground:
         )
 
     def state(self, data: str, **settings: Any) -> State:
-        """A state of a few batches."""
+        """Return a state after three batches."""
         loader = _make_loader({"data": data, "local": self.place(), "num_workers": 0, **settings})
         with loader:
             list(loader.take(3))
@@ -105,7 +108,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Seen:
-    """The outcome of one read."""
+    """The outcome of a read: its duration, the rows or the error, and the log's warnings."""
 
     seconds: float
     message: str
@@ -128,7 +131,7 @@ def _make_loader(settings: Mapping[str, Any]) -> CloudLoader:
 def _read(
     answer: Connection, log: Path, meanwhile: Callable[[], None], settings: dict[str, Any]
 ) -> None:
-    """Read an epoch; runs in a process."""
+    """Read an epoch in a separate process, and send (seconds, message) to `answer`."""
     logging.basicConfig(filename=log, format="%(levelname)s %(message)s", level=logging.WARNING)
     log.touch()
     state, began, digest, rows = settings.pop("state", None), time.monotonic(), hashlib.sha256(), 0
@@ -149,7 +152,7 @@ def _read(
 def measure_reads(
     section: str, cases: Mapping[str, Act], names: Sequence[str], folder: Path
 ) -> str:
-    """The table of one section: the faults with these names, or all."""
+    """Measure the named faults of a section, or all, and return the table."""
     with contextlib.ExitStack() as running:
         root = str(folder / "store")
         if section == "cache":
@@ -157,7 +160,7 @@ def measure_reads(
             os.environ.update(server.environment())
             root = "s3://cloudload/files"
         ground = Ground(folder, root)
-        ground.state(ground.data())  # so that reads, which are forked, need not import
+        ground.state(ground.data())  # import now, so that forked reads need not
         sound = {
             ground.read(ground.data(documents)).message: kind
             for documents, kind in ((DOCUMENTS, ""), (OTHERS, "new "))
@@ -181,25 +184,25 @@ def _show(seen: Seen, sound: Mapping[str, str]) -> tuple[str, str]:
 
 
 Act = Callable[[Ground], Seen]
-"""Brings about a fault, and reads."""
+"""Causes a fault, reads, and returns the outcome."""
 
 
 def change(path: Path, damage: Callable[[bytes], bytes]) -> None:
-    """Rewrite a file."""
+    """Rewrite a file with its damaged bytes."""
     path.write_bytes(damage(path.read_bytes()))
 
 
 def flip(data: bytes) -> bytes:
-    """The data with one bit changed."""
+    """Return the data with one bit flipped in its middle byte."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
 def read_index(url: str) -> dict[str, Any]:
-    """The index of a dataset."""
+    """Read the index of a dataset."""
     return dict(json.loads(read_object(f"{url}/index.json")))
 
 
 def zipped_name(url: str, number: int) -> str:
-    """The name of a stored shard."""
+    """Return the name of a stored shard, by the shard's index."""
     return str(read_index(url)["shards"][number]["zip_data"]["basename"])

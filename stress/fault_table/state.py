@@ -1,4 +1,4 @@
-"""Damaged states: the section `state`."""
+"""The section `state`: damaged states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stress.fault_table.reads import OTHERS, Act, Ground, Seen, State
 
 
 def changed_state(edit: Callable[[State], State], **settings: Any) -> Act:
-    """A state with some fields changed."""
+    """Load a state with some fields changed; `settings` are the loader's options."""
 
     def act(ground: Ground) -> Seen:
         data = ground.data()
@@ -24,7 +24,7 @@ def changed_state(edit: Callable[[State], State], **settings: Any) -> Act:
 
 
 def other_dataset(ground: Ground) -> Seen:
-    """The state of a run over other data."""
+    """Load the state of a run over a different dataset."""
     return ground.read(ground.data(), state=ground.state(ground.data(OTHERS)))
 
 

@@ -1,7 +1,8 @@
-"""What is seen of each way in which a store fails: the section `store`.
+"""The section `store`: the error, and its time, for each failure of a store.
 
-Each read is a process whose environment has that fault (`python -m stress.fault_table.store URL`).
-Reads that are retried until the deadline run side by side, after the others.
+Each read is a process with an environment that leads to the fault (`python -m
+stress.fault_table.store URL`). Reads that are retried until the deadline run in parallel, after the
+others.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ FOREVER_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """One fault in one store; an empty variable is not set."""
+    """One fault in one store. `variables` are environment variables; empty ones are unset."""
 
     name: str
     store: str
@@ -51,7 +52,10 @@ class Case:
 
 
 def cases(s3: dict[str, str], gcs: dict[str, str], folder: Path) -> Iterator[Case]:
-    """Every fault; the variables lead to S3 and GCS, each through a proxy."""
+    """Yield every fault.
+
+    `s3` and `gcs` are environment variables that lead to the servers, each through a proxy.
+    """
     yield from _transient("S3", "s3", s3, ("AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"), is_json=False)
     yield from _transient("GCS", "gs", gcs, ("API_ENDPOINT_OVERRIDE",), is_json=True)
     yield from _s3_refusals(s3)
@@ -129,7 +133,7 @@ def _s3_refusals(variables: dict[str, str]) -> Iterator[Case]:
 def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
     denied = "reader does not have storage.objects.get access to the Google Cloud Storage object."
     anonymous = "Anonymous caller does not have storage.objects.get access."
-    bucket = "The specified bucket does not exist."  # the test server says only 404
+    bucket = "The specified bucket does not exist."  # the test server's message is only 404
     refusals = {
         "403": Fault(
             "/denied", "status", status=403, code="forbidden", message=denied, as_json=True
@@ -156,7 +160,7 @@ def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
 
 
 def measure(names: Sequence[str]) -> str:
-    """The table of the faults of stores with these names, or of all."""
+    """Measure the named faults of stores, or all, and return the table."""
     with ExitStack() as running:
         folder = Path(
             running.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-faults-"))
@@ -190,7 +194,7 @@ def measure(names: Sequence[str]) -> str:
 
 
 def _signed_in(server: GCSServer, proxy: FaultProxy) -> dict[str, str]:
-    """Variables without `STORAGE_EMULATOR_HOST`, for which clients would not sign in."""
+    """Environment variables without `STORAGE_EMULATOR_HOST`, with which clients do not sign in."""
     variables = server.environment()
     variables["STORAGE_EMULATOR_HOST"] = ""
     return variables | {"API_ENDPOINT_OVERRIDE": proxy.endpoint}
@@ -203,7 +207,7 @@ def _store_objects(s3: S3Server, gcs: GCSServer, found: list[Case]) -> None:
 
 
 def _read(case: Case) -> tuple[str, ...]:
-    """A row of the table."""
+    """Read a case's URL in a process, and return the row of the table."""
     variables = {
         name: value for name, value in (os.environ | dict(case.variables)).items() if value
     }
@@ -216,7 +220,7 @@ def _read(case: Case) -> tuple[str, ...]:
 
 
 def print_failure(url: str) -> None:
-    """Print how long a read took, and its error."""
+    """Read a URL, and print (seconds, error) as JSON."""
     start = time.monotonic()
     try:
         message = f"read {len(read_object(url))} bytes"

@@ -1,1 +1,1 @@
-"""Hostile input for whatever reads data and states: `python -m stress.fuzz`."""
+"""Fuzz the code that reads data and states: `python -m stress.fuzz`."""

@@ -1,21 +1,22 @@
-"""Throw hostile input at what reads data and states. Only cloudload's own errors may result.
+"""Fuzz the code that reads data and states. Only cloudload's own errors may result.
 
     python -m stress.fuzz                                          # every target for a minute
-    python -m stress.fuzz state index --seconds 600 --findings f   # some of them for longer
+    python -m stress.fuzz state index --seconds 600 --findings f   # two targets for longer
 
-    index              bytes of an index.json           parse_index, and all that follows from it
-    shard              bytes of a shard                 Shard, and every sample of it
-    shard-structured   sound shards, bytes changed      the same
-    decompress         bytes under each codec           never more than the index says, but one byte
-    state              sound states of all packings,    load_state_dict, and two batches;
+    target             input                            what runs
+    index              bytes as an index.json           parse_index, and all that uses the index
+    shard              bytes as a shard                 Shard, and reads of its samples
+    shard-structured   valid shards, bytes changed      the same
+    decompress         bytes, by each codec             decompress: at most one byte too many
+    state              valid states of all packings,    load_state_dict and two batches, or
                        fields changed                   merge_state_dicts
-    tokenizer-text     texts with names of control      never a control id; both backends agree
-                       tokens in them
+    tokenizer-text     texts that contain names of      both backends, which must agree and never
+                       control tokens                   produce a control ID
 
-A finding is any other error, an input that takes seconds, or one that takes hundreds of megabytes.
-Its input is written to the folder of findings, and `--replay FILE` runs it again; the exit status
-is then 1. With `atheris` installed (pip install atheris), coverage guides the inputs; otherwise our
-own engine makes them. `--engine` chooses.
+A finding is any other error, an input that takes over 10 s, or one that takes over 600 MB of
+memory. The exit status is then 1, and the input is written to the folder of findings. `--replay
+FILE` runs it again. If `atheris` is installed (pip install atheris), coverage guides the inputs;
+otherwise the built-in engine mutates them. `--engine` chooses.
 """
 
 from __future__ import annotations
@@ -37,27 +38,32 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}"
+        "targets",
+        nargs="*",
+        metavar="TARGET",
+        help=f"targets (default: all of {', '.join(TARGETS)})",
     )
-    parser.add_argument("--seconds", type=int, default=60, help="of each target (default: 60)")
-    parser.add_argument("--seed", type=int, default=0, help="of our own engine (default: 0)")
+    parser.add_argument("--seconds", type=int, default=60, help="seconds per target (default: 60)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the built-in engine (default: 0)"
+    )
     parser.add_argument("--engine", choices=["auto", "atheris", "own"], default="auto")
     parser.add_argument(
         "--findings",
         type=Path,
         default=Path("fuzz-findings"),
-        help="a folder (default: fuzz-findings)",
+        help="folder for findings (default: fuzz-findings)",
     )
     parser.add_argument(
         "--replay",
         type=Path,
         metavar="FILE",
-        help="run one input of the one target named, and show its error",
+        help="run this input on the first TARGET, and show its error",
     )
     options = parser.parse_args()
     names = options.targets or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:
-        parser.error(f"there is no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
+        parser.error(f"no target named {unknown[0]!r}; use {', '.join(TARGETS)}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if options.replay:
         check(TARGETS[names[0]], options.replay.read_bytes())

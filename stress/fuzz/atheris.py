@@ -1,8 +1,8 @@
-"""The engine guided by coverage, where `atheris` is installed; run as a module, one target.
+"""The coverage-guided engine, which needs `atheris`. Run as a module, it fuzzes one target.
 
     python -m stress.fuzz.atheris TARGET SECONDS FINDINGS
 
-It imports cloudload only after atheris has arranged to instrument it.
+The module imports cloudload within atheris' import hook, which instruments it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from stress.fuzz.target import MOST_INPUT_BYTES, MOST_SECONDS
 def start_atheris(
     name: str, seeds: list[bytes], seconds: int, findings: Path
 ) -> tuple[int, Path, str]:
-    """Run a target in a process, which libFuzzer ends: the number of inputs, the finding, and
-    why."""
+    """Run a target in a separate process, because libFuzzer exits at a finding.
+
+    Returns the number of inputs, the path of the finding, and its reason, which is "" without one.
+    """
     corpus = findings / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds):
@@ -46,7 +48,7 @@ def start_atheris(
 
 
 def main(name: str, seconds: str, findings: str) -> None:
-    """Run a target in this process."""
+    """Fuzz a target in this process, which libFuzzer ends."""
     import atheris
 
     with atheris.instrument_imports(include=["cloudload"]):

@@ -1,4 +1,4 @@
-"""Bytes under each codec: never more than one byte beyond what the index says."""
+"""Fuzz `decompress`: it may return at most one byte more than the index says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CODECS = ("zstd", "gz", "bz2", "br", "snappy")
 
 
 def decompress_seeds() -> list[bytes]:
-    """Sound streams and bombs, each after a byte that chooses its codec."""
+    """Valid streams and bombs, each after a byte that chooses the codec."""
 
     packers: list[Callable[[bytes], bytes]] = [
         functools.partial(compress, name) for name in ("zstd", "gz", "bz2")
@@ -30,7 +30,11 @@ def decompress_seeds() -> list[bytes]:
 
 
 def run_decompress(data: bytes) -> None:
-    """Any bytes under any codec. To the cache, any `Exception` means a damaged file."""
+    """Decompress any bytes with any codec.
+
+    The cache treats exceptions of a codec as a damaged file, so only those that suggest a bug are
+    findings.
+    """
     choices = Choices(data)
     codec = choices.pick(_CODECS)
     try:

@@ -1,4 +1,4 @@
-"""Bytes of an index.json: `parse_index`, and all that follows from it alone."""
+"""Fuzz `parse_index`, and everything that depends only on the index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stress.fuzz.target import Target, expect
 
 
 def index_seeds() -> list[bytes]:
-    """Indexes of several kinds."""
+    """Valid indexes: with no shard, raw shards, zipped shards, and both."""
     shard = {
         "column_encodings": ["str", "int", "bytes"],
         "column_names": ["a", "b", "text"],
@@ -45,7 +45,7 @@ def index_seeds() -> list[bytes]:
 
 
 def run_index(data: bytes) -> None:
-    """Parse an index, and use everything that depends on it alone."""
+    """Parse an index, and check everything that depends only on it."""
     dataset = Dataset("s3://bucket/folder", parse_index(data, "s3://bucket/folder"), "0" * 64)
     root = Path("/cache")
     folder = dataset_folder(root, dataset)

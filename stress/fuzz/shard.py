@@ -1,4 +1,4 @@
-"""Bytes of a shard, and sound shards with some bytes changed: `Shard`, and every sample of it."""
+"""Fuzz `Shard` and reads of its samples, with any bytes and with valid shards that are changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = (("id", "str"), ("meta", "json"), ("n", "int"), ("text", "str"), ("z"
 
 @functools.cache
 def sound_shards() -> list[tuple[bytes, int, Any]]:
-    """(raw bytes, samples, columns) of shards with one column, and with several."""
+    """(raw bytes, number of samples, columns) of valid shards, with one column and with several."""
     several = tuple(Column.of(name, encoding) for name, encoding in _COLUMNS)
     values = [
         {"id": f"d{i}", "n": i, "meta": {"i": [i]}, "text": "aé狐"[: i % 4], "z": bytes([i])}
@@ -38,13 +38,13 @@ def sound_shards() -> list[tuple[bytes, int, Any]]:
 
 @functools.cache
 def shard_path() -> Path:
-    """The file that every input is written to, in memory where the machine allows that."""
+    """The file that every input is written to, in /dev/shm if it is writable."""
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="cloudload-fuzz-", dir=folder)) / "shard.mds"
 
 
 def read_shard(raw: bytes, samples: int, columns: Any) -> None:
-    """Open bytes as a shard and read all of it in every way, past samples that cannot be read."""
+    """Open bytes as a shard, and read up to 64 samples in every way, ignoring `DatasetError`s."""
     shard_path().write_bytes(raw)
     shard = Shard(
         shard_path(), ShardInfo(samples, columns, FileInfo("shard.mds", len(raw), {}), None, None)
@@ -60,12 +60,12 @@ def read_shard(raw: bytes, samples: int, columns: Any) -> None:
 
 
 def shard_seeds() -> list[bytes]:
-    """Whole shards after a byte that chooses their columns."""
+    """Valid shards, each after a byte that chooses the columns."""
     return [bytes([number]) + raw for number, (raw, _, _) in enumerate(sound_shards())]
 
 
 def run_shard(data: bytes) -> None:
-    """Any bytes as a shard, with the number of samples that they claim."""
+    """Read any bytes as a shard with the number of samples in their header."""
     choices = Choices(data)
     _, _, columns = choices.pick(sound_shards())
     raw = choices.take(len(data))
@@ -77,7 +77,7 @@ _WORDS = (0, 1, 4, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 
 
 def run_shard_structured(data: bytes) -> None:
-    """A sound shard in which some numbers or bytes are changed."""
+    """Read a valid shard in which some words or bytes are changed."""
     choices = Choices(data)
     raw, samples, columns = choices.pick(sound_shards())
     spoiled = bytearray(raw)

@@ -1,5 +1,4 @@
-"""Sound states of all packings, fields changed: `load_state_dict` and two batches, and
-`merge_state_dicts`."""
+"""Fuzz `load_state_dict` and `merge_state_dicts` with states whose fields are changed."""
 
 from __future__ import annotations
 
@@ -84,8 +83,10 @@ _VALUES: tuple[Any, ...] = (
 
 @functools.cache
 def sound_states() -> list[tuple[CloudLoader, State]]:
-    """Loaders over a tiny corpus, of every packing, and states of each: early, late, between
-    exchanges, in a tail."""
+    """Loaders of every packing over a tiny corpus, each with several of its states.
+
+    The states are early and late, between exchanges, and in a tail.
+    """
     folder = tempfile.mkdtemp(prefix="cloudload-fuzz-")
     texts = ["ab" * (number * 7 % 13) for number in range(40)]
     urls = [
@@ -128,7 +129,7 @@ def sound_states() -> list[tuple[CloudLoader, State]]:
     return found
 
 
-# a change of the others is mostly refused at once
+# changed more often, because changes of other fields are mostly refused immediately
 _WEIGHTY_FIELDS = [
     "cursors",
     "residues",
@@ -144,7 +145,7 @@ _WEIGHTY_FIELDS += ["num_canonical_nodes", "shuffle_block_size"]
 
 
 def mutate_state(choices: Choices, sound: State) -> State:
-    """The state with some of its fields changed."""
+    """Return the state with up to 3 fields changed."""
     state: dict[Any, Any] = dict(sound)
     names = [*sorted(state), *_WEIGHTY_FIELDS * 3]
     for _ in range(1 + choices.number(3)):
@@ -173,7 +174,7 @@ def mutate_state(choices: Choices, sound: State) -> State:
 
 
 def _change_packed(choices: Choices, name: str, value: str) -> str:
-    """Base64 of numbers, some of them changed."""
+    """Change some of the numbers that a base64 field encodes."""
     data = base64.b64decode(value)
     if name == "residues":
         planes = zlib.decompress(data)
@@ -206,7 +207,7 @@ def _change_packed(choices: Choices, name: str, value: str) -> str:
 
 
 def _change_text(choices: Choices, text: str) -> str:
-    """The text with another number or other characters."""
+    """Change a number or some characters in a text."""
     numbers = list(re.finditer(r"\d+", text))
     if numbers and choices.number(2):
         found = choices.pick(numbers)
@@ -222,7 +223,7 @@ def _change_text(choices: Choices, text: str) -> str:
 
 
 def run_state(data: bytes) -> None:
-    """Load a changed state and take two batches; or merge changed parts."""
+    """Load a changed state and take two batches, or merge changed parts and load the result."""
     choices = Choices(data)
     loader, sound = choices.pick(sound_states())
     if choices.number(5) == 0:
@@ -238,7 +239,7 @@ def run_state(data: bytes) -> None:
     except ValueError as error:
         expect(str(error).startswith("cannot share"), f"ValueError: {error}")
         return
-    # rows between the table's and the state's are read again
+    # loading reads these rows again, so skip states for which that takes too long
     if state["rows"] - state["table_rows"] < 2_000:
         for _ in loader.take(2):
             loader.state_dict()
@@ -246,7 +247,7 @@ def run_state(data: bytes) -> None:
 
 
 def _part_of(state: State, rank: int, size: int) -> State:
-    """The part of a state of four lanes that `rank` of `size` would save."""
+    """Return the part of a state of four lanes that rank `rank` of `size` would save."""
     cursors = np.frombuffer(base64.b64decode(state["cursors"]), "<i4").reshape(-1, 4, 2).copy()
     cursors[:, [lane for lane in range(4) if lane % size != rank % size]] = -1
     return {

@@ -1,4 +1,4 @@
-"""What all targets share: decisions from bytes, and findings."""
+"""The base of all targets: decisions made from bytes, and findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_SECONDS, MOST_GROWTH_MB, MOST_INPUT_BYTES = 10, 600, 4096
 
 
 class Choices:
-    """Decisions from bytes: the same bytes give the same decisions, and 0 when they run out."""
+    """Makes decisions from bytes. Equal bytes give equal decisions, and 0 once they run out."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._place = data, 0
@@ -22,41 +22,43 @@ class Choices:
         return self._place < len(self._data)
 
     def take(self, number: int) -> bytes:
-        """The next bytes, or as many as there are."""
+        """Return the next `number` bytes, or as many as are left."""
         start, self._place = self._place, self._place + number
         return self._data[start : self._place]
 
     def number(self, below: int) -> int:
-        """A number from 0 to `below` - 1."""
+        """Return a number from 0 to `below` - 1."""
         return (
             int.from_bytes(self.take(max(1, (below - 1).bit_length() + 7 >> 3)), "little") % below
         )
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of them."""
+        """Return one of `items`."""
         return items[self.number(len(items))]
 
 
 class Finding(Exception):
-    """What no input may cause."""
+    """An effect that no input may have."""
 
 
 def expect(is_so: bool, what: str) -> None:
-    """Raise a finding unless it is so."""
+    """Raise `Finding(what)` unless `is_so`."""
     if not is_so:
         raise Finding(what)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What reads hostile input, and inputs to begin with."""
+    """A function to fuzz, and its first inputs."""
 
     run: Callable[[bytes], None]
+    """Runs an input; may raise only `CloudloadError`."""
     seeds: Callable[[], list[bytes]]
+    """Returns the first inputs."""
     prepare: Callable[[], object] = list
-    """Makes what is made once, so that no input is charged for it."""
+    """Fills caches, so that their time and memory are not attributed to an input."""
 
 
 def random_seeds() -> list[bytes]:
-    """Choices at random: no bytes are better to begin with than others."""
+    """Random bytes, for targets that use their input only for `Choices`."""
     return [random.Random(seed).randbytes(40) for seed in range(64)]

@@ -1,4 +1,4 @@
-"""Texts with the names of control tokens in them: never a control id, and both backends agree."""
+"""Fuzz both tokenizer backends with texts that contain the names of control tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.corpora import EOS, byte_tokenizer
 
 
 class Case(NamedTuple):
-    """A tokenizer under both backends."""
+    """A tokenizer with both backends, and its control tokens."""
 
     hf: DocumentTokenizer
     fastokens: DocumentTokenizer
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 @functools.cache
 def tokenizers() -> list[Case]:
-    """Small tokenizers."""
+    """Two small tokenizers: one of bytes, and a trained BPE."""
     texts = [
         "the quick brown fox jumps over the lazy dog",
         "one two three",
@@ -72,7 +72,7 @@ _SIGNS = (
 
 
 def run_tokenizer_text(data: bytes) -> None:
-    """A text with names of control tokens gives no control id, and decodes to itself."""
+    """Check that a text gives no control ID, equal IDs by both backends, and decodes to itself."""
     choices = Choices(data)
     hf, fast, control, names = choices.pick(tokenizers())
     text = ""

@@ -3,7 +3,7 @@
     file     {"text": "a"}⏎{"text": "b"}⏎{"text": "c"}⏎          block_bytes = 15
     blocks   {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
 
-A block ends at the first line end at or after `block_bytes`.
+A block ends at the first line end that gives it at least `block_bytes`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cloudload.convert.records import (
 
 @dataclass(frozen=True)
 class LinesUnit(FileUnit):
-    """A file of lines."""
+    """A file of lines, cut into blocks of whole lines."""
 
     def blocks(
         self, start: BlockStart, block_bytes: int, fields: Sequence[str]
@@ -51,7 +51,7 @@ class LinesUnit(FileUnit):
 
 @dataclass(frozen=True)
 class LinesBlock:
-    """Whole lines, and a description of the damage after them, if any."""
+    """Whole lines of a file. `damage` describes the damage after them, if any."""
 
     file: InputFile
     start: BlockStart
@@ -109,9 +109,9 @@ def _parse_json(line: bytes) -> _Parsed:
 def _cut_at_line_ends(
     chunks: Iterator[bytes], block_bytes: int
 ) -> Iterator[tuple[bytes, str | None]]:
-    """Yield (block of whole lines, description of the damage after it or None).
+    """Yield (whole lines, description of the damage after them or None) for each block.
 
-    A line that damage cuts short is dropped.
+    Drops a line that is cut short by damage.
     """
     pending, searched, damage = bytearray(), block_bytes - 1, None
     try:

@@ -1,7 +1,7 @@
 """Parquet files, one document per row.
 
-A block is a batch of rows of one row group. Its number of rows depends only on the file's metadata
-and `block_bytes`.
+A block is a batch of up to 8,192 rows of one row group. The number of rows depends only on the
+file's metadata and `block_bytes`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 
 @dataclass(frozen=True)
 class ParquetUnit(FileUnit):
-    """A Parquet file, of which only the columns that the conversion needs are read."""
+    """A Parquet file. Only the columns that the conversion needs are read."""
 
     def blocks(
         self, start: BlockStart, block_bytes: int, fields: Sequence[str]
@@ -81,7 +81,10 @@ class ParquetUnit(FileUnit):
 
 
 def _local_copy(file: InputFile, folder: Path) -> Path:
-    """Return the path of a local, decompressed copy, because a Parquet reader must seek."""
+    """Return a local path to the decompressed file, because a Parquet reader must seek.
+
+    A local, uncompressed file is used as it is. Any other is copied to `folder`.
+    """
     if file.url != "-" and is_local(file.url) and file.compression is None:
         return local_path(file.url)
     path = folder / "file.parquet"

@@ -1,4 +1,4 @@
-"""Rows of a `datasets` object, or of any iterable of mappings or strings."""
+"""Rows of a `datasets` object, or of any iterable of mappings or strings; one document per row."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RowsUnit:
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:
-    """Select the columns that the conversion reads; others, such as images, are not decoded."""
+    """Select the columns that the conversion reads; do not decode others, such as images."""
     names = getattr(rows, "column_names", None) or ()
     wanted = [name for name in names if name in fields]
     can_select = wanted and hasattr(rows, "select_columns")
@@ -68,7 +68,11 @@ def _select(rows: Any, fields: Sequence[str]) -> Any:
 def _batched(
     rows: Iterator[Any], block_bytes: int, fields: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield batches of rows, reduced to `fields`, whose text fills a block."""
+    """Yield batches of rows, reduced to `fields`.
+
+    A batch ends when its strings and bytes have at least `block_bytes` characters, or at 8,192
+    rows.
+    """
     batch: list[Any] = []
     size = 0
     for row in rows:

@@ -18,7 +18,7 @@ from cloudload.convert.records import (
 
 @dataclass(frozen=True)
 class TextUnit:
-    """A group of files, which the process that reads their records opens."""
+    """A group of files. The process that reads their records opens them."""
 
     group: tuple[InputFile, ...]
 
@@ -42,7 +42,7 @@ class TextUnit:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """All files of a unit."""
+    """All files of a unit, read as one block."""
 
     group: tuple[InputFile, ...]
     start: BlockStart

@@ -148,7 +148,7 @@ def test_a_binary_file_among_texts_is_named(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "image.png").write_bytes(b"\x89PNG\r\n")
     (tmp_path / "in" / "a.txt").write_text("a")
-    with pytest.raises(ConvertError, match=r"in/image.png:1: not UTF-8 \(byte 0x89 at 0\)"):
+    with pytest.raises(ConvertError, match=r"in/image.png:1: not UTF-8 \(byte 0x89 at offset 0\)"):
         convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
 
 
