@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.support.jobs import Job, command_of, start_job
 from tests.support.left_behind import left_overs, orphans
 from tests.support.patience import soon
 from tests.support.processes import children_of
+from tests.support.servers import BUCKET
 
 SOON_S = 25.0
 """Far more than any end takes, far less than any deadline."""
@@ -47,11 +49,19 @@ def has_part(cache: Path) -> bool:
     return any(path.suffix == ".part" for path in left_overs(cache))
 
 
+@pytest.fixture(scope="module")
+def dataset(request: pytest.FixtureRequest) -> str:
+    """A dataset of a hundred shards on S3."""
+    request.getfixturevalue("s3_server")
+    url = f"s3://{BUCKET}/ends-of-jobs-{uuid.uuid4().hex}"
+    return write_mds(url, random_documents(3, 400), shard_bytes=800, compression="zstd")
+
+
 @pytest.fixture
-def data(s3_url: str, s3_proxy: FaultProxy) -> str:
-    """A dataset of a hundred shards on S3, behind the proxy."""
+def data(dataset: str, s3_proxy: FaultProxy) -> str:
+    """The dataset, behind the proxy."""
     s3_proxy.set_faults([])
-    return write_mds(s3_url, random_documents(3, 400), shard_bytes=800, compression="zstd")
+    return dataset
 
 
 Start = Callable[..., Job]
@@ -102,8 +112,15 @@ def check_rows(job: Job, cache: Path) -> None:
 
 
 def silence(proxy: FaultProxy) -> None:
-    """From now on, bodies of shards stop in their middle."""
-    proxy.set_faults([Fault("GET .*shard", "stall", at=200, seconds=60)])
+    """Bodies of shards stop in their middle, after the first 60, which are more than a few batches
+    need.
+
+    A loader that looks ahead over all documents (`EAGER`) is then sure to wait for one.
+    """
+    proxy.set_faults([Fault("GET .*shard", "stall", skip=60, at=200, seconds=60)])
+
+
+EAGER = {"predownload": 400}
 
 
 ENDS = {
@@ -119,10 +136,11 @@ def test_a_job_that_is_ended_leaves_nothing_and_goes_on_exactly(
     start: Start, s3_proxy: FaultProxy, tmp_path: Path, way: str, is_silent: bool
 ) -> None:
     number, goes_to_all = ENDS[way]
-    job = start()
-    job.wait_for(5)
     if is_silent:
         silence(s3_proxy)
+    job = start(settings=EAGER if is_silent else {})
+    job.wait_for(5)
+    if is_silent:
         assert soon(lambda: has_part(job.cache))
     (os.killpg if goes_to_all else os.kill)(job.process.pid, number)
     errors = end(job)
@@ -149,9 +167,9 @@ def test_workers_that_were_not_forked_end_with_the_training_process_too(
 def test_a_group_that_is_killed_leaves_what_the_next_start_sweeps(
     start: Start, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    job = start()
-    job.wait_for(5)
     silence(s3_proxy)
+    job = start(settings=EAGER)
+    job.wait_for(5)
     assert soon(lambda: has_part(job.cache))
     os.killpg(job.process.pid, signal.SIGKILL)
     end(job)
@@ -234,13 +252,14 @@ def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
             batch_size=2,
             num_workers=3,
             local=tmp_path / "cache",
+            predownload=EAGER["predownload"],
         )
 
+    silence(s3_proxy)
     before = _children()
     loader = make_loader()
     batches = iter(loader)
     next(batches)
-    silence(s3_proxy)
     assert soon(lambda: bool(list((tmp_path / "cache").rglob("*.part"))))
     began = time.monotonic()
     if way == "close":

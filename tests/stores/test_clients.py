@@ -39,7 +39,7 @@ def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(
     url, proxy = faulty
     data = os.urandom(300_000)
     write_object(join_url(url, "key"), data)
-    proxy.set_faults([Fault("GET .*key", "stall", times=4, at=100_000, seconds=3)])
+    proxy.set_faults([Fault("GET .*key", "stall", times=4, at=100_000, seconds=8)])
     with ThreadPoolExecutor(4) as threads:
         mine = [threads.submit(read_object, join_url(url, "key")) for _ in range(4)]
         while len(proxy.requests("GET .*key")) < 4:
