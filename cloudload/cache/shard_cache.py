@@ -127,8 +127,8 @@ class ShardCache:
                     raise
                 self._fetcher.discard(path, info)
         raise CacheError(
-            f"{path} was repeatedly evicted before it could be mapped, because the shards in use do "
-            "not fit in the cache. Raise cache_limit"
+            f"{path} was repeatedly evicted before it could be mapped, because the shards in use "
+            "do not fit in the cache. Raise cache_limit"
         )
 
     def _map_in_place(self, dataset: Dataset, info: ShardInfo) -> Shard:
