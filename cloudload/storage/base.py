@@ -29,7 +29,7 @@ class Retry:
     """
 
     timeout_s: float = 20.0
-    """Limit for each attempt to connect and for each read. S3 connections have at most 10 s."""
+    """Limit for each read and each attempt to connect (at most 10 s for S3)."""
     deadline_s: float = 120.0
     """Limit for all attempts together, including pauses and DNS. It never interrupts an upload."""
     pause_s: float = 0.2

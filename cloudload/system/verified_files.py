@@ -2,9 +2,9 @@
 
     verified ──► mtime set to 2001-09-09 01:46:40 UTC ──► any write changes the mtime
 
-The mark is part of the file's metadata, so renaming the file keeps the mark. A file that was written
-to, or copied without its mtime, is no longer marked. Only a hash detects a change without a write,
-such as bit rot.
+The mark is part of the file's metadata, so renaming the file keeps it. A file that was written to,
+or copied without its mtime, is no longer marked. Only a hash detects a change without a write, such
+as bit rot.
 """
 
 from __future__ import annotations
