@@ -1,13 +1,13 @@
-"""Fetch a shard into the cache. One process downloads it, and others see it once it is verified.
+"""Fetch a shard into the cache. One process downloads it, and others see it only once verified.
 
     valid on disk? ─ yes ─────────────────────────────────────────────────────────► path
       │ no
     lock ─► valid by now? ─► reserve bytes (evicts) ─► download ─► check ─► rename ─► path
 
-Before a process maps a shard on disk, its size is checked. Its hash and header are also checked if
-it was modified since they were verified, or always with `verify="always"`. An invalid shard is
-fetched again. The kernel releases the lock of a killed process, and the next process that fetches
-the shard removes the partial file.
+A process checks a shard's size and header before it maps the file. It checks the hash if the file
+was modified since it was verified, always with `verify="always"`, and never with "off". An invalid
+shard is fetched again. The kernel releases the lock of a killed process, and the next process that
+fetches the shard removes the partial file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Fetches shards into the cache folder `root`. Several threads and processes may do so."""
+    """Fetches shards into the cache folder `root`. Safe across threads and processes."""
 
     root: Path
     retry: Retry

@@ -41,7 +41,7 @@ _CLOSE_S = 2.0
 
 
 class ShardCache:
-    """The shards of a corpus, by index. Not thread-safe; internal threads prefetch."""
+    """The shards of a corpus, by index. Not thread-safe; its internal threads only prefetch."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Checks of option values. Each `check_` function raises a `ValueError` that names the option."""
+"""Checks of option values, which raise a `ValueError` that states the valid values."""
 
 from __future__ import annotations
 

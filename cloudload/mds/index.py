@@ -4,7 +4,7 @@
                                raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
 
 A file name becomes a path in the cache and a key in the store, so it may not leave its folder, use
-a suffix that the cache reserves, or collide with a different name. Sizes limit downloads,
+a suffix that the cache reserves, or match another file's name. Sizes limit downloads,
 decompression and disk space, so they must be possible for a shard.
 """
 
@@ -219,7 +219,7 @@ def _parse_file(entry: dict[str, Any]) -> FileInfo:
 
 
 def _fault_of_name(name: object) -> str | None:
-    """Explain what is wrong with a file name, as text that follows the name; or return None."""
+    """The problem with a file name, as text that follows the name, or None."""
     if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
         return None
     if not isinstance(name, str) or not name.isprintable():

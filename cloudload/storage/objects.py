@@ -146,8 +146,8 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     """List the objects below the folder `url`, at any depth, or the object `url` itself.
 
-    They are sorted by URL. If there are none, the list is empty, or a store that has real folders
-    may raise `StoreError`.
+    They are sorted by URL. If there are none, the list is empty, but a missing bucket or local
+    folder raises `StoreError`.
     """
     retry, backend = retry or Retry(), backend_of(url)
     found = _retrying("list", url, backend, retry, lambda: list(backend.list(url, retry)))

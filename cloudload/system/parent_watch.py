@@ -37,8 +37,8 @@ def exit_with_parent() -> None:
 def open_trainer_pidfd() -> int | None:
     """Return a descriptor that becomes readable when the training process ends.
 
-    The training process is the parent of a worker, otherwise this process. Returns None if it has
-    already ended, or if the kernel or Python does not support pidfds.
+    In a worker, the training process is the parent; otherwise it is this process. Returns None if
+    it has already ended, or if the kernel or Python does not support pidfds.
     """
     trainer = multiprocessing.parent_process()
     try:
