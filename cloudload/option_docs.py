@@ -1,4 +1,4 @@
-"""Add the docstring below each dataclass field to the class's docstring, for `help`.
+"""Add the docstrings below a dataclass's fields to the class's docstring, for `help`.
 
 seq_len: int            ─► explained ─►    Args:
 \"\"\"Tokens per row.\"\"\"                          seq_len: Tokens per row.
@@ -20,14 +20,14 @@ C = TypeVar("C", bound=type)
 
 
 def explained(cls: C) -> C:
-    """Add the fields of a dataclass to its docstring, and return the class."""
+    """Add an `Args` section with all fields to a dataclass's docstring, and return the class."""
     text = inspect.cleandoc(f"{cls.__doc__}")
     cls.__doc__ = f"{text}\n\nArgs:\n{explain_fields(fields(cls), field_docs(cls))}"
     return cls
 
 
 def explained_by(*configs: type) -> Callable[[C], C]:
-    """Replace `{options}` in a class's docstring with the config fields that the class takes."""
+    """Decorate a class: replace `{options}` in its docstring with the config fields it accepts."""
 
     def explain(cls: C) -> C:
         taken = inspect.signature(cls).parameters
@@ -43,7 +43,7 @@ def explained_by(*configs: type) -> Callable[[C], C]:
 
 
 def explain_fields(options: Iterable[Field[Any]], docs: dict[str, str]) -> str:
-    """Format options as the lines of an `Args` section, with their defaults."""
+    """Format options as the indented lines of an `Args` section, with their defaults."""
     lines = []
     for option in options:
         text = f"{option.name}: {docs[option.name]}{_explain_default(option, docs[option.name])}"
@@ -63,7 +63,10 @@ def _explain_default(option: Field[Any], text: str) -> str:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a class, as one line; empty without source code."""
+    """The docstring below each field of a class, by field name, as one line.
+
+    It is empty if there is no docstring or the source cannot be read.
+    """
     found = dict.fromkeys((option.name for option in fields(cls)), "")
     for statement in _parse_module(cls.__module__):
         if isinstance(statement, ast.ClassDef) and statement.name == cls.__name__:

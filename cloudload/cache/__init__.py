@@ -1,4 +1,4 @@
-"""Shards on this node: downloaded once, verified, shared by all processes, evicted by LRU.
+"""The shard cache of a node: shards are downloaded once, verified, shared, and evicted by LRU.
 
     reader ──shard(7)──► shard_cache   mapped already? ──────────────────────► Shard
                               │ no
@@ -8,6 +8,6 @@
                          download      store ─► raw shard, size and hash checked
                          counters      hits, misses, bytes
 
-Workers use `ShardCache`; the loader uses `default_cache` and `open_cache_folder`. There is no
-daemon and no index: the files and their locks are the only state.
+Workers use `ShardCache`; the loader uses `default_cache` and `open_cache_folder`. The cache has no
+daemon and no index, because the files and their locks are its only state.
 """

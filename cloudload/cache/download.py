@@ -1,10 +1,10 @@
-"""Download a shard, and check a shard's file against its index entry.
+"""Download a shard, and check its file against its index entry.
 
     stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
                                                                      ─► None, or the fault
 
-The stored file's hash is checked if the index has one, else the raw shard's hash. A fault is text
-that completes a sentence about the file, such as "has 10 of the 20 bytes that the index lists".
+The stored file's hash is checked if the index has one, otherwise the raw shard's hash. A fault is
+text that follows the file's name, such as "has 10 of the 20 bytes that the index lists".
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def download_shard(
     checks_hash: bool,
     count_bytes: Callable[[int], None],
 ) -> str | None:
-    """Download a shard and write its raw bytes to `file`; return its fault, or None.
+    """Download a shard, write its raw bytes to `file`, and return its fault or None.
 
-    The downloaded bytes are counted in either case. Raises `StoreError` if the download fails.
+    Checks the sizes, and the hash if `checks_hash` is True. Passes the number of downloaded bytes
+    to `count_bytes`, even if there is a fault. Raises `StoreError` if the download fails.
     """
     file.seek(0)
     if info.zipped is None or info.compression is None:
@@ -57,7 +58,10 @@ def download_shard(
 
 
 def check_header(path: Path, info: ShardInfo) -> str | None:
-    """Check a raw shard's size, sample count, offsets and columns; return the fault, or None."""
+    """Check a raw shard's size, sample count, offsets and columns; return the fault or None.
+
+    Raises `FileNotFoundError` if there is no file.
+    """
     try:
         Shard(path, info)
     except DatasetError as error:
@@ -67,7 +71,10 @@ def check_header(path: Path, info: ShardInfo) -> str | None:
 
 
 def check_hash(path: Path, info: ShardInfo) -> str | None:
-    """Check a raw shard's size and, if the index has one, its hash; return the fault, or None."""
+    """Check a raw shard's size, and its hash if the index has one; return the fault or None.
+
+    Raises `FileNotFoundError` if there is no file.
+    """
     with path.open("rb") as file:
         return _check_file(file, info.raw, True)
 

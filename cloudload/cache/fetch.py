@@ -1,12 +1,13 @@
-"""Fetch a shard into the cache: one process downloads it, and others see it only once verified.
+"""Fetch a shard into the cache. One process downloads it, and others see it only once verified.
 
     valid on disk? ─ yes ─────────────────────────────────────────────────────────► path
       │ no
     lock ─► valid by now? ─► reserve bytes (evicts) ─► download ─► check ─► rename ─► path
 
-A shard on disk is checked when a process first opens it: its size, and its header and hash if it
-was modified since they were verified. An invalid shard is fetched again. The kernel releases the
-lock of a killed process, and the next process removes the files that it left.
+A process checks a shard's size and header before it maps the file. It checks the hash if the file
+was modified since it was verified, always with `verify="always"`, and never with "off". An invalid
+shard is fetched again. The kernel releases the lock of a killed process, and the next process that
+fetches the shard removes the partial file.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Fetches shards into the cache folder `root`; safe for several threads and processes."""
+    """Fetches shards into the cache folder `root`. Safe across threads and processes."""
 
     root: Path
     retry: Retry
     limit_bytes: int | None
     verify: str
-    """`once`, `always` or `off`: how often hashes are checked."""
+    """When to check hashes: `once`, `always` or `off`."""
     traffic: TrafficCounter
 
     def fetch(
@@ -53,9 +54,10 @@ class Fetcher:
     ) -> Path | None:
         """Fetch a raw shard unless it is on disk and valid, and return its path.
 
-        `number` is the shard's index in the corpus. If `wait` is False and another process is
-        fetching the shard, returns None. Raises `StoreError` if the download fails, `DatasetError`
-        if the stored shard is invalid, and `CacheError` if the cache cannot hold it.
+        `number` is the shard's index in the corpus. Returns None if `wait` is False and another
+        thread or process is fetching the shard. Raises `StoreError` if the download fails,
+        `DatasetError` if two downloads are invalid, and `CacheError` if the shard does not fit in
+        the cache or cannot be written to it.
         """
         folder = dataset_folder(self.root, dataset)
         path = folder / info.raw.name
@@ -76,18 +78,18 @@ class Fetcher:
                 if not self._is_valid(path, info):
                     self._fetch_locked(join_url(dataset.url, info.stored.name), info, path)
         except OSError as error:
-            raise CacheError(f"{self._explain(error, info)} ({error})") from error
+            raise CacheError(self._explain(error, info)) from error
         return path
 
     def discard(self, path: Path, info: ShardInfo) -> None:
-        """Remove an invalid shard, unless another process has already replaced it."""
+        """Remove a shard if it is still invalid; another process may have replaced it."""
         with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
             if fault := check_header(path, info):
                 logger.warning("%s %s; fetching it again", path, fault)
                 path.unlink()
 
     def _is_valid(self, path: Path, info: ShardInfo) -> bool:
-        """Whether a cached shard exists and is valid. `verify` says when its hash is checked."""
+        """Whether a cached shard exists and is valid. `verify` says when to check its hash."""
         try:
             found = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -128,7 +130,7 @@ class Fetcher:
                     file.flush()
                     fault = check_header(part, info)
                 if fault is None:
-                    # otherwise, after a crash, reserved but unwritten bytes may look like a shard
+                    # without fsync, a crash could leave unwritten bytes in a file that looks valid
                     os.fsync(file.fileno())
                     if self.verify != OFF:
                         mark_verified(part)
@@ -137,15 +139,18 @@ class Fetcher:
                 if attempt == 1:
                     logger.warning("%s %s; fetching it again", redact(url), fault)
         raise DatasetError(
-            f"{redact(url)} {fault}, twice. If the dataset was republished in the meantime, start "
-            "again; otherwise upload the shard again"
+            f"{redact(url)} {fault}, in both of two downloads. If the dataset was republished in "
+            "the meantime, start again; otherwise upload the shard again"
         )
 
     def _explain(self, error: OSError, info: ShardInfo) -> str:
         what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return (
-                f"no space left in {self.root} for {what}. Free some space, choose another "
-                "`local`, or set cache_limit"
+                f"no space left in {self.root} for {what}: {error}. Free some space, set `local` "
+                "to a different folder, or set cache_limit"
             )
-        return f"cannot write {what} to the cache {self.root}. Choose another `local`"
+        return (
+            f"cannot write {what} to the cache {self.root}: {error}. Set `local` to a different "
+            "folder"
+        )

@@ -1,14 +1,15 @@
 """The cache folder of a node: names, disk space, and cleanup after killed processes.
 
+    root/<dataset>-<hash>/CACHEDIR.TAG                        marks a folder made by cloudload
     root/<dataset>-<hash>/shard.00000.mds                     a complete, verified raw shard
-    root/<dataset>-<hash>/shard.00000.mds.lock                held while it is fetched
-    root/<dataset>-<hash>/shard.00000.mds.<random>.part       the file it is fetched into
+    root/<dataset>-<hash>/shard.00000.mds.lock                held while the shard is fetched
+    root/<dataset>-<hash>/shard.00000.mds.<random>.part       a partial download
     root/space.lock                                           held while bytes are reserved
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
     root/tokenizers/                                          tokenizer backend comparisons
 
-A dataset folder belongs to one published version of a dataset: its name contains a hash of the URL
-and the index.
+A dataset folder belongs to one published version of a dataset, because its name contains a hash of
+the URL and the index. Only shards and partial downloads count toward `cache_limit`.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
 
 
 def open_cache_folder(root: Path, corpus: Corpus) -> None:
-    """Create a cache folder, and remove the files that killed processes left in it.
+    """Create a cache folder, and remove partial files and locks of killed processes from it.
 
-    Raises `CacheError` if that fails, or if the folder is inside a dataset.
+    Raises `CacheError` if that fails, or if the folder is inside a local dataset.
     """
     for dataset in corpus.datasets:
         if is_local(dataset.url) and root.resolve().is_relative_to(
@@ -63,14 +64,14 @@ def open_cache_folder(root: Path, corpus: Corpus) -> None:
         ):
             raise CacheError(
                 f"the cache folder {root} is inside the dataset {dataset.url}, which cloudload "
-                "never modifies. Choose another `local`"
+                "never modifies. Set `local` to a different folder"
             )
     try:
         root.mkdir(parents=True, exist_ok=True)
         sweep(root)
     except OSError as error:
         raise CacheError(
-            f"cannot use the cache folder {root}: {error}. Choose another `local`"
+            f"cannot use the cache folder {root}: {error}. Set `local` to a different folder"
         ) from error
 
 
@@ -84,7 +85,8 @@ def reserve(
     """Reserve `size` bytes in a partial file beside `path`; yield its path and the open file.
 
     The file is removed at the end unless the caller renamed it. Shards are evicted to stay within
-    `limit_bytes`. Raises `CacheError` if that is not enough, and `OSError` if the disk is full.
+    `limit_bytes`. Raises `CacheError` if evicting all of them is not enough, and `OSError` if the
+    disk is full.
     """
     with partial_file(path) as part:
         with locked(lock_path(root / "space")):
@@ -98,7 +100,7 @@ def reserve(
 
 
 def _make_room(root: Path, size: int, limit_bytes: int) -> None:
-    """Evict least recently used shards until `size` more bytes fit, or raise `CacheError`."""
+    """Evict the least recently used shards until `size` more bytes fit, or raise `CacheError`."""
     files = [(path, found) for path in _own_files(root, [""]) if (found := _stat(path))]
     parts = [
         (path, found)
@@ -114,8 +116,8 @@ def _make_room(root: Path, size: int, limit_bytes: int) -> None:
         used -= found.st_size
     if used + size > limit_bytes:
         raise CacheError(
-            f"cache_limit {limit_bytes:,} is too small for {root}: {used:,} bytes are being "
-            f"fetched, and {size:,} more are needed. Raise it to {used + size:,} or more"
+            f"cache_limit {limit_bytes:,} is too small for {root}, because {used:,} bytes are "
+            f"being fetched and {size:,} more are needed. Raise it to {used + size:,} or more"
         )
 
 
@@ -123,7 +125,7 @@ def _make_room(root: Path, size: int, limit_bytes: int) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove the partial files and locks of killed processes."""
+    """Remove the partial files and locks that killed processes left in a cache folder."""
     for path in _own_files(root, ["", ORDERS_FOLDER]):
         if is_temporary(path):
             _remove_if_orphaned(path)
@@ -131,7 +133,7 @@ def sweep(root: Path) -> None:
 
 
 def _remove_if_orphaned(path: Path) -> bool:
-    """Remove a partial file or a lock unless a process uses it; return whether it was removed."""
+    """Remove a partial file or a lock unless its lock is held; return whether it was removed."""
     lock = lock_path(target_of(path))
     with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
         if is_free and path.suffix == PART_SUFFIX:
@@ -141,9 +143,9 @@ def _remove_if_orphaned(path: Path) -> bool:
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
-    """Yield the files in the folders that cloudload created directly below `places` of a cache.
+    """Yield the files of all folders with a `CACHEDIR.TAG` in the subfolders `places` of `root`.
 
-    Other folders, which have no `CACHEDIR.TAG`, are ignored.
+    Folders without this file are ignored, because cloudload did not create them.
     """
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
-"""The shard cache of one process: shards mapped into memory, and prefetched by threads.
+"""The shard cache of one process, which maps shards into memory and prefetches them in threads.
 
     prefetch([7, 8, 9]) ──► threads ──► fetch ──► files on disk, shared by the node
-    shard(7) ── maps the file ──► Shard          at most `_MOST_OPEN_SHARDS` mapped, by LRU
+    shard(7) ── maps the file ──► Shard          unmapped by LRU above `_MOST_OPEN_SHARDS`
 
 A mapped shard stays readable after another process evicts its file. An uncompressed shard of a
 local dataset is mapped in place, and never copied or modified.
@@ -30,7 +30,7 @@ from cloudload.storage.urls import join_url, local_path
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.verified_files import mark_used
 
-# each shard uses a file descriptor; at least half of the process's are left for other uses
+# each mapped shard uses a file descriptor; shards use at most half of the process's limit
 _MOST_OPEN_SHARDS = 2_048
 
 _TOUCH_EVERY_S = 10.0
@@ -41,7 +41,7 @@ _CLOSE_S = 2.0
 
 
 class ShardCache:
-    """The shards of a corpus, by index. For use by one thread; its own threads prefetch."""
+    """The shards of a corpus, by index. Not thread-safe; its internal threads only prefetch."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class ShardCache:
             self._most_open = min(_MOST_OPEN_SHARDS, open_files // 2)
 
     def shard(self, number: int) -> Shard:
-        """Return a shard, mapped into memory, after fetching it if necessary.
+        """Return the shard with index `number`, mapped into memory; fetch it if necessary.
 
-        Raises `StoreError` if the download fails, `DatasetError` if the shard is missing or
-        invalid, and `CacheError` if the cache cannot hold it.
+        Raises `StoreError` if the download fails, `DatasetError` if the shard is invalid or missing
+        from a local dataset, and `CacheError` if it does not fit in the cache or cannot be written.
         """
         if number in self._open:
             shard, used_at = self._open[number]
@@ -87,7 +87,7 @@ class ShardCache:
         return shard
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Fetch shards in the background, in this order. `shard` raises the error if one fails."""
+        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
         for number in numbers:
             if number in self._open or number in self._fetches:
                 continue
@@ -98,7 +98,7 @@ class ShardCache:
     def close(self) -> None:
         """Stop prefetching and unmap every shard.
 
-        A download in progress ends on its own, or with the process.
+        Waits up to 2 s for downloads in progress. After that, they continue in the background.
         """
         self._threads.close(_CLOSE_S)
         self._open.clear()
@@ -110,7 +110,7 @@ class ShardCache:
         return dataset, dataset.shards[shard]
 
     def _prefetch(self, number: int, dataset: Dataset, info: ShardInfo) -> Path | None:
-        # if another process is fetching this shard, this thread can fetch others
+        # if another process is fetching this shard, do not wait, so that this thread fetches others
         return self._fetcher.fetch(number, dataset, info, wait=False)
 
     def _map_cached(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
@@ -127,8 +127,8 @@ class ShardCache:
                     raise
                 self._fetcher.discard(path, info)
         raise CacheError(
-            f"{path} is evicted as soon as it is fetched, because the shards in use do not fit. "
-            "Raise cache_limit"
+            f"{path} was repeatedly evicted before it could be mapped, because the shards in use "
+            "do not fit in the cache. Raise cache_limit"
         )
 
     def _map_in_place(self, dataset: Dataset, info: ShardInfo) -> Shard:
@@ -157,7 +157,7 @@ class ShardCache:
             self._unmap_evicted()
 
     def _unmap_evicted(self) -> None:
-        """Unmap evicted shards, because a mapped file occupies disk space after it is deleted."""
+        """Unmap evicted shards, because a deleted file uses disk space until it is unmapped."""
         self._last_check = time.monotonic()
         for number, (shard, _) in list(self._open.items()):
             if not shard.path.exists():

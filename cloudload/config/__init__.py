@@ -1,12 +1,13 @@
-"""The options of a loader, in two halves, each defined and explained once.
+"""The options of a loader, in two configs. Each option is defined and documented once.
 
-    RowsConfig        which tokens, in which order: saved in the state, and checked on resume
-      Stream            one dataset: location, share, boundary tokens
-      transform         a function from a sample to text, and its identity
-    DeliveryConfig    how rows arrive: may change on every resume
+    RowsConfig        which tokens, in which order; saved in the state, and checked on resume
+      Stream            a dataset: location, share, boundary tokens
+      transform         a function from a sample to its text, and the name that identifies it
+    DeliveryConfig    how rows are delivered; may change on every resume
 
-    options ─► read_options ─► RowsConfig, DeliveryConfig        choices   the accepted names
-                                    checks                       and constants
+    options ─► read_options ─► RowsConfig, DeliveryConfig
+                                 ▲
+                                 checks, choices (the accepted values)
 
 `cloudload.option_docs` turns the docstring below each field into help and documentation.
 """

@@ -1,4 +1,4 @@
-"""Checks of option values. Each raises a `ValueError` with the option's name and valid values."""
+"""Checks of option values, which raise a `ValueError` that states the valid values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 def parse_bytes(value: int | str) -> int:
     """Parse a size such as `1024`, `"500mb"`, `"1.5tb"`, or `"64MiB"` into bytes.
 
-    kb, mb, … are powers of 1024, as in Streaming. Raises `ValueError` for anything else.
+    The units kb, mb, … are powers of 1024, as in Streaming. Raises `ValueError` for any other value
+    or a size below 1 byte.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgtp]?)i?b?\s*", str(value).lower())
     size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0

@@ -1,4 +1,4 @@
-"""How rows arrive: the options that may change on every resume."""
+"""How rows are delivered: the options that may change on every resume."""
 
 from __future__ import annotations
 
@@ -27,63 +27,68 @@ from cloudload.storage.base import Retry
 @explained
 @dataclass(frozen=True)
 class DeliveryConfig:
-    """How rows arrive: the options that may change on every resume.
+    """How rows are delivered: the options that may change on every resume.
 
     Raises `ValueError` if an option is invalid.
     """
 
     batch_size: int
-    """Rows per rank and step. The global batch is `batch_size` times the data-parallel ranks."""
+    """Rows per rank and step. The global batch is `batch_size` times the number of data-parallel
+    ranks."""
     tail: TailMode = "pad"
-    """The last global batch of a finite run: `pad` it with masked rows, or `drop` it if it is not
-    full."""
+    """What to do with the last global batch of a finite run if it is not full: `pad` it with masked
+    rows, or `drop` it."""
     fields: Sequence[str] = ()
-    """Tensors in addition to input_ids and labels: `position_ids`, `segment_ids`, `cu_seqlens`
-    (with `max_seqlen`)."""
+    """Tensors to add to each batch besides input_ids and labels: `position_ids`, `segment_ids`,
+    `cu_seqlens` (with `max_seqlen`)."""
     mask_edges: bool = False
-    """Whether to mask the label of each document's first token, which could only be predicted from
-    the previous document."""
+    """Whether to mask the label of each document's first token, because the model could predict it
+    only from the previous document."""
     local: str | os.PathLike[str] | None = None
-    """Folder of the node's shard cache. By default `$CLOUDLOAD_CACHE`, else `cloudload` in
-    `$XDG_CACHE_HOME` or `~/.cache`."""
+    """Folder of the node's cache for shards and epoch orders. By default `$CLOUDLOAD_CACHE`, else
+    `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
     tokenizer_backend: TokenizerBackend = "auto"
-    """The library that encodes text. Token ids do not depend on it. `hf`, `fastokens`, or `auto`,
-    which uses fastokens if it passes every check against hf, and hf otherwise."""
+    """The library that encodes text: `hf`, `fastokens`, or `auto`, which uses fastokens if it
+    passes every check against hf, and hf otherwise. Token IDs do not depend on it."""
     num_workers: int = 4
-    """Number of worker processes per rank, at most one per lane of the rank. With 0, the training
+    """Number of worker processes per rank. A rank uses at most one per lane. With 0, the training
     process does the work."""
     prefetch_batches: int = 4
-    """The minimum number of batches that workers run ahead of the training loop."""
+    """Number of batches that workers read ahead of the training loop. They may read more, because
+    they read whole blocks of batches, and at least two blocks."""
     predownload: int | None = None
-    """Number of documents that each worker looks ahead to fetch their shards. By default, the
-    documents of about two shards for each canonical node."""
+    """Number of documents whose shards each worker fetches ahead of time, at least one per lane. By
+    default, the workers of all ranks together look about two shards ahead in each canonical
+    node."""
     download_threads: int = 4
-    """Number of shards that each worker fetches concurrently."""
+    """Maximum number of shards that each worker fetches concurrently."""
     cache_limit: int | str | None = None
-    """Maximum size of the node's shard cache: bytes, or text such as `200gb`. None means no
+    """Maximum size of the node's shard cache, in bytes or as text such as `200gb`. None means no
     limit."""
     verify: Verification = "once"
-    """When to check a shard against its hash in the index: `once` checks it when it is fetched, and
-    again only if its file was modified; `always` also checks it whenever a process first opens it;
-    `off` never checks it. Sizes and headers are always checked."""
+    """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
+    only if its file was modified. `always`: also whenever a process maps it, even from a local
+    dataset. `off`: never. Sizes and headers are always checked."""
     retry: Retry = field(default_factory=Retry)
-    """How long to retry requests to the object store."""
+    """How long to retry requests to the object store, as a `Retry`."""
     stop_every: int | Literal["epoch"] | None = None
     """When a pass over the loader ends. A number N: after every N batches, counted from the start
-    of the run. `epoch`: after each epoch of the data. None: at the end of the run."""
+    of the run. `epoch`: at the end of each epoch of the data. None: at the end of the run."""
     exchange_every: int = 1
-    """Number of batches between exchanges of cursors among the ranks. A resume replays at most
-    exchange_every - 1 batches. Always 1 with `epochs` or stop_every="epoch"."""
+    """Number of batches between exchanges of cursors among the ranks. On resume, at most
+    exchange_every - 1 batches are read again. Always 1 with `epochs` or stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
-    """Seconds that a rank waits for the others in an exchange."""
+    """Seconds that a rank waits for the others in an exchange before it raises an error."""
     start_method: StartMethod | None = None
-    """How workers start: `fork`, `spawn`, `forkserver`. None means Python's default."""
+    """How workers start: `fork`, `spawn` or `forkserver`. None means Python's default."""
     pin_memory: bool = False
     """Whether to place batches in page-locked memory, if CUDA is available."""
     dp_rank: int | None = None
-    """Data-parallel rank. None means the rank of the process."""
+    """Data-parallel rank of this process. None means its rank in torch.distributed, else the
+    environment variable `RANK`, else 0."""
     dp_world_size: int | None = None
-    """Number of data-parallel ranks. None means the number of processes."""
+    """Number of data-parallel ranks. None means the world size of torch.distributed, else the
+    environment variable `WORLD_SIZE`, else 1."""
     has_mesh: bool = False
     """Whether `dp_rank` and `dp_world_size` are from a `device_mesh`."""
 
@@ -117,12 +122,18 @@ class DeliveryConfig:
         check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.retry, Retry):
             raise ValueError(
-                f"retry is {self.retry!r}; use a cloudload.Retry(timeout_s=…, deadline_s=…)"
+                f"retry is {self.retry!r}; pass cloudload.Retry(timeout_s=…, deadline_s=…)"
             )
         if (self.dp_rank is None) != (self.dp_world_size is None):
-            raise ValueError("only one of dp_rank and dp_world_size is set; set both or neither")
+            raise ValueError(
+                f"dp_rank is {self.dp_rank}, but dp_world_size is {self.dp_world_size}; set both "
+                "or neither"
+            )
         self.cache_limit_bytes()
 
     def cache_limit_bytes(self) -> int | None:
         """The cache limit in bytes, or None. Raises `ValueError` if it is not a size."""
-        return None if self.cache_limit is None else parse_bytes(self.cache_limit)
+        try:
+            return None if self.cache_limit is None else parse_bytes(self.cache_limit)
+        except ValueError as error:
+            raise ValueError(f"cache_limit: {error}") from None

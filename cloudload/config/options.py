@@ -1,4 +1,4 @@
-"""Split a loader's options between its two configs."""
+"""Split a loader's options into its two configs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cloudload.storage.base import Retry
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:
-    """Create a loader's two configs from its options, by field name.
+    """Create a loader's two configs from its options, which are `CloudLoader`'s arguments by name.
 
-    If the end of the data or of an epoch can end a pass, the ranks must agree on its last batch
-    before they hand it out, so `exchange_every` becomes 1. Raises `ValueError` if an option is
+    `exchange_every` becomes 1 if a pass can end with the data or an epoch, because the ranks must
+    then agree on the last batch before they hand it out. Raises `ValueError` if an option is
     invalid.
     """
     rows = RowsConfig(streams=_as_streams(options["data"]), **_pick(RowsConfig, options))
@@ -29,7 +29,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     if delivery.stop_every == EPOCH and rows.is_mixed:
         raise ValueError(
             f"stop_every is {EPOCH!r}, but streams that are mixed by proportion each have their "
-            "own epochs. Use a number of batches"
+            "own epochs. Set stop_every to a number of batches"
         )
     return rows, delivery
 

@@ -32,60 +32,59 @@ class RowsConfig:
     """
 
     streams: tuple[Stream, ...]
-    """The datasets, read as one, in this order."""
+    """The datasets. Without proportions, they are read as one corpus, in this order."""
     seq_len: int
-    """Tokens per row. May change on resume."""
+    """Tokens per row. This may change on resume."""
     packing: PackingName = "concat"
-    """How documents fill rows. `concat`: documents continue in the next row. `best_fit`: no
-    document that fits in a row is split. `one_per_row`: one document per row."""
+    """How documents fill rows. `concat`: documents continue in the next row. `best_fit`: a document
+    that fits in a row is never split. `one_per_row`: each row has tokens of one document."""
     open_rows: int = 16
-    """Number of rows that `best_fit` keeps open in each lane."""
+    """Maximum number of rows that `best_fit` keeps open in each lane."""
     overflow: Overflow = "cut"
     """How `one_per_row` handles a document that is longer than a row: `cut` truncates it, `rows`
-    continues it in further rows."""
+    continues it in the next rows."""
     shuffle: bool = True
     """Whether each epoch is shuffled."""
     shuffle_algo: ShuffleAlgorithm = "py1e"
     """The shuffle algorithm: one of StreamingDataset's, or `seekable`, which is like py1br but
-    computes each position directly, for 10^8 documents and more."""
+    computes each position directly. Use `seekable` for 10^8 or more documents."""
     shuffle_block_size: int | None = None
-    """Number of documents that are shuffled with each other, in each canonical node. By default,
-    the documents of about four shards."""
+    """Approximate number of documents that are shuffled with each other in each canonical node, for
+    py1e, py1br and seekable. By default, the documents of about four shards."""
     num_canonical_nodes: int | None = None
-    """Number of parts that the shuffled epoch is divided into. If the number of nodes divides it,
-    each shard is downloaded on one node only, except the shards at the borders of parts. By default
-    up to 64, with at least four shards each."""
+    """Number of parts into which the shuffled epoch is divided. If the number of machines divides
+    it, only shards at the borders of parts are downloaded by several machines, except with the
+    naive shuffle. By default up to 64, with at least four shards each."""
     seed: int = 17
-    """Seed of the shuffle, 0 to 2^32 - 1. Each epoch is shuffled differently."""
+    """Seed of the shuffle, from 0 to 2^32 - 1. Each epoch is shuffled differently."""
     num_lanes: int | None = None
     """Number of logical shards that are packed separately. Every world size must divide it. By
-    default 12 to 3,840, depending on the number of documents. 3,840 is divisible by every power of
-    two up to 256, and by 3, 5 and 15 times these; for 512 or 1,024 ranks, set 4,096 when the run
-    starts."""
+    default 12 to 3,840, depending on the number of documents, and divisible by
+    `num_canonical_nodes` if that is set. 3,840 is divisible by every power of two up to 256, and by
+    3, 5 and 15 times these. For 512 or 1,024 ranks, set it to 4,096 when the run starts."""
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
-    """Pairs of a row and the streams' weights from that row on. None keeps the streams'
-    proportions."""
+    """Pairs of a row and the streams' weights, by name, from that row on. The first row must be 0.
+    Streams that are not named have weight 0. None keeps the streams' proportions."""
     text_key: str = "text"
     """The column that holds the document."""
     transform: Transform | None = None
-    """A function from a sample (a dict) to its text, or to None to filter it out. It must be
-    deterministic, and picklable if workers are spawned."""
+    """A function from a sample (a dict) to its text, or to None to filter it out. It replaces
+    `text_key`. It must be deterministic, and picklable unless workers are forked."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
     bos: str | None = AUTO
-    """Token before each document: a token, None, or `auto`, which takes it from the tokenizer's own
-    template."""
+    """Token before each document: a token, None, or `auto`, which is the token that the tokenizer's
+    template adds, if any."""
     eos: str | None = AUTO
-    """Token after each document: a token, None, or `auto`, which is the tokenizer's end-of-text
-    token."""
+    """Token after each document: a token, None, or `auto`, which is the tokenizer's eos token."""
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
             object.__setattr__(self, "schedule", tuple(self.schedule))
         if not self.streams:
-            raise ValueError("no streams: pass a URL, a Stream, or a list of them")
+            raise ValueError("data is empty; pass a URL, a Stream, or a list of them")
         check_positive("seq_len", self.seq_len)
         if (
             not isinstance(self.seed, int)
@@ -99,8 +98,8 @@ class RowsConfig:
                 check_positive(name, value)
         if self.shuffle_block_size == 1:
             raise ValueError(
-                "shuffle_block_size is 1; StreamingDataset's shuffles need at least 2. To keep the "
-                "order, use shuffle=False"
+                "shuffle_block_size is 1, but StreamingDataset's shuffles need at least 2. To keep "
+                "the order of the data, use shuffle=False"
             )
         for name in ("bos", "eos"):
             check_token(name, getattr(self, name))
@@ -122,14 +121,14 @@ class RowsConfig:
         ):
             raise ValueError(
                 f"num_canonical_nodes {self.num_canonical_nodes} does not divide num_lanes "
-                f"{self.num_lanes}. Use one of {divisors(self.num_lanes)}, or another num_lanes"
+                f"{self.num_lanes}. Use one of {divisors(self.num_lanes)}, or a different num_lanes"
             )
 
     def _check_mixing(self) -> None:
         labels = [stream.label for stream in self.streams]
         if repeated := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(
-                f"two streams have the name {repeated[0]!r}; set a unique name for each: "
+                f"several streams have the name {repeated[0]!r}; set a unique name for each with "
                 "Stream(..., name=...)"
             )
         if not self.is_mixed:
@@ -156,17 +155,17 @@ class RowsConfig:
         ]:
             raise ValueError(
                 f"{part[0]} has repeat or choose, which cannot be combined with a schedule or "
-                "with proportions. Remove one or the other"
+                "proportions. Remove one or the other"
             )
 
     @property
     def is_mixed(self) -> bool:
-        """Whether each stream has its own order and epochs."""
+        """Whether each stream has its own order and epochs, by proportions or a schedule."""
         return self.schedule is not None or any(
             stream.proportion is not None for stream in self.streams
         )
 
     @property
     def transform_name(self) -> str | None:
-        """The transform's name and, if available, a hash of its source; None without one."""
+        """The name of the transform, as from `name_function`; None if there is no transform."""
         return None if self.transform is None else name_function(self.transform)

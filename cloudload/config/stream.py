@@ -1,4 +1,4 @@
-"""One dataset of a run: its location, and how much of it to read."""
+"""A dataset of a run: its location, and how much of it to read."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from cloudload.storage.urls import check_location, join_url
 @explained
 @dataclass(frozen=True)
 class Stream:
-    """One MDS dataset: its location, and how much of it to read.
+    """An MDS dataset: its location, and how much of it to read.
 
     Raises `ValueError` if an option is invalid.
     """
 
     remote: str
-    """URL or folder that holds `index.json`, or the folder above its splits."""
+    """URL or folder that contains `index.json`, or that contains the folder `split`."""
     split: str | None = None
     """Subfolder to read, such as `train`."""
     proportion: float | None = None
-    """Share of the rows, relative to the other streams. Each stream then has its own shuffle order
-    and epochs."""
+    """Share of the rows, relative to the other streams' proportions. With proportions, each stream
+    has its own shuffle order and epochs."""
     repeat: float | None = None
     """How many times an epoch over all streams reads this stream's samples, as in StreamingDataset.
-    With 0.5, each epoch reads a new selection of half of them."""
+    With 0.5, each epoch reads a different random half of them."""
     choose: int | None = None
-    """Number of this stream's samples that an epoch over all streams reads; an alternative to
+    """Number of this stream's samples that an epoch over all streams reads, as an alternative to
     `repeat`."""
     name: str | None = None
     """The stream's name in schedules, statistics and traces. By default its redacted URL."""
     bos: str | None = SAME
-    """Token before each of its documents: a token, None, `auto`, or `same`, which is the loader's
-    `bos`."""
+    """Token before each document of this stream: a token, None, `auto`, or `same`, which is the
+    loader's `bos`."""
     eos: str | None = SAME
-    """Token after each of its documents: a token, None, `auto`, or `same`, which is the loader's
-    `eos`."""
+    """Token after each document of this stream: a token, None, `auto`, or `same`, which is the
+    loader's `eos`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
@@ -55,7 +55,7 @@ class Stream:
             )
         if self.proportion is not None and (self.repeat is not None or self.choose is not None):
             raise ValueError(
-                f"{self.label} has a proportion and repeat or choose, which exclude each other. "
+                f"{self.label} has a proportion and repeat or choose, which cannot be combined. "
                 "Remove one or the other"
             )
         for name in ("bos", "eos"):
@@ -75,10 +75,10 @@ class Stream:
 
     @property
     def label(self) -> str:
-        """The stream's name, else its URL without secrets."""
+        """The stream's name, or its URL without secrets if it has no name."""
         return self.name or redact(self.url)
 
     @property
     def url(self) -> str:
-        """The folder that holds `index.json`."""
+        """The URL of the folder that contains `index.json`."""
         return join_url(self.remote, self.split or "").rstrip("/")

@@ -1,4 +1,4 @@
-"""Transforms: functions from a sample to its text, and the names that identify them in a state."""
+"""Transforms, which are functions from a sample to its text, and their names in a state."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ Transform = Callable[[dict[str, Any]], str | None]
 
 
 def name_function(function: Callable[..., Any]) -> str:
-    """The qualified name of a function and, if its source can be read, a hash of the source."""
-    inner = getattr(function, "func", function)  # of a functools.partial
+    """The name that identifies a function in a state, such as `module.name#1f0c2b9d3a4e`.
+
+    It includes the arguments of a `functools.partial` and, if the source can be read, 12 hex digits
+    of the source's SHA-256. A callable object is identified by its class.
+    """
+    inner = getattr(function, "func", function)  # the function of a functools.partial
     qualified = getattr(inner, "__qualname__", type(inner).__qualname__)
     name = f"{getattr(inner, '__module__', '')}.{qualified}"
     if inner is not function:

@@ -4,11 +4,11 @@
     shard         uint32 count │ uint32 offsets[count + 1] │ JSON header │ samples
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
-    dataset ─► index        list the shards       writer ─► codecs, hashes ─► a shard's bytes
-    shard                   read one sample       codecs, hashes: used to read and write shards
+    dataset ─► index        list the shards       writer            samples ─► a raw shard's bytes
+    shard                   read samples          codecs, hashes    compress and check stored shards
 
-The format is MosaicML Streaming's (`streaming/base/format/mds`). A test checks that `writer` writes
-the same bytes as its `MDSWriter`. All input is untrusted: file names may not leave their folder,
+The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
+the same bytes as its `MDSWriter`. All input is untrusted, so file names may not leave their folder,
 the index limits all sizes, and nothing is unpickled. Other packages may use every name without an
 underscore.
 """

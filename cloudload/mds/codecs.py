@@ -1,6 +1,6 @@
 """Compression of stored shards.
 
-The raw size in the index limits the output, regardless of the size that the data declares.
+Decompression stops at the raw size in the index, whatever size the data declares.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from cloudload.mds.index import COMPRESSIONS
 
 
 def compression_extension(compression: str) -> str:
-    """The file name extension of a compression such as `zstd:7`."""
+    """The file name extension of a compression, such as `zstd` for `zstd:7`."""
     return compression.partition(":")[0]
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """Compress with `zstd`, `gz` or `bz2`, and an optional `:level`. The output is deterministic.
+    """Compress `data`. The output is deterministic.
 
-    Raises `ValueError` for any other compression or level.
+    `compression` is `zstd`, `gz` or `bz2`, with an optional level, such as `zstd:7`. Raises
+    `ValueError` for any other compression or a level that the codec rejects.
     """
     name, _, level = compression.partition(":")
     codecs: dict[str, Callable[[], bytes]] = {
@@ -38,9 +39,11 @@ def compress(compression: str, data: bytes) -> bytes:
 
 
 def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
-    """Decompress at most `raw_bytes` + 1 bytes of a stored shard.
+    """Decompress a stored shard, and return at most `raw_bytes` + 1 bytes.
 
-    Raises `ValueError` for an unknown compression, and the codec's own error for damaged data.
+    Raises `ValueError` for an unknown compression and for snappy data that declares more than
+    `raw_bytes`, and the codec's own error for damaged data. Truncated data may yield fewer bytes
+    without an error, so the caller must check the size.
     """
     name = compression.partition(":")[0]
     if name == "zstd":
@@ -60,7 +63,7 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
 
 
 def check_codec(compression: str) -> None:
-    """Raise `DatasetError` if the package that decompresses `compression` is not installed."""
+    """Raise `DatasetError` if the package that decompresses `compression` is missing or too old."""
     try:
         if compression == "snappy":
             import snappy  # noqa: F401
@@ -71,7 +74,8 @@ def check_codec(compression: str) -> None:
     except (ImportError, TypeError) as error:
         package = "python-snappy" if compression == "snappy" else "'brotli>=1.2'"
         raise DatasetError(
-            f"shards are compressed with {compression!r}. To read them, pip install {package}"
+            f"shards are compressed with {compression!r}, but the package that reads them is "
+            f"missing or too old. Run: pip install {package}"
         ) from error
 
 
@@ -91,7 +95,7 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
 def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
     import snappy
 
-    # a block begins with its raw size as a varint; snappy never produces more bytes than that
+    # the data begins with its raw size as a varint; snappy never produces more bytes than that
     size = 0
     for place, byte in enumerate(data[:5]):
         size |= (byte & 127) << 7 * place

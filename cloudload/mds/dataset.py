@@ -35,7 +35,7 @@ class Dataset:
     url: str
     shards: tuple[ShardInfo, ...]
     index_hash: str
-    """SHA-256 of `index.json`; it changes when the dataset is republished."""
+    """SHA-256 of `index.json`, in hex digits. A republished dataset has a different one."""
 
     def __repr__(self) -> str:
         return f"Dataset({redact(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
@@ -43,7 +43,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Datasets read as one: sample and shard indices run through all datasets, in order."""
+    """Datasets read as one: sample and shard indices run across all datasets, in order."""
 
     datasets: tuple[Dataset, ...]
 
@@ -56,18 +56,18 @@ class Corpus:
 
     @cached_property
     def shard_starts(self) -> Ints:
-        """First sample of each shard, then the total number of samples: int64 [shards + 1]."""
+        """First sample of each shard, and the total number of samples: int64 [shards + 1]."""
         return np.concatenate([[0], np.cumsum(self.shard_sizes)]).astype(np.int64)
 
     @cached_property
     def stream_starts(self) -> Ints:
-        """First sample of each dataset, then the total number of samples: int64 [datasets + 1]."""
+        """First sample of each dataset, and the total number of samples: int64 [datasets + 1]."""
         sizes = [sum(shard.samples for shard in dataset.shards) for dataset in self.datasets]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     @cached_property
     def shard_owners(self) -> list[tuple[int, int]]:
-        """(dataset, shard within the dataset) of each shard, as indices."""
+        """The index of each shard's dataset, and the shard's index within that dataset."""
         return [
             (d, s) for d, dataset in enumerate(self.datasets) for s in range(len(dataset.shards))
         ]
@@ -78,7 +78,7 @@ class Corpus:
         return int(self.shard_starts[-1])
 
     def num_shards(self, stream: int) -> int:
-        """Number of shards in one dataset."""
+        """Number of shards in the dataset with index `stream`."""
         return len(self.datasets[stream].shards)
 
     def streams_of(self, samples: Ints) -> Ints:
@@ -90,10 +90,10 @@ class Corpus:
         return np.searchsorted(self.shard_starts, samples, side="right") - 1
 
     def fingerprint(self, streams: range) -> str:
-        """Return 32 hex digits that identify the content of the datasets `streams`.
+        """Return 32 hex digits that identify the shards of the datasets with indices `streams`.
 
-        The same shards, with the same hashes and in the same order, have the same fingerprint,
-        regardless of location and compression.
+        They depend on each shard's sample count, columns, raw size, and raw hashes, in order, but
+        not on location or compression.
         """
         digest = hashlib.sha256()
         for stream in streams:
@@ -108,12 +108,12 @@ class Corpus:
 
 
 def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
-    """Whether a shard is mapped from the dataset's own folder, not from the cache."""
+    """Whether a shard is mapped from the dataset's folder, because it is local and uncompressed."""
     return is_local(dataset.url) and shard.zipped is None
 
 
 def check_text_column(corpus: Corpus, text_key: str) -> None:
-    """Raise `DatasetError` unless every dataset has a text column `text_key`."""
+    """Raise `DatasetError` unless `text_key` is a str or bytes column of every shard."""
     for dataset in corpus.datasets:
         for columns in dict.fromkeys(shard.columns for shard in dataset.shards):
             encodings = {column.name: column.encoding for column in columns}
@@ -132,7 +132,8 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
     """Read the index of each stream.
 
     Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
-    all datasets are empty, or if one is empty and `may_be_empty` is False.
+    a package for its compression is missing, if all datasets are empty, or if one is empty and
+    `may_be_empty` is False.
     """
     corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
     empty = [
@@ -140,7 +141,7 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
     ]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
         urls = ", ".join(redact(dataset.url) for dataset in empty)
-        raise DatasetError(f"no samples in {urls}. Convert a corpus first")
+        raise DatasetError(f"no samples in {urls}. Convert a corpus first, or remove the stream")
     return corpus
 
 

@@ -1,4 +1,4 @@
-"""The hashes that MDS indexes use."""
+"""The hashes that MDS indexes contain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import xxhash
 
 
 def new_hash(algorithm: str) -> Any:
-    """Create a hash object, with `update` and `hexdigest`, from its name in MDS indexes.
+    """Create a hash object, which has `update` and `hexdigest`, from its name in MDS indexes.
 
     Raises `ValueError` if there is no such hash.
     """
@@ -25,14 +25,17 @@ def new_hash(algorithm: str) -> Any:
 
 
 def hash_bytes(algorithm: str, data: bytes) -> str:
-    """The hex digest of `data`."""
+    """The hex digest of `data`. Raises `ValueError` if there is no such hash."""
     running = new_hash(algorithm)
     running.update(data)
     return str(running.hexdigest())
 
 
 def fastest_hash(hashes: Mapping[str, str]) -> str | None:
-    """The fastest of an index entry's hashes that Python can compute, by name, or None."""
+    """The name of the hash to check, or None if Python can compute none of `hashes`.
+
+    `hashes` maps the names of algorithms to digests. An xxhash is preferred because it is fast.
+    """
     quick = [name for name in ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32") if name in hashes]
     known = quick or [name for name in sorted(hashes) if _is_hash(name)]
     return known[0] if known else None
@@ -40,7 +43,7 @@ def fastest_hash(hashes: Mapping[str, str]) -> str | None:
 
 @cache
 def _is_hash(name: str) -> bool:
-    """Whether hashlib has a hash of this name, with a fixed digest size."""
+    """Whether hashlib has a hash with this name and a fixed digest size."""
     try:
         return name in hashlib.algorithms_available and hashlib.new(name).digest_size > 0
     except ValueError:

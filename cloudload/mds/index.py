@@ -3,9 +3,9 @@
     {"version": 2, "shards": [{format, samples, column_names, column_encodings, column_sizes,
                                raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
 
-A name becomes a path in the cache and a key in the store, so it may not leave its folder, equal a
-name that the cache uses, or collide with another. Sizes limit downloads, decompression and disk
-space, so they must be possible for a shard.
+A file name becomes a path in the cache and a key in the store, so it may not leave its folder, use
+a suffix that the cache reserves, or match another file's name. Sizes limit downloads,
+decompression and disk space, so they must be possible for a shard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
 
-# upper bounds: an index has about 500 bytes and 30 values per shard, and up to 10^6 shards
+# an index has about 500 bytes and 30 values per shard; these bounds allow over 10^6 shards
 MOST_INDEX_BYTES = 1 << 30
 
 _MOST_INDEX_VALUES = 1 << 26
@@ -35,7 +35,7 @@ FIXED_FORMATS: dict[str, str] = {
     **{"uint8": "<B", "uint16": "<H", "uint32": "<I", "uint64": "<Q"},
     **{"float32": "<f", "float64": "<d"},
 }
-"""The `struct` code of each numeric encoding."""
+"""The `struct` format of each numeric encoding that cloudload reads and writes."""
 
 _FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()}
 _FIXED_SIZES["float16"] = 2
@@ -48,7 +48,7 @@ _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
 
 _CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
 
-# fast path for the names that MDS writers produce, because an index can list a million names
+# fast path for the names that MDS writers produce, because an index may list a million of them
 _PLAIN_NAME = re.compile(
     r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
 )
@@ -64,13 +64,13 @@ class Column:
 
     @staticmethod
     def of(name: str, encoding: str) -> Column:
-        """Create a column with the size of its encoding."""
+        """Create a column whose size is that of its encoding, or None if it is variable."""
         return Column(name, encoding, _FIXED_SIZES.get(encoding))
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file, as described by the index. `hashes` maps algorithms to hex digests."""
+    """A file, as described by the index. `hashes` maps names of algorithms to hex digests."""
 
     name: str
     bytes: int
@@ -79,7 +79,10 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard, as described by the index. `zipped` is the stored file of a compressed shard."""
+    """A shard, as described by the index.
+
+    `zipped` is the stored file of a compressed shard, and None for an uncompressed one.
+    """
 
     samples: int
     columns: tuple[Column, ...]
@@ -96,17 +99,17 @@ class ShardInfo:
 def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
     """Parse the shards of an `index.json`, in order. `dataset` is its URL, for messages.
 
-    Raises `DatasetError` if it is not a valid MDS index or exceeds `MOST_INDEX_BYTES`.
+    Raises `DatasetError` if it is not a valid MDS index or is too large.
     """
     try:
         _check_extent(data)
         index = json.loads(data, object_hook=_parse_shard_or_keep)
         if index["version"] != 2:
-            raise ValueError(f"version {index['version']!r} is not 2")
+            raise ValueError(f"its version is {index['version']!r}, not 2")
         shards = index["shards"]
         is_list = isinstance(shards, list)
         if not is_list or not all(isinstance(shard, ShardInfo) for shard in shards):
-            raise ValueError("'shards' is not a list of entries that each have raw_data")
+            raise ValueError("'shards' is not a list of entries with raw_data")
         _check_names(shards)
         return tuple(shards)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -129,21 +132,21 @@ def _explain(error: Exception) -> str:
 
 
 def _check_extent(data: bytes) -> None:
-    """Reject an index that is too large to parse, which takes many times its size in memory."""
+    """Raise `ValueError` for a large index, because parsing needs many times its size in memory."""
     if len(data) > MOST_INDEX_BYTES:
         raise ValueError(
-            f"it has more than {MOST_INDEX_BYTES:,} bytes: use larger shards or several datasets"
+            f"it has more than {MOST_INDEX_BYTES:,} bytes; use larger shards or several datasets"
         )
     count = sum(map(data.count, (b",", b"[", b"{")))
     if count > _MOST_INDEX_VALUES:
         raise ValueError(
-            f"it has {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed: use larger "
+            f"it has {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed; use larger "
             "shards or several datasets"
         )
 
 
 def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
-    """Convert an entry to a `ShardInfo` once parsed, so that raw dicts do not fill memory."""
+    """Convert a shard's entry to a `ShardInfo` immediately, so that dicts do not fill memory."""
     return _parse_shard(entry) if "raw_data" in entry else entry
 
 
@@ -170,8 +173,8 @@ def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
     )
 
 
-# cached, so that shards with equal columns share one tuple; `_types` is in the key because True
-# equals 1
+# cached so that shards with equal columns share one tuple; `_types` is part of the key because
+# True equals 1
 @lru_cache(1024)
 def _parse_columns(
     names: tuple[Any, ...],
@@ -216,7 +219,7 @@ def _parse_file(entry: dict[str, Any]) -> FileInfo:
 
 
 def _fault_of_name(name: object) -> str | None:
-    """The problem with a file's name, or None."""
+    """The problem with a file name, as text that follows the name, or None."""
     if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
         return None
     if not isinstance(name, str) or not name.isprintable():
@@ -233,16 +236,16 @@ def _fault_of_name(name: object) -> str | None:
     longest = max(len(part.encode()) for part in parts)
     if longest > _MOST_PART_BYTES or len(name.encode()) > _MOST_NAME_BYTES:
         return (
-            f"is longer than {_MOST_NAME_BYTES} bytes, or a component of its path is longer than "
-            f"{_MOST_PART_BYTES}"
+            f"is longer than {_MOST_NAME_BYTES} bytes, or has a path component longer than "
+            f"{_MOST_PART_BYTES} bytes"
         )
     if any(part.lower().endswith(_CACHE_SUFFIXES) for part in parts):
-        return "ends in .part or .lock, which the cache reserves for its own files"
+        return "has a path component that ends in .part or .lock, which the cache reserves"
     return None
 
 
 def _check_names(shards: Iterable[ShardInfo]) -> None:
-    """Raise `ValueError` if two names differ at most in case, or if a file is also a folder."""
+    """Raise `ValueError` if two names are equal ignoring case, or if a file is also a folder."""
     files = [file for shard in shards for file in (shard.raw, shard.zipped) if file is not None]
     folded = {file.name.casefold() for file in files}
     if len(folded) < len(files):

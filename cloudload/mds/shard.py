@@ -1,7 +1,7 @@
-"""Read the samples of a raw shard, mapped into memory. `cloudload.mds` draws the format.
+"""Read samples from a raw shard that is mapped into memory. `cloudload.mds` shows the format.
 
-The file is untrusted: its size and columns must match the index, its offsets must ascend within the
-file, and a sample's columns must fill the sample exactly.
+The file is untrusted, so its size and columns must match the index, its offsets must be ascending
+and within the file, and a sample's columns must fill the sample exactly.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ REPAIR_ADVICE = (
 class Shard:
     """A raw shard, mapped into memory. It stays readable after its file is deleted.
 
-    Raises `FileNotFoundError` if there is no file, and `DatasetError` if it does not match `info`.
+    Raises `FileNotFoundError` if there is no file, and `DatasetError` if the file cannot be opened
+    or does not match `info`.
     """
 
     def __init__(self, path: Path, info: ShardInfo) -> None:
         self.path, self.info = path, info
         self.url = ""
-        """The shard's URL, for error messages. Set by the cache."""
+        """The shard's redacted URL, for error messages. Set by the cache."""
         with _open_regular(path) as file:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
@@ -52,8 +53,8 @@ class Shard:
         self._check_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
-        # a column begins after the sizes and the columns before it; for each column, keep the fixed
-        # part of that offset, and the number of variable-sized columns before it
+        # a column begins after the sizes and the previous columns; for each column, store the fixed
+        # part of that offset and the number of variable-sized columns before it
         fixed = [column.bytes or 0 for column in info.columns]
         self._fixed_bytes = self._sizes.size + sum(fixed)
         self._before = [
@@ -62,7 +63,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """The shard's URL, or its path if the URL is not known."""
+        """The shard's URL, or its path if the URL is not set."""
         return self.url or str(self.path)
 
     def _read_offsets(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
@@ -76,11 +77,14 @@ class Shard:
         offsets = np.frombuffer(self._map, "<u4", count + 1, 4)
         is_descending = (np.diff(offsets.astype(np.int64)) < 0).any()
         if offsets[0] < start or offsets[-1] != end or is_descending:
-            raise DatasetError(f"{self.name} has sample offsets outside the shard. {REPAIR_ADVICE}")
+            raise DatasetError(
+                f"{self.name} has descending sample offsets, or offsets outside the shard. "
+                f"{REPAIR_ADVICE}"
+            )
         return offsets
 
     def _check_header(self) -> None:
-        """Check the header's columns against the index. Some writers omit the header."""
+        """Raise `DatasetError` if the header contradicts the index. Some writers omit a header."""
         start, stop = 4 * (self.info.samples + 2), self._starts[0]
         if start == stop:
             return
@@ -102,7 +106,7 @@ class Shard:
             )
 
     def column_index(self, name: str) -> int:
-        """The index of a column. Raises `DatasetError` if no column has that name."""
+        """The index of a column. Raises `DatasetError` if there is no such column."""
         for position, column in enumerate(self.info.columns):
             if column.name == name:
                 return position
@@ -110,7 +114,7 @@ class Shard:
         raise DatasetError(f"{self.name} has no column {name!r}; its columns are: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
-        """Read the bytes of one column of one sample, both given by index.
+        """Read the bytes of a column of a sample; `sample` and `column` are indices.
 
         Raises `DatasetError` if the sample is damaged.
         """
@@ -126,12 +130,12 @@ class Shard:
         return self._map[start : start + (sizes[variable] if width is None else width)]
 
     def read_texts(self, samples: Iterable[int], column: int) -> list[str]:
-        """Read one column of each of `samples` as text.
+        """Read the column with index `column` of each of `samples`, in order, as text.
 
         Raises `DatasetError` if a sample is damaged or is not UTF-8.
         """
         texts = []
-        # this runs for every document, so `read_bytes` is inlined: a call would double the time
+        # `read_bytes` is inlined because this runs per document, where a call would double the time
         starts, unpack, data, fixed_bytes = (
             self._starts,
             self._sizes.unpack_from,
@@ -157,8 +161,8 @@ class Shard:
             advice = "Convert the corpus again"
             if self.info.columns[column].encoding == "bytes":
                 advice = (
-                    "A `transform` may decode it, for instance with "
-                    "sample['text'].decode('latin-1')"
+                    "A `transform` may decode it, for example with "
+                    f"sample[{self.info.columns[column].name!r}].decode('latin-1')"
                 )
             raise DatasetError(
                 f"{self.where(sample)} is not UTF-8 ({_explain(error)}). {advice}"
@@ -170,15 +174,15 @@ class Shard:
     def read(self, sample: int) -> dict[str, Any]:
         """Read all columns of a sample, by name.
 
-        Raises `DatasetError` if the sample is damaged, or if a column would have to be unpickled.
+        Raises `DatasetError` as `read_columns` does.
         """
         return self.read_columns(sample, [column.name for column in self.info.columns])
 
     def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
-        """Read the named columns of a sample; names without a column are left out.
+        """Read columns of a sample, by name. `names` that are not columns are ignored.
 
         Raises `DatasetError` if the sample is damaged, if a value does not fit its encoding, or if
-        a column would have to be unpickled.
+        an encoding is not supported, such as pkl.
         """
         columns = self.info.columns
         numbers = {column.name: number for number, column in enumerate(columns)}
@@ -193,7 +197,7 @@ class Shard:
             raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
 
     def where(self, sample: int) -> str:
-        """Describe a sample for a message, with its ID if it can be read."""
+        """Describe a sample for a message: its index, the shard, and the ID if it can be read."""
         try:
             identifier = self.read_columns(sample, [ID_KEY])
         except DatasetError:
@@ -209,13 +213,20 @@ class Shard:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a regular file. Refuse pipes and devices, which could block or never end."""
+    """Open a regular file, without blocking on a pipe.
+
+    Raises `FileNotFoundError` if there is no file, and `DatasetError` if it cannot be opened or is
+    not a regular file.
+    """
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be opened as a shard: {error}") from error
+        raise DatasetError(
+            f"{path} cannot be opened as a shard ({error}). Check its permissions, or convert or "
+            "copy it again"
+        ) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise DatasetError(f"{path} is not a regular file. Convert or copy the shard again")
@@ -230,8 +241,8 @@ def _explain(error: Exception) -> str:
 def decode_value(encoding: str, data: bytes) -> Any:
     """Decode a column's bytes.
 
-    Raises `DatasetError` for an encoding other than str, bytes, json and `FIXED_FORMATS`, and
-    `ValueError` or `struct.error` if the bytes do not fit the encoding.
+    Raises `DatasetError` for an encoding other than str, bytes, json and `FIXED_FORMATS`. Raises
+    `ValueError`, `RecursionError` or `struct.error` if the bytes do not fit the encoding.
     """
     if encoding == "str":
         return data.decode("utf-8")

@@ -1,4 +1,4 @@
-"""Write shards, byte for byte as Streaming's `MDSWriter` does. `cloudload.mds` draws the format."""
+"""Encode shards byte for byte as Streaming's `MDSWriter` does. `cloudload.mds` shows the format."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class ShardFormat:
     """
 
     columns: tuple[Column, ...]
-    """Sorted by name."""
+    """The columns, sorted by name."""
     compression: str | None = "zstd"
-    """`zstd`, `zstd:7`, `gz`, `bz2`, … or None."""
+    """`zstd`, `gz` or `bz2`, with an optional level such as `zstd:7`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
-    """The hashes of each shard that the index lists."""
+    """The algorithms whose digests of each file the index lists."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """The maximum raw size of a shard that holds several samples."""
+    """The maximum raw size of a shard, in bytes. A larger sample gets a shard to itself."""
 
     def __post_init__(self) -> None:
         if list(self.columns) != sorted(self.columns, key=lambda column: column.name):
@@ -43,7 +43,7 @@ class ShardFormat:
             compress(self.compression, b"")
 
     def config(self) -> dict[str, Any]:
-        """The fields that the header and the index entry of every shard contain."""
+        """The fields that both the header and the index entry of every shard contain."""
         return {
             "version": 2,
             "format": "mds",
@@ -56,18 +56,19 @@ class ShardFormat:
         }
 
     def header(self) -> bytes:
-        """The JSON header, which follows a shard's offsets."""
+        """The JSON header, which is stored after a shard's offsets."""
         return json.dumps(self.config(), sort_keys=True).encode()
 
     def empty_bytes(self) -> int:
-        """The size of a shard without samples. Each sample adds its size and a 4-byte offset."""
+        """The bytes of a shard without samples. Each sample adds its size and a 4-byte offset."""
         return 8 + len(self.header())
 
 
 def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes:
-    """Encode a sample.
+    """Encode a sample, which must have a value for every column.
 
-    Raises `TypeError`, `ValueError` or `struct.error` if a value does not fit its column.
+    Raises `AttributeError`, `TypeError`, `ValueError`, `OverflowError`, `RecursionError` or
+    `struct.error` if a value does not fit its column, and `KeyError` if a value is missing.
     """
     sizes: list[int] = []
     parts: list[bytes] = []
@@ -80,9 +81,10 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
 
 
 def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
-    """Encode the part of a raw shard before its samples, whose sizes in bytes are int64 [samples].
+    """Encode the part of a raw shard before its samples: count, offsets, and header.
 
-    Raises `ValueError` if the shard would have 4 GiB or more.
+    `sizes` are the sizes of the samples in bytes, int64 [samples]. Raises `ValueError` if the shard
+    would have 4 GiB or more.
     """
     header = form.header()
     offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(header)
@@ -104,5 +106,6 @@ def _encode(encoding: str, value: Any) -> bytes:
     if encoding in FIXED_FORMATS:
         return struct.pack(FIXED_FORMATS[encoding], value)
     raise ValueError(
-        f"cannot write a column of encoding {encoding!r}; use str, bytes, json, or a number"
+        f"cannot write a column of encoding {encoding!r}; use str, bytes, json, or one of "
+        f"{', '.join(FIXED_FORMATS)}"
     )

@@ -1,8 +1,8 @@
-"""Types that all storage backends share: the retry policy, a listed object, and the protocol.
+"""Types that all storage backends share: the retry policy, listed objects, and the protocol.
 
     client's error─Backend.failure_kind─► FailureKind ─objects─► retried, or raised with advice
 
-A backend inspects its client's errors in `failure_kind` only.
+A backend classifies its client's errors only in `failure_kind`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol
 from cloudload.errors import FailureKind
 from cloudload.option_docs import explained
 
-CHUNK_BYTES = 1 << 16  # small, so that a slow body still meets the deadline
+CHUNK_BYTES = 1 << 16  # small, so that even a slow connection delivers a chunk within `timeout_s`
 
 
 @explained
@@ -29,11 +29,12 @@ class Retry:
     """
 
     timeout_s: float = 20.0
-    """Limit for one attempt to connect or to read."""
+    """Limit for each read and each attempt to connect (at most 10 s for S3)."""
     deadline_s: float = 120.0
-    """Limit for all attempts together, including pauses and DNS."""
+    """Limit for all attempts together, including pauses and DNS. It never interrupts an upload."""
     pause_s: float = 0.2
-    """Pause before the second attempt. It roughly doubles with each further attempt, up to 10 s."""
+    """Minimum pause before the second attempt. The first pause is a random 1 to 2 times this, and
+    each later pause is 1 to 2 times the previous one, until pauses reach 5 to 10 s."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -43,43 +44,44 @@ class Retry:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One object of a listing: its URL and its size in bytes."""
+    """An object in a listing: its URL and its size in bytes."""
 
     url: str
     bytes: int
 
 
 class Backend(Protocol):
-    """One kind of store.
+    """A kind of store, such as S3.
 
-    Methods take full URLs, make one attempt, and raise their client's own errors: `objects` retries
-    and adds advice. Turn off the client's retries, and limit each of its requests to
-    `retry.timeout_s`; the deadline is not the backend's business. Threads call one instance at the
-    same time.
+    Each method takes full URLs, makes one attempt, and raises the client's errors unchanged,
+    because `objects` retries and adds advice. An implementation must disable the client's retries
+    and limit each request to `retry.timeout_s`; `objects` enforces the deadline. Methods must be
+    thread-safe.
     """
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
-        """A buffered stream of the object's stored bytes, without decompression.
+        """Open a buffered stream of the object's stored bytes, without decompressing them.
 
-        A body that is shorter than the store announced must raise: see `LengthCheckedReader`.
+        Reading must raise an error if the body ends before the length in its header; see
+        `LengthCheckedReader`.
         """
         ...
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
-        """Create or replace the object; readers see the old bytes or the new, never a part."""
+        """Create or replace the object, atomically if the store supports it."""
         ...
 
     def delete(self, url: str, retry: Retry) -> None:
-        """Remove the object. If there is none, do nothing, or raise a `MISSING_OBJECT` failure."""
+        """Delete the object. If it does not exist, do nothing or raise a `MISSING_OBJECT` error."""
         ...
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        """Yield every object below the folder `url`, at any depth and across pages.
+        """Yield every object below the folder `url`, at any depth, or the object `url` itself.
 
-        `s3://b/a` does not list `s3://b/ab`: see `urls.is_below`.
+        Include all pages. Listing `s3://b/a` must not yield `s3://b/ab`; see `urls.is_below`.
         """
         ...
 
     def failure_kind(self, error: BaseException) -> FailureKind:
-        """The kind of an error that another method raised; decides whether it is retried."""
+        """Classify an error that another method raised. `objects` retries transient kinds."""
         ...

@@ -1,4 +1,4 @@
-"""Helpers for all stores' clients: timeouts, length checks, and kinds of common failures."""
+"""Helpers that the backends share: timeouts, length checks, and kinds of common failures."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTD
 
 
 class ShortReadError(OSError):
-    """A body ended before the length given in its header."""
+    """A body ended before the length in its header."""
 
 
 class LengthCheckedReader(io.RawIOBase):
-    """A body that raises `ShortReadError` if it ends early, which some clients do not detect."""
+    """A body that raises `ShortReadError` if it ends early, because some clients do not check.
+
+    An `expected_bytes` of None turns the check off.
+    """
 
     def __init__(self, body: Any, expected_bytes: int | None) -> None:
         self._body, self._left = body, expected_bytes
@@ -51,10 +54,10 @@ _BROKEN = (TimeoutError, ConnectionError, ShortReadError, EOFError, socket.gaier
 
 
 def call_with_timeout(timeout_s: float, call: Callable[[], T]) -> T:
-    """Return the result of `call`, or raise `TimeoutError` after `timeout_s`.
+    """Run `call` in a thread and return its result, or raise `TimeoutError` after `timeout_s`.
 
-    `call` runs in a thread because DNS lookups and some clients have no timeout. After a timeout,
-    `call` keeps running, and its result is closed when it finishes.
+    The thread is needed because DNS lookups and some clients have no timeout. After a timeout,
+    `call` keeps running, and its result is closed when it finishes. Errors of `call` propagate.
     """
     future: Future[T] = Future()
     threading.Thread(
@@ -100,8 +103,9 @@ def failure_kind_of_status(status: int) -> FailureKind:
 def failure_kind_of_connection(error: BaseException) -> FailureKind:
     """The failure kind of any client's connection error.
 
-    UNREACHABLE for resets, timeouts, refused connections, unknown hosts, and short bodies;
-    UNTRUSTED for a certificate; DENIED for a proxy that requires a login; else OTHER.
+    UNREACHABLE for resets, timeouts, refused connections, unknown hosts, short bodies, and any
+    other error of a client library except `ValueError`; UNTRUSTED for an untrusted certificate;
+    DENIED for a proxy that requires a login; otherwise OTHER.
     """
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return FailureKind.UNTRUSTED
@@ -116,17 +120,17 @@ def failure_kind_of_connection(error: BaseException) -> FailureKind:
 
 
 def failure_kind_of_any(error: BaseException) -> FailureKind:
-    """The failure kind of any client's error, by its Python class, HTTP status, or connection."""
+    """The failure kind of any client's error, from its class, HTTP status, or connection error."""
     if isinstance(error, FileNotFoundError):
         return FailureKind.MISSING_OBJECT
     if isinstance(error, PermissionError):
         return FailureKind.DENIED
-    # compared by name, so that neither paramiko nor azure is imported
+    # compare by name to avoid importing paramiko and azure
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"AuthenticationException", "ClientAuthenticationError"}:
         return FailureKind.BAD_CREDENTIALS
     if (status := status_of(error)) is not None:
         return failure_kind_of_status(status)
-    if type(error).__module__.startswith("paramiko"):  # a session that broke after login
+    if type(error).__module__.startswith("paramiko"):  # the SSH session broke after login
         return FailureKind.UNREACHABLE
     return failure_kind_of_connection(error)

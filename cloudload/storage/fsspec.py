@@ -14,12 +14,12 @@ from cloudload.storage.clients import LengthCheckedReader, call_with_timeout, fa
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 
-# without an fsspec package, these schemes fall back to StreamingDataset's downloader
+# these schemes fall back to StreamingDataset's downloader if their fsspec package is missing
 _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme that fsspec supports. Whether uploads are atomic depends on its package."""
+    """Any scheme that fsspec supports. Uploads are atomic only if its package supports that."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
@@ -47,7 +47,7 @@ class FsspecStore:
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         filesystem, root = _resolve(url)
         for name, info in filesystem.find(url, detail=True).items():
-            # build on the caller's URL, because fsspec's may lack the host or have another scheme
+            # build on the caller's URL, because fsspec's may lack the host or change the scheme
             below = name.removeprefix(root.rstrip("/"))
             yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0))
 
@@ -56,7 +56,7 @@ class FsspecStore:
 
 
 class _TimeLimitedBody:
-    """Adds timeouts to a body whose client has none."""
+    """A body whose reads have a timeout, because its client has none."""
 
     def __init__(self, body: Any, filesystem: Any, timeout_s: float) -> None:
         self._body, self._filesystem, self._timeout_s = body, filesystem, timeout_s
@@ -73,7 +73,10 @@ class _TimeLimitedBody:
 
 @contextlib.contextmanager
 def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
-    """On failure, clear fsspec's cache of file systems, which would keep the broken connection."""
+    """Clear fsspec's cache of file systems after an error, because a connection may be broken.
+
+    A missing file is not such an error.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -84,7 +87,10 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
 
 
 def _resolve(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the URL's path in it."""
+    """The file system of a URL, and the URL's path in it.
+
+    Raises `StoreError` if the scheme is unknown or its package is missing.
+    """
     try:
         import fsspec
 
@@ -92,7 +98,7 @@ def _resolve(url: str) -> tuple[Any, str]:
         return filesystem, str(path)
     except (ImportError, ValueError) as error:
         raise StoreError(
-            f"cannot read {scheme_of(url)}:// URLs ({error}). Install fsspec and the package "
+            f"cannot access {scheme_of(url)}:// URLs ({error}). Install fsspec and the package "
             "that the scheme needs"
         ) from None
 

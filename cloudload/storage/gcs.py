@@ -1,4 +1,4 @@
-"""GCS through google-cloud-storage, with application default credentials or anonymously."""
+"""The backend for GCS, with application default credentials or anonymous."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cloudload.storage.urls import is_below, split_url
 
 
 class GCSStore:
-    """gs:// through the JSON API.
+    """The backend for gs://, through google-cloud-storage and its JSON API.
 
     Reading uses two private attributes of the client: `_http`, a signed `requests` session, and
     `_connection.API_BASE_URL`.
@@ -32,14 +32,14 @@ class GCSStore:
         self._lock = threading.Lock()
 
     def _bucket(self, name: str) -> Any:
-        with self._lock:  # threads that start together look up the credentials once
+        with self._lock:  # look up the credentials once if several threads start together
             self._client = self._client or _make_client()
         return self._client.bucket(name)
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
-        # a single request, because the library's stream requests ranges and returns no bytes until
+        # send one request, because the library's stream requests ranges and returns no bytes before
         # a range is complete
         base = self._client._connection.API_BASE_URL
         answer = self._client._http.get(
@@ -86,7 +86,7 @@ class GCSStore:
         if isinstance(error, TransportError) or getattr(error, "retryable", False):
             is_untrusted = kind is FailureKind.UNTRUSTED
             return kind if is_untrusted else FailureKind.UNREACHABLE
-        # also raised for an anonymous client, which requests another token after a 401
+        # an anonymous client raises this, too, when it requests a token after a 401
         if self._is_anonymous():
             return FailureKind.NO_CREDENTIALS
         return _failure_kind_of_token(str(error))
@@ -123,7 +123,7 @@ def _make_client() -> Any:
 
 
 def _failure_kind_of_token(text: str) -> FailureKind:
-    """The failure kind of a refused access token, by the error's text."""
+    """The failure kind of a failed access token request, from the error's text."""
     if "short-lived token" in text or "reasonable timeframe" in text:
         return FailureKind.WRONG_CLOCK
     if "expired" in text or "Reauthentication" in text:

@@ -1,4 +1,4 @@
-"""The backend for folders on this machine."""
+"""The backend for files on this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cloudload.storage.urls import local_path
 
 
 class LocalStore:
-    """Files on this machine."""
+    """The backend for paths and `file://` URLs."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         path = local_path(url)
-        # opening a pipe blocks until it has a writer, and a device may never end
+        # opening a pipe blocks until a writer opens it, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OSError(
                 f"{path} is a pipe or a device, not a regular file. Replace it with a regular file"

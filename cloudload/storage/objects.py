@@ -1,14 +1,15 @@
-"""Objects in S3, GCS, any fsspec file system, or a local folder, behind seven verbs.
+"""Seven functions that read, write, list, and delete objects in any store.
 
     read_object  open_object  download_object        list_objects
     write_object  upload_file  delete_object
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
-ones (403, 404, a wrong secret) fail immediately, and the error names the cause. The deadline
-includes DNS and connecting. It does not cover local files, uploads, or reading from an open stream,
-where each read is limited to `Retry.timeout_s`.
+errors (403, 404, a wrong secret) are raised immediately, and the message names the cause. The
+deadline includes DNS and connecting. It does not interrupt uploads or access to local files. It
+does not apply to reads from an open stream, which are limited to `Retry.timeout_s` each.
 
-Every verb raises `StoreError`, whose `kind` is a `FailureKind`.
+Every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from an open stream raise
+the client's errors instead.
 """
 
 from __future__ import annotations
@@ -36,29 +37,31 @@ T = TypeVar("T")
 _LONGEST_PAUSE_S = 10.0
 
 _ADVICE = {
-    FailureKind.MISSING_OBJECT: "Check the location: there is no such object",
-    FailureKind.MISSING_BUCKET: "Check the location: there is no such bucket",
-    FailureKind.DENIED: "Check the permissions of the credentials: the store denied access",
-    FailureKind.NO_CREDENTIALS: "Check the credentials: none were found, so the request was "
-    "anonymous",
-    FailureKind.BAD_CREDENTIALS: "Check the credentials: the store rejected them",
-    FailureKind.EXPIRED_CREDENTIALS: "Check the credentials: they have expired. Get new ones and "
-    "run again",
-    FailureKind.WRONG_CLOCK: "Check this machine's clock: it differs too much from the store's",
-    FailureKind.WRONG_REGION: "Check the region: the bucket is in a different one. Set AWS_REGION "
-    "to the bucket's region",
-    FailureKind.UNTRUSTED: "Check the store's certificate: this machine does not trust it. Set "
-    "AWS_CA_BUNDLE or REQUESTS_CA_BUNDLE",
+    FailureKind.MISSING_OBJECT: "There is no such object. Check the location",
+    FailureKind.MISSING_BUCKET: "There is no such bucket. Check the location",
+    FailureKind.DENIED: "The store or a proxy denied access. Check the permissions of the "
+    "credentials",
+    FailureKind.NO_CREDENTIALS: "No credentials were found, and the store refused an anonymous "
+    "request. Configure credentials",
+    FailureKind.BAD_CREDENTIALS: "The credentials were rejected or could not be loaded. Check the "
+    "credentials",
+    FailureKind.EXPIRED_CREDENTIALS: "The credentials have expired. Get new ones and run again",
+    FailureKind.WRONG_CLOCK: "This machine's clock differs too much from the store's. Correct "
+    "the clock",
+    FailureKind.WRONG_REGION: "The bucket is in a different region. Set AWS_DEFAULT_REGION to the "
+    "bucket's region",
+    FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. Set AWS_CA_BUNDLE "
+    "or REQUESTS_CA_BUNDLE to a file that contains its CA certificate",
     FailureKind.BUSY: "The store failed or was busy every time. Run again; if it keeps failing, "
     "send fewer requests at a time",
-    FailureKind.UNREACHABLE: "The store did not answer in time. Check that it can be reached, and "
-    "run again",
+    FailureKind.UNREACHABLE: "The store did not answer in time, or the connection broke. Check "
+    "that the store is reachable, and run again",
     FailureKind.OTHER: "Check the location",
 }
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
-    """Read an object. If it is larger than `most_bytes`, read its first `most_bytes` + 1 bytes."""
+    """Read an object and return its bytes, or its first `most_bytes` + 1 bytes if it is larger."""
     buffer = io.BytesIO()
     download_object(url, buffer, retry, most_bytes)
     return buffer.getvalue()
@@ -67,14 +70,14 @@ def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = N
 def download_object(
     url: str, target: BinaryIO, retry: Retry | None = None, most_bytes: int | None = None
 ) -> int:
-    """Write an object to the seekable `target`, at its position; return the number of bytes.
+    """Write an object to the seekable `target` from its current position; return the byte count.
 
-    A retry starts over. If the object is larger than `most_bytes`, `most_bytes` + 1 bytes are
-    written, so that the caller can detect it.
+    `target` is truncated after the object. A retry starts over. If the object is larger than
+    `most_bytes`, only `most_bytes` + 1 bytes are written, so that the caller can detect it.
     """
     retry, backend = retry or Retry(), backend_of(url)
     start = target.tell()
-    # an abandoned attempt keeps running in its thread, and must not write to a reused target
+    # an abandoned attempt keeps running in its thread and must not write to a reused target
     writing, is_over = threading.Lock(), False
 
     def attempt() -> int:
@@ -90,7 +93,7 @@ def download_object(
         with writing:
             if is_over:
                 return 0
-            # truncate last, because until then the target keeps the disk space reserved for it
+            # truncate last, so that the target keeps its reserved disk space until then
             target.truncate()
             return target.tell() - start
 
@@ -102,7 +105,7 @@ def download_object(
 
 
 def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
-    """Open an object as a stream. Retries and the deadline apply only to opening it."""
+    """Open an object as a stream. Retries and the deadline apply to opening it, not to reads."""
     retry, backend = retry or Retry(), backend_of(url)
     return _retrying("open", url, backend, retry, lambda: backend.open(url, retry))
 
@@ -141,7 +144,11 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 
 
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
-    """List the objects below a folder or prefix, or the one object at `url`, sorted by URL."""
+    """List the objects below the folder `url`, at any depth, or the object `url` itself.
+
+    They are sorted by URL. If there are none, the list is empty, but a missing bucket or local
+    folder raises `StoreError`.
+    """
     retry, backend = retry or Retry(), backend_of(url)
     found = _retrying("list", url, backend, retry, lambda: list(backend.list(url, retry)))
     return sorted(found, key=lambda item: item.url)
@@ -167,7 +174,7 @@ def _retrying(
         except StoreError:
             raise
         except Exception as caught:
-            # if the deadline cut this attempt short, the error of the one before says more
+            # if the deadline cut this attempt short, the previous error is more informative
             is_cut_short = isinstance(caught, TimeoutError) and left_s < retry.timeout_s
             error = before if before is not None and is_cut_short else caught
             before = error
@@ -188,6 +195,6 @@ def _explain(error: BaseException) -> str:
 
 
 def _advise(kind: FailureKind, error: BaseException) -> str:
-    # an operating system's message about a file needs no advice
+    # the operating system's message about a file needs no advice
     is_plain = kind is FailureKind.OTHER and isinstance(error, OSError)
     return "" if is_plain else f". {_ADVICE[kind]}"

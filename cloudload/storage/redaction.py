@@ -1,4 +1,4 @@
-"""Remove secrets from URLs and messages: passwords, signed queries, tokens, and keys."""
+"""Remove secrets from URLs and messages: passwords, HTTP queries, tokens, and keys."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _HTTP_USER = re.compile(r"(https?://)[^/?\s'\"<>]*@")
 
 _HTTP_QUERY = re.compile(r"(https?://[^?\s'\"<>]*)\?[^\s'\"<>]*")
 
-# only where a name can begin, because `s3://bucket/sig=1/` is a folder; in a quoted URL, a name
-# begins after %3F (?) or %26 (&)
+# match a field only where a name can begin, because `s3://bucket/sig=1/` is a folder; in a quoted
+# URL, a name can begin after %3F (?) or %26 (&)
 _SECRET_FIELD = re.compile(
     r"""(?ix) (?: (?<![\w/-]) | (?<=%3f) | (?<=%26) ) (
         x-(?:amz|goog)-(?:signature|credential|security-token) | sig | signature
@@ -37,7 +37,10 @@ _SECRET_FIELD = re.compile(
 
 
 def redact(text: str) -> str:
-    """Remove passwords, signed queries, tokens, and keys from a URL or a message."""
+    """Return a URL or a message without passwords, HTTP queries, tokens, and keys.
+
+    The value of a secret environment variable becomes its name, such as `$HF_TOKEN`.
+    """
     for name in _SECRET_VARIABLES.split():
         value = os.environ.get(name, "")
         if len(value) >= _LEAST_SECRET_CHARACTERS:
@@ -47,7 +50,7 @@ def redact(text: str) -> str:
 
 
 def contains_secrets(error: BaseException | None) -> bool:
-    """Whether a traceback would show a secret, in the error or in one of its causes or contexts."""
+    """Whether the traceback of `error`, with its causes and contexts, would show a secret."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

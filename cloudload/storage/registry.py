@@ -33,11 +33,11 @@ _open: dict[tuple[int, str], Backend] = {}
 
 
 def backend_of(url: str) -> Backend:
-    """The backend of a URL's scheme.
+    """Return the backend of a URL's scheme, and create it on first use.
 
-    Each process creates its own, so that a forked worker never inherits a connection.
+    Each process creates its own backends, so a forked worker never uses an inherited connection.
     """
     scheme = scheme_of(url)
     key = (os.getpid(), scheme)
-    # if several threads create one at the same time, the first is kept
+    # if several threads create a backend at the same time, keep the first
     return _open.get(key) or _open.setdefault(key, _BACKENDS.get(scheme, FsspecStore)())

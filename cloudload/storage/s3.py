@@ -1,7 +1,7 @@
-"""S3 and S3-compatible stores through boto3, with its credential chain, profiles and endpoints.
+"""The backend for S3 and compatible stores, through boto3 and its credentials and profiles.
 
-Requests are anonymous if there are no credentials. `GCSByHMAC` reads gs:// through the same API,
-with `GCS_KEY` and `GCS_SECRET`.
+Requests are anonymous if boto3 finds no credentials. `GCSByHMAC` accesses gs:// through the same
+API, with `GCS_KEY` and `GCS_SECRET`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.
 
 
 class S3Store:
-    """s3:// through boto3."""
+    """The backend for s3://, through boto3."""
 
     scheme = "s3"
 
@@ -53,7 +53,7 @@ class S3Store:
         self._is_anonymous = False
 
     def _client(self, retry: Retry) -> Any:
-        with self._lock:  # threads that start together look up the credentials once
+        with self._lock:  # look up the credentials once if several threads start together
             if retry.timeout_s not in self._clients:
                 self._clients[retry.timeout_s] = self._make_client(retry)
             return self._clients[retry.timeout_s]
@@ -70,7 +70,7 @@ class S3Store:
         return client
 
     def _payer(self, bucket: str) -> dict[str, str]:
-        """The requester-pays argument if Streaming's environment variable lists the bucket."""
+        """The requester-pays argument, if Streaming's environment variable lists the bucket."""
         buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
         return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
 
@@ -120,7 +120,7 @@ class S3Store:
 
 
 class GCSByHMAC(S3Store):
-    """gs:// through the S3 API, which GCS offers with an HMAC key."""
+    """The backend for gs:// with an HMAC key, through the S3 API of GCS."""
 
     scheme = "gs"
 
@@ -129,7 +129,7 @@ class GCSByHMAC(S3Store):
 
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         endpoint = emulator or os.environ.get("API_ENDPOINT_OVERRIDE")
-        # GCS supports none of the checksums that boto3 adds by default
+        # GCS does not support the checksums that boto3 adds by default
         checksums = {
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
@@ -155,15 +155,15 @@ def _config(retry: Retry, **options: Any) -> Any:
         read_timeout=retry.timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=32,
-        # an older botocore has no checksum options, and adds no checksums
+        # older versions of botocore have no checksum options and add no checksums
         **{name: value for name, value in options.items() if name in Config.OPTION_DEFAULTS},
     )
 
 
 def _stop_redirects(context: dict[str, Any], **_: Any) -> None:
-    """Stop boto3 from repeating a HEAD request for a bucket's region forever.
+    """Stop boto3 from repeating its HEAD request for a bucket's region forever.
 
-    It repeats the request if a redirect does not name the region.
+    boto3 repeats the request whenever a redirect does not name the region.
     """
     context.setdefault("s3_redirect", {})["redirected"] = True
 
@@ -172,6 +172,6 @@ def _failure_kind_of_answer(error: Any) -> FailureKind:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = status_of(error) or 0
     if status == 400 and code in ("", "400"):
-        # a HEAD response has no body, so guess: usually an expired token or a wrong region
+        # a HEAD response has no body that would identify an expired token or a wrong region
         return FailureKind.DENIED
     return _KIND_OF_CODE.get(code) or failure_kind_of_status(status)

@@ -13,11 +13,11 @@ from cloudload.storage.clients import failure_kind_of_any
 from cloudload.storage.urls import scheme_of
 
 STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
-"""Schemes that fsspec does not support, or supports under other names."""
+"""Schemes that fsspec lacks, supports under other names, or cannot open from the URL alone."""
 
 
 class StreamingStore:
-    """StreamingDataset's downloaders, which can only read, and only whole objects."""
+    """StreamingDataset's downloaders, which download whole objects and cannot write or list."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         try:
@@ -32,7 +32,9 @@ class StreamingStore:
             try:
                 CloudDownloader.direct_download(url, str(path), retry.timeout_s)
             except ImportError as error:
-                raise StoreError(f"cannot read {scheme_of(url)}:// URLs ({error})") from None
+                raise StoreError(
+                    f"cannot read {scheme_of(url)}:// URLs ({error}). Install the missing package"
+                ) from None
             return path.open("rb")  # stays readable after the folder is removed
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:

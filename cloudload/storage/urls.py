@@ -10,7 +10,7 @@ from cloudload.storage.redaction import redact
 
 
 def scheme_of(url: str) -> str:
-    """The scheme of a URL: `s3`, `gs`, … or `file` for a path."""
+    """The scheme of a URL in lower case: `s3`, `gs`, …, or `file` for a path."""
     if url.startswith("dbfs:/"):
         return "dbfs"
     head, separator, _ = url.partition("://")
@@ -18,25 +18,25 @@ def scheme_of(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether a URL is a path on this machine."""
+    """Whether a URL is a path or a `file://` URL."""
     return scheme_of(url) == "file"
 
 
 def local_path(url: str) -> Path:
-    """The path of a local URL."""
+    """The path of a local URL, with `~` expanded."""
     return Path(url.removeprefix("file://")).expanduser()
 
 
 def check_location(url: str) -> None:
     """Raise `ValueError` unless `url` is a path or a complete URL.
 
-    For instance, `s3://` followed by an unset variable is neither.
+    This rejects `s3://` followed by an empty variable, and `s3:bucket`.
     """
     scheme, separator, rest = url.partition("://")
     if not url.strip():
         raise ValueError("the location is empty; use a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
-        raise ValueError(f"{redact(url)!r} names no bucket; write {scheme}://bucket/folder")
+        raise ValueError(f"{redact(url)!r} names no bucket; use {scheme}://bucket/folder")
     if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
         meant = redact(re.sub(":/*", "://", url, count=1))
         raise ValueError(
@@ -45,18 +45,21 @@ def check_location(url: str) -> None:
 
 
 def join_url(base: str, name: str) -> str:
-    """The URL of `name` below `base`."""
+    """The URL of `name` below `base`; `base` itself if `name` is empty."""
     return f"{base.rstrip('/')}/{name}" if name else base
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """The bucket and the key of a URL."""
+    """The bucket and the key of a URL. A `?` and the text after it are part of the key."""
     parts = urlsplit(url, allow_fragments=False)
     return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
 
 
 def is_below(key: str, prefix: str) -> bool:
-    """Whether an object is `prefix` or in the folder `prefix`: `a/bc` is not below `a/b`."""
+    """Whether the object `key` is `prefix` itself or in the folder `prefix`.
+
+    `a/bc` is not below `a/b`. A key that ends in `/` is a folder marker and does not count.
+    """
     return not key.endswith("/") and (
         not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/")
     )

@@ -1,10 +1,11 @@
-"""Files, threads, and processes on one machine. Nothing here knows about data or object stores.
+"""Files, threads, and processes on one machine, independent of data and object stores.
 
-    files      temp_files ◄── file_locks        verified_files
-               partial files and their cleanup  "unmodified since verified", kept in the mtime
-    threads    daemon_threads                   a pool that never delays interpreter exit
-    processes  parent_watch ◄── background_process      memory   shared_memory    open_files
-               exit with the parent    one call in a new process ring of slots    descriptor limit
+    files      temp_files ◄── file_locks              partial files, locks, and their cleanup
+               verified_files                         "unmodified since verified", in the mtime
+               open_files                             the limit on open files
+    threads    daemon_threads                         a pool that never delays interpreter exit
+    processes  parent_watch ◄── background_process    exit with the parent; a call in a new process
+    memory     shared_memory                          a ring of slots
 
 Other packages may use every name without an underscore.
 """

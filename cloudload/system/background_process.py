@@ -1,14 +1,15 @@
-"""Run one call in a low-priority process that may outlive its worker, but not the training process.
+"""Run a call in a low-priority process that may outlive its worker, but not the training process.
 
     this process ── lock held, argument in an unnamed file ──► new interpreter
                                                                own session, niced
                                                                calls, unlocks, exits
 
-The child is not a fork because this process may have threads and store clients, and not a
+The child is not a fork because this process may have threads and store clients. It is not a
 `multiprocessing` child because worker processes are daemonic and may not have children. It inherits
 the lock, so the kernel releases the lock if the child dies. A thread in this process waits for the
-child, so that it does not become a zombie. Failure is silent: the reader builds the result if it is
-missing.
+child, so that it does not become a zombie. The child's errors are not reported, because readers
+build the result themselves if it is missing. Without pidfds, the child also outlives the training
+process.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
     """Call `function` with `argument` in a new process that holds `lock`, and return immediately.
 
     `function` is a name such as "package.module:name". Returns False if the lock is already held or
-    if no process can be started.
+    if no process can be started, otherwise True. Raises `OSError` if the lock cannot be created.
     """
     descriptor = acquire(lock, wait=False) if sys.executable else None
     if descriptor is None:
@@ -55,7 +56,7 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
         process = _spawn([function, str(lock.absolute())], argument, inherited)
     except OSError as error:
         logger.info(
-            "cannot start a background process for %s: %s; the result will be built when it is "
+            "cannot start a background process for %s: %s; its result will be built when it is "
             "needed",
             function,
             error,
@@ -77,7 +78,7 @@ def _spawn(
     arguments: Sequence[str], data: bytes, inherited: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     import_path = json.dumps([os.path.abspath(path) for path in sys.path])
-    # -I: neither the working directory nor the environment may change which modules are imported
+    # -I prevents the working directory and the environment from changing which modules are imported
     command = [sys.executable, "-I", "-c", _CHILD_CODE, import_path]
     with tempfile.TemporaryFile() as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""A thread pool that never keeps an exiting process alive."""
+"""A thread pool that never delays the exit of a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 class DaemonThreadPool:
     """Like `ThreadPoolExecutor`, but the interpreter does not wait for its threads at exit.
 
-    Each of the first `num_threads` calls of `submit` starts a thread.
+    Each of the first `num_threads` calls to `submit` starts a thread.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -25,7 +25,7 @@ class DaemonThreadPool:
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run a call in a thread. Calls start in the order in which they are submitted."""
+        """Run a call in a thread, and return its future. Calls start in the order submitted."""
         future: Future[T] = Future()
         self._calls.put((future, function, arguments))
         if len(self._threads) < self._num_threads:
@@ -34,7 +34,7 @@ class DaemonThreadPool:
         return future
 
     def close(self, timeout_s: float) -> None:
-        """Cancel the calls that have not started, and wait at most `timeout_s` for running ones."""
+        """Cancel calls that have not started, and wait at most `timeout_s` for running calls."""
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 call[0].cancel()
@@ -47,7 +47,7 @@ class DaemonThreadPool:
         while (call := self._calls.get()) is not None:
             if call[0].set_running_or_notify_cancel():
                 settle(*call)
-            del call  # so that an idle thread keeps no arguments or results alive
+            del call  # an idle thread must not keep arguments or results alive
 
 
 def settle(future: Future[T], function: Callable[..., T], arguments: tuple[Any, ...] = ()) -> None:

@@ -1,7 +1,7 @@
 """`flock` locks, which the kernel releases when their holder dies.
 
-The holder deletes the lock file when it releases the lock. The file of a killed holder remains, but
-is unlocked.
+The holder deletes the lock file when it releases the lock. The lock file of a killed holder
+remains, but is unlocked.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from cloudload.system.temp_files import register, unregister
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Lock the file `path` against all other threads and processes of this node.
+    """Lock the file `path` against all other threads and processes on this node.
 
-    Yields True, or False if `wait` is False and another holds the lock.
+    Yields True, or False if `wait` is False and another thread or process holds the lock. Raises
+    `OSError` if the file cannot be created.
     """
     descriptor = acquire(path, wait=wait)
     try:
@@ -31,9 +32,10 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """Lock `path` until every process has closed the returned descriptor.
+    """Lock the file `path`, and return a descriptor that holds the lock until it is closed.
 
-    Returns None if `wait` is False and another holds the lock.
+    If processes inherit the descriptor, all of them must close it. Returns None if `wait` is False
+    and another thread or process holds the lock. Raises `OSError` if the file cannot be created.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -53,7 +55,7 @@ def acquire(path: Path, *, wait: bool) -> int | None:
 
 
 def release(path: Path, descriptor: int) -> None:
-    """Release a lock, and delete its file."""
+    """Delete a lock's file, and close the descriptor that holds the lock."""
     unregister(path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)

@@ -3,8 +3,8 @@
     trainer   ──────────► SIGKILL
     worker    ─────────────────── about a second ──► removes its temporary files, and exits
 
-A blocked worker exits as promptly as a busy one. Ctrl-C reaches the whole process group; workers
-ignore it and leave the response to the training process.
+A thread watches the parent, so a blocked worker exits as promptly as a busy one. Ctrl-C reaches the
+whole process group. Workers ignore it, because the training process handles it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from cloudload.system.temp_files import remove_all_and_stop
 _CHECK_EVERY_S = 1.0
 
 SIGTERM_STATUS = 128 + signal.SIGTERM
-"""The exit status of a process that exited on SIGTERM, by the shells' convention."""
+"""The exit status of a process that exited on SIGTERM, by shell convention."""
 
 
 def exit_with_parent() -> None:
-    """Exit on SIGTERM, and about a second after the parent ends. Call it in the main thread."""
+    """Make this process exit on SIGTERM and about a second after its parent ends.
+
+    It ignores Ctrl-C. Call this in the main thread of a `multiprocessing` child.
+    """
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch_parent, name="cloudload-parent-watch", daemon=True).start()
@@ -34,8 +37,8 @@ def exit_with_parent() -> None:
 def open_trainer_pidfd() -> int | None:
     """Return a descriptor that becomes readable when the training process ends.
 
-    The training process is a worker's parent, or else this process. Returns None if the kernel or
-    Python does not support pidfds.
+    In a worker, the training process is the parent; otherwise it is this process. Returns None if
+    it has already ended, or if the kernel or Python does not support pidfds.
     """
     trainer = multiprocessing.parent_process()
     try:
@@ -45,7 +48,10 @@ def open_trainer_pidfd() -> int | None:
 
 
 def exit_with_trainer(pidfd: int) -> None:
-    """Exit soon after the training process ends; `pidfd` is from `open_trainer_pidfd`."""
+    """Make this process exit when the training process ends.
+
+    `pidfd` is from `open_trainer_pidfd`.
+    """
     threading.Thread(
         target=_watch_trainer, args=(pidfd,), name="cloudload-parent-watch", daemon=True
     ).start()
@@ -54,8 +60,8 @@ def exit_with_trainer(pidfd: int) -> None:
 def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # a child of a fork server has a pipe that closes when the trainer ends; the other end of a
-    # forked child's pipe may be open in its siblings, so its parent's process ID is checked as well
+    # the sentinel is a pipe that closes when the trainer ends; siblings of a forked child may keep
+    # its other end open, so check the parent's process ID as well
     is_child = os.getppid() == parent.pid
     while not wait([parent.sentinel], timeout=_CHECK_EVERY_S):
         if is_child and os.getppid() != parent.pid:
@@ -70,5 +76,5 @@ def _watch_trainer(pidfd: int) -> None:
 
 def _exit(signal_number: int = 0, _: Any = None) -> None:
     remove_all_and_stop()
-    # a normal exit of the interpreter would wait for threads that are blocked on a store
+    # sys.exit would end only this thread, or wait for threads that are blocked on a store
     os._exit(SIGTERM_STATUS if signal_number else 0)

@@ -4,9 +4,9 @@
     worker     write ──► write ──► write ──► write
     trainer              read ───► read ───► read
 
-A worker has one slot for each block that may be in flight, and one for the block being read. The
-memory is anonymous, so the kernel frees it when the last process unmaps it, and it does not use a
-container's small /dev/shm.
+A worker has a slot for each block that it may write ahead, and one for the block being read. The
+memory is anonymous, so the kernel frees it when the last process unmaps it. It does not use
+/dev/shm, which is small in containers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _ALIGNMENT = 64
 
 
 class SharedMemoryRing:
-    """Slots of equal size. Forked processes inherit them; spawned processes unpickle them."""
+    """Slots of equal size, `slot_bytes` rounded up to a multiple of 64 bytes.
+
+    Forked processes inherit the memory. Spawned processes unpickle the ring, which maps it again.
+    """
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
@@ -37,14 +40,14 @@ class SharedMemoryRing:
         self._map = mmap.mmap(descriptor, max(1, self.num_slots * self.slot_bytes))
 
     def slot(self, number: int) -> memoryview:
-        """The bytes of a slot, by index: uint8 [slot_bytes]."""
+        """The bytes of the slot with index `number`, writable: uint8 [slot_bytes]."""
         start = number * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def array(
         self, number: int, dtype: type[np.generic], shape: tuple[int, ...]
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """An array of `shape` that is stored at the start of a slot."""
+        """A writable array of `shape`, stored at the start of the slot with index `number`."""
         return np.ndarray(shape, dtype, self._map, number * self.slot_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,7 +67,7 @@ class SharedMemoryRing:
 
 
 def anonymous_file() -> int:
-    """Return a descriptor of an empty, unnamed file, in memory if the system supports that."""
+    """Return a descriptor of an empty, unnamed file, in memory if Python supports memfds."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("cloudload")
     with tempfile.TemporaryFile() as file:  # Python was built against an old C library

@@ -1,11 +1,11 @@
 """Temporary files: locks and partially written files.
 
-    shard.00000.mds                         a file that several processes want
-    shard.00000.mds.lock                    exists while one of them works on it
-    shard.00000.mds.3f2a….part              the part written so far
+    shard.00000.mds                         a file that several processes need
+    shard.00000.mds.lock                    held while one of them writes the file
+    shard.00000.mds.3f2a….part              the bytes written so far
 
-A process removes its own temporary files when it exits, even on SIGTERM. The next process removes
-the files of a killed process, which it recognizes by their names.
+A process removes its temporary files when it exits; worker processes do so even on SIGTERM. The
+temporary files of a killed process are recognized by their names and removed by a later process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 
 TAG = "CACHEDIR.TAG"
-"""Marks each folder that cloudload creates (https://bford.info/cachedir).
+"""The file that marks the cache's folders of shards and orders (https://bford.info/cachedir).
 
-Temporary files are removed only from such folders.
+Cleanup and eviction ignore all folders without it.
 """
 
 _PARTIAL_NAME = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
@@ -34,10 +34,10 @@ _SETTLE_S = 0.1
 
 _registered: dict[Path, int | None] = {}
 
-# contains this process's ID once it is exiting
+# contains this process's ID once the process is exiting
 _exiting: set[int] = set()
 
-# a forked child owns none of its parent's temporary files
+# a forked child does not own its parent's temporary files
 os.register_at_fork(after_in_child=_registered.clear)
 
 
@@ -71,22 +71,22 @@ def partial_file(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file is a lock or a partial file, judged by its name."""
+    """Whether a file is a lock or a partial file, according to its name."""
     return len(path.name) > len(LOCK_SUFFIX) and (
         path.name.endswith(LOCK_SUFFIX) or _PARTIAL_NAME.fullmatch(path.name) is not None
     )
 
 
 def target_of(temporary: Path) -> Path:
-    """The path that a lock or a partial file belongs to."""
+    """The path of the file that a lock or a partial file belongs to."""
     pieces = 2 if temporary.suffix == PART_SUFFIX else 1
     return temporary.with_name(temporary.name.rsplit(".", pieces)[0])
 
 
 def register(path: Path, descriptor: int | None = None) -> None:
-    """Register `path` for removal at exit; for a lock, pass the descriptor that holds it.
+    """Register `path` for removal at exit. For a lock, pass the descriptor that holds it.
 
-    In an exiting process, this blocks daemon threads forever, so that they create no more files.
+    In an exiting process, this blocks daemon threads forever so that they do not create more files.
     """
     _registered[path] = descriptor
     while os.getpid() in _exiting and threading.current_thread().daemon:
@@ -94,23 +94,23 @@ def register(path: Path, descriptor: int | None = None) -> None:
 
 
 def unregister(path: Path) -> None:
-    """Do not remove `path` at exit, because it is already removed or complete."""
+    """Cancel the removal of `path` at exit."""
     _registered.pop(path, None)
 
 
 @atexit.register
 def remove_all() -> None:
-    """Remove all registered files."""
+    """Remove all registered files, except locks that this process no longer holds."""
     for path, descriptor in list(_registered.items()):
         with contextlib.suppress(OSError):
-            # another process may hold the lock by now, in a new file of the same name
+            # another process may already hold this lock, in a new file with the same name
             if descriptor is None or os.fstat(descriptor).st_ino == os.stat(path).st_ino:
                 path.unlink()
 
 
 def remove_all_and_stop() -> None:
-    """Remove all registered files in a process that is about to exit, and prevent new ones."""
+    """Remove all registered files before this process exits, and block creation of new ones."""
     _exiting.add(os.getpid())
     for _ in range(2):
         remove_all()
-        time.sleep(_SETTLE_S)  # until threads that are creating a file have registered it
+        time.sleep(_SETTLE_S)  # let threads that are creating a file register it

@@ -1,10 +1,10 @@
-"""Mark a file as verified by setting its mtime, and later tell whether it was modified.
+"""Mark a file as verified by setting its mtime, and later detect whether it was modified.
 
-    verified ──► mtime set to 2001-09-09 01:46:40 ──► any write sets another mtime
+    verified ──► mtime set to 2001-09-09 01:46:40 UTC ──► any write changes the mtime
 
-The mark is part of the file's metadata, so it is renamed and deleted with the file. A file that was
-written to, or copied without its mtime, is verified again. Only a hash detects a change without a
-write, such as bit rot.
+The mark is part of the file's metadata, so renaming the file keeps it. A file that was written to,
+or copied without its mtime, is no longer marked. Only a hash detects a change without a write, such
+as bit rot.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _VERIFIED_MTIME_NS = 1_000_000_000 * 1_000_000_000
 
 
 def mark_verified(path: Path) -> None:
-    """Mark a file as verified. A file owned by another user stays unmarked."""
+    """Mark a file as verified and used. Does nothing if another user owns the file."""
     with contextlib.suppress(PermissionError):
         os.utime(path, ns=(time.time_ns(), _VERIFIED_MTIME_NS))
 
 
 def is_unmodified(found: os.stat_result) -> bool:
-    """Whether a regular file has not been written to since it was marked as verified."""
+    """Whether `found` is from a regular file that was not written to since it was marked."""
     return stat.S_ISREG(found.st_mode) and found.st_mtime_ns == _VERIFIED_MTIME_NS
 
 
 def mark_used(path: Path) -> None:
-    """Set a file's access time, for LRU eviction; its mtime does not change."""
+    """Set a file's access time to now, for LRU eviction, and keep its mtime."""
     with contextlib.suppress(OSError):  # evicted, or owned by another user
         os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))

@@ -122,14 +122,14 @@ def test_a_refusal_is_not_repeated(faulty: tuple[str, FaultProxy], status: int) 
     ("status", "code", "says"),
     [
         (403, "AccessDenied", "permissions"),
-        (403, "InvalidAccessKeyId", "credentials: the store rejected them"),
-        (403, "SignatureDoesNotMatch", "credentials: the store rejected them"),
-        (400, "InvalidToken", "credentials: the store rejected them"),
+        (403, "InvalidAccessKeyId", "credentials were rejected"),
+        (403, "SignatureDoesNotMatch", "credentials were rejected"),
+        (400, "InvalidToken", "credentials were rejected"),
         (400, "ExpiredToken", "have expired"),
         (403, "RequestTimeTooSkewed", "clock"),
-        (301, "PermanentRedirect", "AWS_REGION"),
-        (400, "AuthorizationHeaderMalformed", "AWS_REGION"),
-        (400, "IllegalLocationConstraintException", "AWS_REGION"),
+        (301, "PermanentRedirect", "AWS_DEFAULT_REGION"),
+        (400, "AuthorizationHeaderMalformed", "AWS_DEFAULT_REGION"),
+        (400, "IllegalLocationConstraintException", "AWS_DEFAULT_REGION"),
         (404, "NoSuchBucket", "no such bucket"),
         (404, "NoSuchKey", "no such object"),
         (403, "InvalidObjectState", "InvalidObjectState"),
@@ -181,7 +181,7 @@ def test_a_redirect_to_another_region_is_followed_once_and_not_for_ever(
             lambda: list_objects(s3_url),
             lambda: write_object(s3_url, b""),
         ):
-            with within(SOON_S), pytest.raises(StoreError, match="AWS_REGION"):
+            with within(SOON_S), pytest.raises(StoreError, match="AWS_DEFAULT_REGION"):
                 act()
     assert len(s3_proxy.requests()) <= 9
 
@@ -205,7 +205,7 @@ def test_a_key_that_the_s3_server_does_not_know_is_called_so(
         within(SOON_S),
         pytest.raises(
             StoreError,
-            match=r"1 attempt, .*InvalidAccessKeyId.*the credentials: the store rejected them",
+            match=r"1 attempt, .*InvalidAccessKeyId.*credentials were rejected",
         ),
     ):
         read_object(join_url(s3_url, "key"))
@@ -226,7 +226,7 @@ def signed_in_gcs(
     ("status", "reason", "message", "says"),
     [
         (403, "forbidden", "reader does not have storage.objects.get access", "permissions"),
-        (401, "authError", "Invalid Credentials", "credentials: the store rejected them"),
+        (401, "authError", "Invalid Credentials", "credentials were rejected"),
         (404, "notFound", "The specified bucket does not exist.", "no such bucket"),
         (404, "notFound", "No such object: cloudload/key", "no such object"),
         (
@@ -281,7 +281,7 @@ def test_what_gcs_refuses_for_now_is_asked_again(
 @pytest.mark.parametrize(
     ("description", "says"),
     [
-        ("Invalid JWT signature.", "credentials: the store rejected them"),
+        ("Invalid JWT signature.", "credentials were rejected"),
         (
             "Invalid JWT: Token must be a short-lived token (60 minutes) "
             "and in a reasonable timeframe.",
