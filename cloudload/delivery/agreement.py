@@ -37,7 +37,10 @@ def list_facts(
 
 
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
-    """Raise `RanksDisagreeError` if ranks that cannot communicate would have to end together."""
+    """Raise `RanksDisagreeError` if the run or its passes end with the data.
+
+    Called if the ranks cannot communicate, because then they cannot end on the same step.
+    """
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:
         return
