@@ -6,7 +6,7 @@
 
     loader.py         the public class; options are in `config`, results in `batch` and `stats`
       order           the order of documents              ┐
-      tokenization    text to ids                         │ which tokens, in which order
+      tokenization    text to token IDs                   │ which tokens, in which order
       packing         documents to rows                   │
       run             recipe, position and state          ┘
       storage         objects by URL                      ┐

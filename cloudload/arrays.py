@@ -1,7 +1,7 @@
 """Array types and integer helpers that every layer uses.
 
 Ints      int64     lanes, ordinals, positions, rows, sizes
-Tokens    int32     token ids
+Tokens    int32     token IDs
 Flags     bool      masks
 Words     uint64    hashes
 Ids       sample IDs, in any integer type that can hold them

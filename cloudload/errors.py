@@ -62,7 +62,10 @@ class CloudloadError(Exception):
 
 
 class StoreError(CloudloadError):
-    """A request to a store failed. The message names the URL, the attempts and the cause."""
+    """A request to a store failed.
+
+    The message names the URL, the number of attempts and the cause.
+    """
 
     def __init__(self, message: str, *, kind: FailureKind = FailureKind.OTHER) -> None:
         super().__init__(message)

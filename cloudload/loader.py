@@ -181,8 +181,8 @@ class CloudLoader:
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first.
 
-        Call it on every rank. Skipped rows are still read, because later rows depend on where their
-        documents end. They count as `skipped_rows`, and the state records them.
+        Call it on every rank. Skipped rows are still read, because later rows begin where they end.
+        They count as `skipped_rows`, and the state records them.
         """
         iteration = self._iteration()
         if iteration is None or iteration.is_over:
@@ -205,7 +205,7 @@ class CloudLoader:
 
     @property
     def is_at_stop(self) -> bool:
-        """Whether the last batch handed out ended a pass by `stop_every`."""
+        """Whether the last batch handed out was the last of a pass that `stop_every` ends."""
         before, after = self._log.last_step
         return self._count_passes(after) > self._count_passes(before)
 

@@ -129,4 +129,4 @@ FIELDS: dict[str, Callable[[Ints, Ints, tuple[int, int]], dict[str, Array]]] = {
 """The choices of `CloudLoader(fields=…)`. Each computes one or more named arrays from the spans."""
 
 BATCH_ARRAYS = ("cu_seqlens", "max_seqlen")
-"""The arrays that describe a whole batch. The first axis of all others is the row."""
+"""The arrays that describe a whole batch. All others have the rows as their first axis."""

@@ -40,7 +40,7 @@ class StreamStats:
 
 
 class Traffic(NamedTuple):
-    """The traffic of a shard cache since it was last taken."""
+    """Counts of a shard cache's traffic, over some period."""
 
     hits: int = 0
     """Number of shards opened without a fetch."""

@@ -261,7 +261,7 @@ class _StoppedError(RanksDisagreeError):
 
 
 class _Hub:
-    """The messages that the ranks exchange: in each turn, one of every rank."""
+    """The ranks' messages, one per rank and turn."""
 
     def __init__(self, num_ranks: int) -> None:
         self._messages: list[list[Ints]] = [[] for _ in range(num_ranks)]
@@ -317,7 +317,9 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
         for number, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
             assert number not in rows, f"row {number} was received twice"
             rows[number] = Row(tuple(ids), tuple(labels), tuple(own))
-    assert sorted(rows) == list(range(min(rows), max(rows) + 1)), f"rows missing: {sorted(rows)}"
+    assert sorted(rows) == list(range(min(rows), max(rows) + 1)), (
+        f"only rows {sorted(rows)} were received"
+    )
     return [rows[number] for number in sorted(rows)]
 
 

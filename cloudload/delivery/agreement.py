@@ -37,9 +37,9 @@ def list_facts(
 
 
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
-    """Raise `RanksDisagreeError` if the run or its passes end with the data.
+    """Raise `RanksDisagreeError` if ranks without communication must end on the same step.
 
-    Called if the ranks cannot communicate, because then they cannot end on the same step.
+    They must with `epochs` and with stop_every="epoch".
     """
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:

@@ -139,8 +139,8 @@ class DistributedExchange(Exchange):
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
-            # without use_local_synchronization, with which older versions of torch reuse the name
-            # of a closed group, and so addresses that no longer work
+            # not with use_local_synchronization: older versions of torch then reuse the name of a
+            # closed group, and connect to addresses that no longer work
             self._group, _ = self._dist.new_subgroups_by_enumeration(
                 groups, timeout=self._timeout, backend="gloo"
             )

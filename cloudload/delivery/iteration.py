@@ -149,7 +149,7 @@ class Iteration(Iterator[Batch]):
         while not self.is_over:
             if isinstance(self._plan.phase, Measuring):
                 self._enter_tail()
-            # the first batch is not delayed by a second one, because the training loop waits for it
+            # do not read ahead before the first batch, because the training loop waits for it
             is_ahead = self._has_handed_out and self._exchange.runs_ahead
             while len(self._fetched) <= is_ahead:
                 self._fetched.append(self._fetch())

@@ -40,7 +40,7 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
 
 
 class Source(Protocol):
-    """The source of a pass: a loader."""
+    """The methods of a loader that a pass uses."""
 
     def _start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""
@@ -111,7 +111,7 @@ _ADAPTERS = {
 
 
 def reason_to_refuse_caller() -> str | None:
-    """Why the caller of the calling function may not iterate over the loader, or None if it may.
+    """Return why the calling function's caller may not iterate over the loader, or None if it may.
 
     Only frameworks in `_ADAPTERS` are refused.
     """

@@ -89,7 +89,7 @@ class Recipe:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The values that a state stores by name and that a resume compares with its loader's.
+        """The values, by name, that a state stores and that a resume compares with the loader's.
 
         They are plain JSON types. Values by stream or component are joined by commas.
         """

@@ -54,8 +54,8 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     """Compute the position at which a run with this recipe continues.
 
     The recipe must have the saved layout (`Recipe.settle`). Raises `StreamChangedError` if fields
-    differ and the change is not accepted, or if a value in the state is out of range. For fields,
-    the error lists all of them. Raises `ValueError` for an invalid `on_change`.
+    differ and the change is not accepted (the error lists them all), or if a value in the state is
+    out of range. Raises `ValueError` for an invalid `on_change`.
     """
     _check_on_change(on_change)
     _check_components(saved, recipe)

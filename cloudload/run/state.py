@@ -21,7 +21,7 @@
     sources                 locations of data and tokenizer, for `cloudload trace`; never compared,
                             because copies of the data may be elsewhere
     tokenizer_backend       the backend and its version; never compared, because all backends give
-                            the same ids
+                            the same token IDs
 
 A state has a fixed set of keys, and its values are plain JSON types. `json`, `torch.load` with
 `weights_only=True`, and DCP all preserve it. Loading a state executes and unpickles nothing.

@@ -48,8 +48,8 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
     if len(data) not in (expected, 2 * expected):
         raise damaged(
             "cursors",
-            f"it has {len(data)} bytes, but {num_components * num_lanes} lanes need {expected} or "
-            f"{2 * expected}",
+            f"they have {len(data)} bytes, but {num_components * num_lanes} lanes need {expected} "
+            f"or {2 * expected}",
         )
     numbers = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
     cursors = numbers.reshape(num_components, num_lanes, 2).astype(np.int64)
@@ -75,7 +75,7 @@ def read_counts(text: Any) -> Ints:
         raise damaged("counts", str(error)[:SHOWN_CHARACTERS]) from error
     if counts.ndim != 2 or counts.shape[1] != len(COUNTS):
         raise damaged(
-            "counts", f"its shape is {counts.shape}, but each stream has {len(COUNTS)} numbers"
+            "counts", f"their shape is {counts.shape}, but each stream has {len(COUNTS)} numbers"
         )
     if counts.dtype != np.int64 or counts.min() < 0 or counts.max() > _MOST_COUNTED:
         raise damaged("counts", f"{show(text)} has values that are not counts")
@@ -86,7 +86,7 @@ def read_numbers(name: str, text: Any) -> tuple[int, ...]:
     try:
         return tuple(map(_read_number, text.split(",")))
     except (AttributeError, ValueError) as error:
-        raise damaged(name, f"{show(text)} is not a list of numbers") from error
+        raise damaged(name, f"{show(text)} is not a list of whole numbers") from error
 
 
 def _read_number(text: str) -> int:
@@ -104,14 +104,14 @@ def read_pairs(name: str, text: Any) -> tuple[tuple[int, int], ...]:
         pairs = [tuple(map(_read_number, pair.split(":"))) for pair in text.split(",") if pair]
         return tuple((one, other) for one, other in pairs)
     except (AttributeError, ValueError) as error:
-        raise damaged(name, f"{show(text)} is not a list of pairs of numbers") from error
+        raise damaged(name, f"{show(text)} is not a list of pairs of whole numbers") from error
 
 
 def _decode(name: str, text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError) as error:
-        raise damaged(name, f"it is not base64 ({error})") from error
+        raise damaged(name, f"they are not base64 ({error})") from error
 
 
 def show(value: object) -> str:
@@ -162,7 +162,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
         sizes = np.frombuffer(data, "<i4", shape[0] * shape[1])
         if (sizes < 0).any() or sizes.nbytes + int(sizes.sum(dtype=np.int64)) != len(data):
-            raise ValueError("its sizes do not add up to its length")
+            raise ValueError("their sizes do not add up to their length")
     except (zlib.error, ValueError) as error:
         raise damaged("residues", str(error)) from error
     residues = np.empty(shape, object)
@@ -173,7 +173,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 def _most_residue_bytes(ordinals: Ints) -> int:
     """An upper bound on the decoded size of all residues, in bytes.
 
-    It is reached if each document before a cursor has a span in a separate open row.
+    It assumes that each document before a cursor has a span in a separate open row.
     """
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))
@@ -184,8 +184,8 @@ def _unpack(data: bytes, most: int) -> bytes:
     unpacked = decoder.decompress(data, most + 1)
     if len(unpacked) > most:
         raise ValueError(
-            f"it unpacks to more than {most:,} bytes, the most that these cursors allow"
+            f"they unpack to more than {most:,} bytes, the most that these cursors allow"
         )
     if not decoder.eof or decoder.unused_data:
-        raise ValueError("it is not one complete zlib stream")
+        raise ValueError("they are not one complete zlib stream")
     return unpacked

@@ -1,6 +1,6 @@
 """Find, fetch, read and tokenize the documents of lanes, many at a time.
 
-    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► ids ─┐
+    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► IDs ─┐
                                                      a row of the document table ◄───┘
 
 Once tokenized, a document is a row of integers and a range of token IDs, not a Python object. Lanes

@@ -42,7 +42,7 @@ class _Failed:
 
 
 class WorkerProcess:
-    """A worker process of a plan, as the training process handles it.
+    """The training process's handle on one worker process.
 
     `number` is the worker's index in its rank. `ring` has `slots_each` slots for each worker.
     """

@@ -44,7 +44,7 @@ class TracedSpan:
     shard: str
     """The file name of the sample's uncompressed shard within its dataset."""
     start: int
-    """The index of the span's first token within the document, whose bos counts as a token."""
+    """The index of the span's first token within the document, bos included."""
     stop: int
     """The index after the span's last token."""
     text: str
