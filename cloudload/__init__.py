@@ -4,21 +4,21 @@
                                                                   │ ▲
                                                      state_dict() ▼ │ load_state_dict()
 
-    loader.py         the public class; its options are in `config`, its results in `batch`, `stats`
+    loader.py         the public class; options are in `config`, results in `batch` and `stats`
       order           the order of documents              ┐
-      tokenization    text to ids                         │ which tokens, in which order
+      tokenization    text to token IDs                   │ which tokens, in which order
       packing         documents to rows                   │
-      run             a run's recipe, position, state     ┘
+      run             recipe, position and state          ┘
       storage         objects by URL                      ┐
       mds             the shard format                    │
       cache           shards on this node                 │ how they arrive
       workers         documents to blocks                 │
       delivery        blocks to batches, ranks in step    ┘
     convert           raw corpora to MDS                  integrations    training frameworks
-    system            files, threads and processes
+    system            files, threads and processes        provenance      rows back to documents
 
-Names below are public, and so are `cloudload.errors`, `.config`, `.segments`, `.testing`,
-`.provenance` and `.integrations`. Everything else may change.
+The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
+`.testing`, `.provenance` and `.integrations`. Everything else may change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if _TYPE_CHECKING:
     from cloudload.storage.base import Retry as Retry
     from cloudload.workers.trace import TracedSpan as TracedSpan
 
-# imported when first used, so that `cloudload --help` and the converter never wait for torch
+# imported on first use, so that `cloudload --help` and the converter do not load torch
 _HOMES = {
     "Batch": "batch",
     "CloudLoader": "loader",

@@ -1,10 +1,10 @@
 """Array types and integer helpers that every layer uses.
 
 Ints      int64     lanes, ordinals, positions, rows, sizes
-Tokens    int32     token ids
+Tokens    int32     token IDs
 Flags     bool      masks
 Words     uint64    hashes
-Ids       sample ids, in any integer type that can hold them
+Ids       sample IDs, in any integer type that can hold them
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 Ids = np.ndarray[Any, np.dtype[Any]]
 
 Frame = tuple[int | None, int | None]
-"""The ids of bos and eos around a document; None for no token."""
+"""The token IDs (bos, eos) around a document; None for no token."""
 
 NEVER = 1 << 62
 """A row or an ordinal past the end of every run, used as infinity."""
 
 
 def count_within(sizes: Ints) -> Ints:
-    """Number the members of each group from 0: groups of sizes 2, 0, 3 give 0 1 0 1 2."""
+    """The index of each member within its group: int64 [members].
+
+    Example: groups of sizes 2, 0, 3 give 0 1 0 1 2.
+    """
     within: Ints = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return within
 
 
 def divisors(number: int) -> list[int]:
-    """Every divisor, ascending."""
+    """All divisors of `number`, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})

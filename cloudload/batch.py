@@ -14,19 +14,20 @@ from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 UNKNOWN = -1
 
 SpanParts = list[tuple[Ints, int, slice | Ints]]
-"""(spans of some rows of a block, the first of these rows, their indices in the batch), each."""
+"""For each worker: the spans of its rows (int64 [spans, 6], with rows as indices in its block), the
+first of these rows, and the rows' indices in the batch."""
 
 
 class Batch(dict[str, torch.Tensor]):
     """The tensors of a batch, named as a model expects them: `model(**batch)`.
 
-    `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same ids, with -100
-    on padding (and, with `mask_edges`, on a document's first token); models shift them themselves.
-    `fields` adds `position_ids` and `segment_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32
-    [segments + 1]; and `max_seqlen`, int32 [].
+    `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same IDs, with -100
+    on padding (and, with `mask_edges`, on the first token of each span); models shift them
+    themselves. `fields` adds `position_ids` and `segment_ids`, int64 [batch_size, seq_len];
+    `cu_seqlens`, int32 [segments + 1]; and `max_seqlen`, int32 [].
 
-    `rows` are the indices of its rows in the run, and `spans` the documents in its rows. If a
-    framework copies only the tensors, the copy has neither.
+    `rows` has the indices of its rows in the run, and `spans` has the documents in them. If a
+    framework copies only the tensors, both raise `ValueError`.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class Batch(dict[str, torch.Tensor]):
         super().__init__(tensors)
         self._spans = spans
         self.first_row, self.row_step = first_row, row_step
-        """The index in the run of the batch's first row, and the distance to its next row."""
+        """The index in the run of the batch's first row, and the step from one row to the next.
+        Both are -1 in a copy of the tensors."""
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """Return a batch with the tensors moved to `device`, as `torch.Tensor.to` does."""
@@ -60,29 +62,29 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def spans(self) -> Ints:
-        """The documents in the rows: int64 [spans, 6], row by row.
+        """The documents in the rows: int64 [spans, 6], by ascending row.
 
         The columns are the row within the batch, the stream, the epoch, the sample within the
-        stream, start, and stop. A span is tokens [start, stop) of the document. Raises `ValueError`
-        for a copy of the tensors.
+        stream, start, and stop. A span is tokens [start, stop) of the document, bos and eos
+        included. Raises `ValueError` for a copy of the tensors.
         """
         if self._spans is None:
             raise _copied("spans")
         if isinstance(self._spans, list):
-            # join the parts only on first use
+            # joined on first use, because most training loops never read spans
             self._spans = _join_spans(self._spans)
         return self._spans
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in its rows, without padding.
+        """Number of tokens in the batch, without padding.
 
         Raises `ValueError` for a copy of the tensors.
         """
         return _sum_lengths(self.spans)
 
     def count_tokens_before(self, row: int) -> int:
-        """Number of tokens, without padding, in its rows before row `row` of the run.
+        """Count the tokens, without padding, in the batch's rows before row `row` of the run.
 
         Raises `ValueError` for a copy of the tensors.
         """

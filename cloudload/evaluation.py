@@ -9,18 +9,18 @@ from cloudload.loader import CloudLoader
 
 
 class FromStart:
-    """A view of a loader in which every pass reads the same batches, for evaluation.
+    """A view of a loader for evaluation, in which every pass reads the same batches.
 
-    Every pass starts at the position that the loader had when the view was created. Do not use the
-    loader for anything else. It needs `epochs=1`, or `stop_every` to read part of the data. Raises
-    `ValueError` for an endless loader.
+    Every pass starts at the loader's position when the view was created. Do not use the loader for
+    anything else. It needs `epochs=1`, or `stop_every` to read part of the data. Raises
+    `ValueError` for a loader with neither `epochs` nor `stop_every`.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
         if loader.is_endless:
             raise ValueError(
-                "an evaluation with this loader would never end. Create the loader with epochs=1 "
-                "or stop_every=<batches>"
+                "an evaluation with this loader would never end, because it has neither epochs nor "
+                "stop_every. Create it with epochs=1 or stop_every=<batches>"
             )
         self._loader, self._start = loader, loader.state_dict()
         self.batch_size = loader.batch_size

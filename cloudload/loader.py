@@ -1,4 +1,4 @@
-"""The loader: opens data and tokenizer, resolves open options, iterates, saves and resumes.
+"""The loader: opens the data and the tokenizer, iterates over batches, saves and resumes.
 
 options ─► recipe ─► plan ─► iteration ─► log of positions ─► state_dict()
              ▲                                                    │
@@ -70,26 +70,29 @@ class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text.
 
     The rows are exact to the token across restarts and world sizes. Iterating starts at the
-    loader's position: after the last batch handed out, or where `load_state_dict` put it. It
-    continues to the end of the run, or until `stop_every` ends the pass. A loader has one live
-    iterator: the first batch of a new one ends the old one, which then raises. Dropping an iterator
-    ends its workers. After the last batch of `epochs`, iterating yields nothing.
+    loader's position: after the last batch handed out, or where `load_state_dict` or `seek` put it.
+    It continues to the end of the run, or until `stop_every` ends the pass. A loader has one live
+    iterator: the first batch of a new one ends the old one, which then raises `WorkerError`.
+    Dropping an iterator ends its workers. After the last batch of `epochs`, iterating yields
+    nothing.
 
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of them, which is read as one
-            corpus, or mixed if its streams have proportions.
-        tokenizer: name, folder, tokenizer.json, or `PreTrainedTokenizerFast`.
+            corpus, or mixed if its streams have proportions or there is a `schedule`.
+        tokenizer: name, folder, tokenizer.json, `PreTrainedTokenizerFast`, or
+            `tokenizers.Tokenizer`.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}
 
     The options are the fields of `cloudload.config.RowsConfig` and `DeliveryConfig`. `RowsConfig`
-    determines which tokens are read and in which order, so a state must match it. `DeliveryConfig`
-    determines how they arrive, and may change on every resume.
+    determines which tokens are read and in which order, so a state must match it, except as
+    `load_state_dict` says. `DeliveryConfig` determines how rows are delivered, and may change on
+    every resume.
 
     Raises:
-        ValueError: for arguments that contradict each other; names values that would work.
-        CloudloadError: for data, a tokenizer, or a store that cannot be used; see
+        ValueError: if an argument is invalid or contradicts another; the message says what to use.
+        CloudloadError: if the data, the tokenizer, or a store cannot be used; see
             `cloudload.errors`.
     """
 
@@ -156,8 +159,8 @@ class CloudLoader:
         self._backend = choose_backend(self._recipe.tokenizer.json, asked_backend, self._cache_root)
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
-        # a weak reference, so that an abandoned iteration ends its workers; the loader keeps one
-        # alive only between passes
+        # a weak reference, so that an abandoned iteration ends its workers; `_kept` keeps an
+        # iteration alive between passes
         self._iteration: Callable[[], Iteration | None] = _no_iteration
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
@@ -171,15 +174,15 @@ class CloudLoader:
     def take(self, number: int) -> Iterator[Batch]:
         """Iterate over the next `number` batches, or fewer if the data ends first.
 
-        `stop_every` does not end this iteration.
+        Ignores `stop_every`.
         """
         return itertools.islice(Pass(self, has_stop=False), number)
 
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first.
 
-        Call it on every rank. Skipped rows are still read, because the content of later rows
-        depends on where they end. They count as `skipped_rows` and are recorded in the state.
+        Call it on every rank. Skipped rows are still read, because later rows begin where they end.
+        They count as `skipped_rows`, and the state records them.
         """
         iteration = self._iteration()
         if iteration is None or iteration.is_over:
@@ -187,43 +190,43 @@ class CloudLoader:
         iteration.skip(number)
 
     def _start_iteration(self) -> Iteration:
-        """The iteration of the previous pass if it can continue, otherwise a new one."""
+        """Return the previous pass's iteration if it can continue, otherwise a new one."""
         kept, self._kept = self._kept, None
         return kept or self._iterate()
 
     def _keep_iteration(self, iteration: Iteration) -> None:
-        """Keep an iteration for the next pass; its workers continue to read."""
+        """Keep an iteration for the next pass. Its workers continue to read ahead."""
         self._kept = None if iteration.is_over else iteration
 
     def _count_passes(self, position: Position | None = None) -> int:
-        """Passes completed at a position; by default, at the current one."""
+        """Count the passes completed at a position; by default, at the current one."""
         position = position or self._log.position
         return count_passes(position, self._recipe, self._delivery, self._find_world())
 
     @property
     def is_at_stop(self) -> bool:
-        """Whether the last batch handed out was the last batch of a pass set by `stop_every`."""
+        """Whether the last batch handed out was the last of a pass that `stop_every` ends."""
         before, after = self._log.last_step
         return self._count_passes(after) > self._count_passes(before)
 
     @property
     def is_endless(self) -> bool:
-        """Whether a pass has no end."""
+        """Whether a pass never ends, because the loader has neither `epochs` nor `stop_every`."""
         return self._asked.epochs is None and self._delivery.stop_every is None
 
     def __len__(self) -> int:
-        """Batches per pass: `stop_every` if it is a number, otherwise the batches of the run.
+        """Number of batches in a full pass, or in the whole run without `stop_every`.
 
-        Raises `TypeError` if the length is unknown. The length of a run is known only if every
-        document is one row; otherwise it depends on the tokens.
+        Raises `TypeError` if it is unknown. With stop_every=N it is N. The length of a run is known
+        only if every document is one row, because otherwise it depends on the tokens.
         """
         if isinstance(self._delivery.stop_every, int):
             return self._delivery.stop_every
         if self._delivery.stop_every is not None or not self._recipe.has_row_per_document:
             raise TypeError(
-                "the number of batches is known only with stop_every=N, or with "
-                "packing='one_per_row', overflow='cut' and "
-                f"epochs=N. ({_NO_DATASET})"
+                "the number of batches is known only with stop_every=N, or if every document is "
+                "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
+                f"transform, min_tokens or stop_every. ({_NO_DATASET})"
             )
         rows = (self._asked.epochs or 0) * self._recipe.components[0].lanes.num_positions
         global_batch = self._delivery.batch_size * self._find_world().size
@@ -236,15 +239,16 @@ class CloudLoader:
         raise TypeError(_NO_DATASET)
 
     def plan(self) -> Plan:
-        """The plan for this rank's workers, starting at the current position.
+        """Create the plan for this rank's workers, starting at the current position.
 
-        Raises `CacheError` if `cache_limit` is below the working set, and `ValueError` if the world
-        size does not divide `num_lanes`.
+        Also creates the cache folder and builds the orders of the current epochs. Raises
+        `CacheError` if the cache folder cannot be used or `cache_limit` is below the working set,
+        and `ValueError` if the world size does not divide `num_lanes`.
         """
         plan, world = self._plan(), self._find_world()
         if plan.num_workers < self._delivery.num_workers:
             logger.info(
-                "using %d workers, not %d: at most one for each lane of the rank",
+                "using %d workers instead of %d, because the rank has no more lanes",
                 plan.num_workers,
                 self._delivery.num_workers,
             )
@@ -305,11 +309,12 @@ class CloudLoader:
     # ------------------------------------------------------------ saving and resuming
 
     def state_dict(self, lag: int = 0) -> State:
-        """The state after the last batch handed out, or `lag` batches (0 to 3) earlier.
+        """Return the state after the last batch handed out, or `lag` batches (0 to 3) earlier.
 
         It is the same on every rank and requires no communication. `lag` is for loops that fetch
         batches ahead. Raises `RanksDisagreeError` if the ranks cannot communicate; then use
-        `local_state_dict`. Raises `ValueError` for a `lag` that is out of range.
+        `local_state_dict`. Raises `ValueError` for a `lag` that is out of range, or exceeds the
+        number of batches since the loader was created, loaded a state, or was moved by `seek`.
         """
         position = self._log.past(lag)
         if not self._knows_all_lanes and self._log.has_read:
@@ -321,15 +326,16 @@ class CloudLoader:
         return build_state(self._recipe, position, self._backend.versions)
 
     def local_state_dict(self, lag: int = 0) -> State:
-        """This rank's part of the state, for ranks that cannot communicate.
+        """Return this rank's part of the state, for ranks that cannot communicate.
 
-        `merge_state_dicts` joins the parts of all ranks. Raises `ValueError` for a `lag` that is
-        out of range.
+        `merge_state_dicts` merges the parts of all ranks. Raises `ValueError` for an invalid `lag`,
+        as `state_dict` does.
         """
         world = self._find_world()
         position = mask_lanes(self._log.past(lag), world.lanes(self.num_lanes))
         if world.index:
-            # statistics that all ranks know are in the part of rank 0 only
+            # only rank 0's part has the statistics that all ranks know, so that the sum counts
+            # them once
             known = position.counts if self._knows_all_lanes else self._log.started_at.counts
             position = position.with_lanes(counts=position.counts - known)
         part = f"{world.index}/{world.size}"
@@ -340,14 +346,16 @@ class CloudLoader:
     ) -> None:
         """Continue from the position of a saved state, with any world size that divides its lanes.
 
-        Workers, batch size, and `seq_len` may change too. Proportions, schedule, and streams added
-        at the end take effect with the next row. Any other change is refused. You can accept some:
-        `on_change={"min_tokens": "accept"}`. If the documents themselves change (data, tokenizer,
-        bos_eos, text_key, transform, overflow), each lane drops the rest of the document that it
-        was reading.
+        `seq_len` and all options of `DeliveryConfig` may change, too. New proportions, a new
+        schedule, and streams added at the end take effect with the next row. Any other change is
+        refused. You can accept changes of some fields: `on_change={"min_tokens": "accept"}`, and
+        likewise `open_rows`, `epochs`, `data`, `tokenizer`, `bos_eos`, `text_key`, `transform` and
+        `overflow`. If one of the last six changes, each lane drops the rest of the documents that
+        it was reading.
 
-        Raises `StreamChangedError`, which lists every field that differs or the damage found, and
-        `ValueError` for an invalid `on_change` or a world size that does not divide the lanes.
+        Raises `StreamChangedError` if the state is damaged or does not match; the message lists
+        every field that differs. Raises `ValueError` for an invalid `on_change` or a world size
+        that does not divide the lanes.
         """
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
@@ -358,7 +366,8 @@ class CloudLoader:
         self._recipe = replace(recipe, mixture=mixture)
         if state["tokenizer_backend"] != self._backend.versions:
             logger.info(
-                "the state was saved with %s; the run continues with %s, which gives the same ids",
+                "the state was saved with %s; the run continues with %s, which gives the same "
+                "token IDs",
                 state["tokenizer_backend"],
                 self._backend.versions,
             )
@@ -367,10 +376,11 @@ class CloudLoader:
         self._knows_all_lanes = self._is_resumed = True
 
     def seek(self, rows: int) -> None:
-        """Move to row `rows` of the run. Iterating reads the rows in between and drops them.
+        """Move to row `rows` of the run, which is then the first row of the next batch.
 
-        The statistics count them, except for rows of a finite run's tail. Raises `ValueError` for a
-        row before the loader's position.
+        The next iteration reads the rows in between and drops them. The statistics count them,
+        except for rows of a finite run's tail. Raises `ValueError` for a row before the loader's
+        position.
         """
         position = self._log.position
         if rows < position.rows:
@@ -392,22 +402,22 @@ class CloudLoader:
 
     @property
     def batch_size(self) -> int:
-        """Rows per rank and step."""
+        """Number of rows per rank and step."""
         return self._delivery.batch_size
 
     @property
     def seq_len(self) -> int:
-        """Tokens per row."""
+        """Number of tokens per row."""
         return self._asked.seq_len
 
     @property
     def vocab_size(self) -> int:
-        """All token ids are below this: the largest id of the tokenizer, plus 1."""
+        """The tokenizer's largest token ID, plus 1."""
         return self._recipe.tokenizer.vocab_size
 
     @property
     def rows(self) -> int:
-        """Rows of the run handed out so far, by all ranks together."""
+        """Number of rows of the run handed out or skipped so far, by all ranks together."""
         return self._log.position.rows
 
     @property
@@ -416,29 +426,31 @@ class CloudLoader:
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
-        """Statistics of the run up to the last batch handed out.
+        """Return the statistics of the run up to the last batch handed out.
 
-        With `exchange_every` above 1, they cover the run up to the last exchange. `delivery` covers
-        this rank since this loader was created, and starts from 0 in a resumed run.
+        With `exchange_every` above 1, the counts of tokens and documents cover the run only up to
+        the last exchange. Ranks that cannot communicate count only their own rows. `delivery`
+        covers this rank since this loader was created.
         """
         return self._log.stats(self._recipe, self._backend)
 
     def describe(self) -> Description:
-        """The values that the loader resolved and the source of each; prints as a table.
+        """Return the values that the loader resolved, and the source of each. Prints as a table.
 
         Builds the orders of the lanes' current epochs, as iterating does.
         """
         return describe(repr(self), self._plan(), self._find_world(), is_resumed=self._is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
-        """Read again the documents of a batch, or of one of its rows (0 is the first).
+        """Find the documents of a batch, or of one of its rows (0 is the first), in the data.
 
         Returns one `TracedSpan` for each span, in the order of `batch.spans`. Raises `ValueError`
-        for a row that the batch does not have, and for a copy of a batch's tensors.
+        for a row that the batch does not have, and for a copy of a batch's tensors. Raises
+        `CloudloadError` if a document cannot be read.
         """
         rows = batch.rows
         if row is not None and not 0 <= row < len(rows):
-            raise ValueError(f"row is {row}, but the batch has rows 0 to {len(rows) - 1}")
+            raise ValueError(f"row is {row}; use 0 to {len(rows) - 1}, the rows of the batch")
         spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
         if self._tracer is None:
             self._tracer = Tracer(self.plan())
@@ -447,7 +459,7 @@ class CloudLoader:
     def close(self) -> None:
         """End the workers and close the connections.
 
-        The state remains readable, and iterating starts the workers again.
+        You can still save the state. Iterating starts the workers again.
         """
         self._stop_iteration("the loader was closed")
         if self._tracer is not None:
@@ -472,4 +484,4 @@ class CloudLoader:
 
 
 def _no_iteration() -> None:
-    """Acts like a dead weak reference to an iteration."""
+    """Return None, as a dead weak reference to an iteration does."""

@@ -1,4 +1,4 @@
-"""The optional tensors of a batch (`fields=`), which keep the documents of a row apart in a model.
+"""The optional tensors of a batch (`fields=`), which let a model separate the documents of a row.
 
     spans            rows [0 0 0 1]  lengths [3 1 2 5]      shape (2, 8)
     tokens           a a a b c c . .     d d d d d . . .
@@ -7,10 +7,10 @@
     cu_seqlens       0 3 4 6 8 13 16     over both rows; the longest segment is 5
     masked labels    - a a - - c . .     - d d d d . . .
 
-Every span is a separate segment, and so is the padding at the end of a row. Functions take the
-spans as in `Batch.spans`: `rows` and `lengths` are int64 [spans], the row and the number of tokens
-of each. `rows` must ascend, each row's spans must be in order from its start, without gaps, and
-lengths must be at least 1. `shape` is (num_rows, seq_len).
+Every span is a separate segment, and so is the padding at the end of a row. The functions take each
+span's row within the batch and its number of tokens: `rows` and `lengths`, int64 [spans]. The order
+is that of `Batch.spans`: `rows` must ascend, and each row's spans must follow one another from the
+row's start. Lengths must be at least 1. `shape` is (num_rows, seq_len).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """The number of each token's segment: int64 [num_rows, seq_len].
+    """Compute the segment ID of each token: int64 [num_rows, seq_len].
 
-    Segments are numbered 1, 2, 3, … within each row; padding is 0. Raises `ValueError` if the spans
-    do not fit `shape`.
+    The IDs in each row are 1, 2, 3, …, and 0 on padding. Raises `ValueError` if the spans do not
+    fit `shape`.
     """
     numbers = np.zeros(len(rows) + shape[0], np.int64)
     numbers[_places(rows)] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
@@ -42,7 +42,7 @@ def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 
 
 def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """The position of each token in its segment, from 0: int64 [num_rows, seq_len].
+    """Compute the position of each token within its segment, from 0: int64 [num_rows, seq_len].
 
     Positions in the padding also start at 0. Raises `ValueError` if the spans do not fit `shape`.
     """
@@ -54,11 +54,11 @@ def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 def cu_seqlens(
     rows: Ints, lengths: Ints, shape: tuple[int, int]
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], int]:
-    """The bounds of the segments in the flattened batch, and the length of the longest one.
+    """Compute the bounds of the segments in the flattened batch, and the longest segment's length.
 
-    These are `cu_seqlens_q` and `max_seqlen_q` of `flash_attn_varlen_func`. The bounds are int32
-    [segments + 1]; the last one is `num_rows * seq_len`. Raises `ValueError` if the spans do not
-    fit `shape`.
+    Pass them to `flash_attn_varlen_func` as `cu_seqlens_q` and `max_seqlen_q`, and as their `_k`
+    counterparts. The bounds are int32 [segments + 1]; the last one is `num_rows * seq_len`. Raises
+    `ValueError` if the spans do not fit `shape`.
     """
     padded = _padded(rows, lengths, shape)
     padded = padded[padded > 0]
@@ -68,7 +68,7 @@ def cu_seqlens(
 
 
 def mask_document_edges(labels: Ints, rows: Ints, lengths: Ints) -> None:
-    """Set `labels` [num_rows, seq_len] to -100 at each segment's first token, in place.
+    """Set `labels` (int64 [num_rows, seq_len]) to -100 at the first token of each span, in place.
 
     Models shift labels by one. Without the mask, the last token of one document would have to
     predict the first token of the next.
@@ -78,12 +78,12 @@ def mask_document_edges(labels: Ints, rows: Ints, lengths: Ints) -> None:
 
 
 def document_attention_mask(segment_ids: torch.Tensor) -> torch.Tensor:
-    """An attention mask for SDPA: bool [num_rows, 1, seq_len, seq_len].
+    """Compute a causal attention mask for SDPA: bool [num_rows, 1, seq_len, seq_len].
 
-    `segment_ids` is [num_rows, seq_len]; the mask is on its device. True allows a query (third
-    axis) to attend to a key (fourth axis). A token attends to itself and to earlier tokens of its
-    segment. Padding does the same, which avoids NaN in softmax. Use the mask only with SDPA:
-    "eager" attention adds its mask to the scores, so this one would mask nothing.
+    `segment_ids` is an integer tensor [num_rows, seq_len]; the mask is on its device. True allows a
+    query (third axis) to attend to a key (fourth axis). A token attends to itself and to earlier
+    tokens of its segment. So does padding, which avoids NaN in softmax. Use the mask only with
+    SDPA: "eager" attention adds its mask to the scores, so this one would mask nothing.
     """
     return (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]).tril_()
 
@@ -91,9 +91,8 @@ def document_attention_mask(segment_ids: torch.Tensor) -> torch.Tensor:
 def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """The lengths of all segments in the flattened batch: int64 [spans + num_rows].
 
-    Every row ends with its padding, which may have length 0.
-
-    rows [0 0 0 1]  lengths [3 1 2 5]  shape (2, 8)      ->      3 1 2 2  5 3
+    Each row's last segment is its padding, which may have length 0. Example: rows 0 0 0 1, lengths
+    3 1 2 5 and shape (2, 8) give 3 1 2 2 5 3.
     """
     num_rows, seq_len = shape
     bounds = np.searchsorted(rows, np.arange(num_rows + 1))
@@ -113,7 +112,7 @@ def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 
 
 def _places(rows: Ints) -> Ints:
-    """The index of each span among all segments, which include the padding of earlier rows."""
+    """The index of each span's segment in `_padded`: int64 [spans]."""
     return np.arange(len(rows)) + rows
 
 
@@ -127,7 +126,7 @@ FIELDS: dict[str, Callable[[Ints, Ints, tuple[int, int]], dict[str, Array]]] = {
     "segment_ids": lambda *spans: {"segment_ids": segment_ids(*spans)},
     "cu_seqlens": _flash_attention,
 }
-"""The entries of `CloudLoader(fields=…)`: each computes one or more named arrays from the spans."""
+"""The choices of `CloudLoader(fields=…)`. Each computes one or more named arrays from the spans."""
 
 BATCH_ARRAYS = ("cu_seqlens", "max_seqlen")
-"""The arrays that describe a whole batch. All others have one entry per row, on the first axis."""
+"""The arrays that describe a whole batch. All others have the rows as their first axis."""

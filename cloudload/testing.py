@@ -1,7 +1,7 @@
-"""Checks of the two laws of a loader, for cloudload's tests and for yours.
+"""Check the two laws of a loader, in cloudload's tests and in yours.
 
     check_resume    a new loader, restored after any batch, reads the same remaining rows
-    check_worlds    every world size, and every change between them, reads the same ordered stream
+    check_worlds    a run that changes its world size reads the same rows as one rank that does not
 
 Both take a function that creates the loader of one rank. They run all ranks in this process, in
 lockstep, with inline workers.
@@ -39,7 +39,7 @@ from cloudload.workers.processes import inline_blocks
 
 
 class MakeLoader(Protocol):
-    """Creates the loader of one rank, and passes the keyword arguments to `CloudLoader`."""
+    """Creates the loader of one rank. It must pass the keyword arguments to `CloudLoader`."""
 
     def __call__(
         self,
@@ -66,11 +66,12 @@ class Leg:
     ranks_per_node: int | None = None
     """Number of ranks per node. By default, all ranks are on one node."""
     exchange_every: int = 1
+    """Number of batches between exchanges of cursors."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row as a rank received it. Rows are equal if their ids, labels and spans are equal."""
+    """A row as a rank received it. Rows are equal if their IDs, labels and spans are equal."""
 
     input_ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -90,7 +91,7 @@ def run_leg(
 
     Returns the rows of its global batches in order, and the states before the first batch and after
     each batch. Raises `AssertionError` if the ranks' states differ, if the ranks end on different
-    steps, or if a row is missing or repeated.
+    steps, or if a row is missing or repeated. Also raises the errors of the loaders.
     """
     with _Ranks(make_loader, leg) as ranks:
         if state is not None:
@@ -111,8 +112,8 @@ def run_leg(
 def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None = None) -> list[Row]:
     """Run legs one after the other, each with new loaders, and return their rows.
 
-    The first leg starts from `state`, or from the start; every later leg, from the previous leg's
-    final state. Raises `AssertionError` as `run_leg` does.
+    The first leg starts from `state`, or from the start of the run. Every later leg starts from the
+    previous leg's final state. Raises the errors of `run_leg`.
     """
     rows: list[Row] = []
     for leg in legs:
@@ -125,8 +126,9 @@ def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None =
 def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int) -> None:
     """Check the first law on one rank: a resume after any batch reads the same remaining rows.
 
-    Saves the state before the first and after each of `num_batches` batches of `global_batch` rows,
-    and restores each state in a new loader. The `AssertionError` names the first row that differs.
+    Saves the state before the first batch, and after each of `num_batches` batches of
+    `global_batch` rows. Restores each state in a new loader. Raises an `AssertionError` that names
+    the first row that differs, and the errors of `run_leg`.
     """
     whole, states = run_leg(make_loader, Leg(batch_size=global_batch, batches=num_batches))
     for taken, state in enumerate(states):
@@ -139,21 +141,22 @@ def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int
 def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
     """Check the second law: the legs read the same rows as one rank that never stops.
 
-    Returns the rows. The `AssertionError` names the first row that differs.
+    Returns the rows. Raises an `AssertionError` that names the first row that differs, and the
+    errors of `run_leg`.
     """
     rows = run_legs(make_loader, legs)
     is_to_end = legs[-1].batches is None
     whole = Leg(batch_size=max(1, len(rows)), batches=None if is_to_end else 1)
-    # the last batch of a finite run is padded to its size, which differs
+    # the last batch of a finite run is padded to the global batch, which differs
     expected = _trimmed(run_legs(make_loader, [whole]))
     assert_same_rows(_trimmed(rows), expected, f"{legs}{' to the end' * is_to_end}")
     return rows
 
 
 def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -> None:
-    """Assert that two sequences of rows are equal.
+    """Raise `AssertionError` unless two sequences of rows are equal.
 
-    The `AssertionError` names the first row that differs; `what` describes the rows in its message.
+    The message begins with `what`, and names the first row that differs.
     """
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         assert one == other, f"{what}: row {number} is {one}, expected {other}"
@@ -161,7 +164,7 @@ def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -
 
 
 def real_tokens(rows: Iterable[Row]) -> list[int]:
-    """Concatenate the tokens of rows, without padding and other tokens whose label is masked."""
+    """Concatenate the tokens of rows, without those whose label is masked, such as padding."""
     return [
         token
         for row in rows
@@ -204,7 +207,7 @@ class _Ranks:
     def next_batches(self) -> list[Batch]:
         """Return the next batch of every rank, or an empty list at the end.
 
-        Raises the error of the first rank that failed, and `AssertionError` if only some ranks end.
+        Raises the error of a rank that failed, and `AssertionError` if only some ranks end.
         """
         futures = [self._threads.submit(self._next, rank) for rank in range(len(self.loaders))]
         errors = [error for future in futures if (error := future.exception())]
@@ -258,7 +261,7 @@ class _StoppedError(RanksDisagreeError):
 
 
 class _Hub:
-    """The messages that the ranks exchange, one per rank and turn."""
+    """The ranks' messages, one per rank and turn."""
 
     def __init__(self, num_ranks: int) -> None:
         self._messages: list[list[Ints]] = [[] for _ in range(num_ranks)]
@@ -266,20 +269,23 @@ class _Hub:
         self._changed = threading.Condition()
 
     def post(self, rank: int, message: Ints) -> int:
-        """Add a rank's next message, and return its turn."""
+        """Add a rank's next message, and return the index of its turn."""
         with self._changed:
             self._messages[rank].append(message.copy())
             self._changed.notify_all()
             return len(self._messages[rank]) - 1
 
     def stop(self, rank: int) -> None:
-        """Record that a rank leaves no more messages."""
+        """Record that a rank posts no more messages."""
         with self._changed:
             self._stopped.add(rank)
             self._changed.notify_all()
 
     def wait(self, turn: int) -> list[Ints]:
-        """All ranks' messages of a turn."""
+        """Wait for all ranks' messages of a turn, and return them by rank.
+
+        Raises `_StoppedError` if a rank stopped before it posted its message.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._late(turn) <= self._stopped)
             if late := self._late(turn):
@@ -311,7 +317,9 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
         for number, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
             assert number not in rows, f"row {number} was received twice"
             rows[number] = Row(tuple(ids), tuple(labels), tuple(own))
-    assert sorted(rows) == list(range(min(rows), max(rows) + 1)), f"rows missing: {sorted(rows)}"
+    assert sorted(rows) == list(range(min(rows), max(rows) + 1)), (
+        f"only rows {sorted(rows)} were received"
+    )
     return [rows[number] for number in sorted(rows)]
 
 

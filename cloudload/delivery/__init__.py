@@ -1,16 +1,16 @@
-"""Blocks to batches in the training process, and communication between ranks.
+"""Turn blocks into batches in the training process, and communicate between ranks.
 
     workers ─► blocks ─► iteration ─► collate ─► Batch ─► training loop
                             │  ▲
                    progress ▼  │ cursors of all lanes          tail_exchange: end of a finite run
-                         exchange ◄──── other ranks            run_log: what the loader saves
+                         exchange ◄──── other ranks            run_log: positions and statistics
 
     passes         iterations over the loader, which `stop_every` ends
-    world          this process's place among the ranks
+    world          the ranks, and this process's place among them
     agreement      the values that all ranks must agree on
-    environment    the place where ranks and workers run; cloudload.testing replaces it
-    working_set    the bytes of shards in use on a node
+    environment    the processes of a job; cloudload.testing replaces them with threads
+    working_set    the bytes of shards that a node uses at a time
     description    the values that the loader resolved
 
-Among other packages, only `cloudload.loader` and `cloudload.testing` use these.
+Only `cloudload.loader` and `cloudload.testing` import these modules.
 """

@@ -37,7 +37,10 @@ def list_facts(
 
 
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
-    """Raise `RanksDisagreeError` if ranks that cannot communicate would have to end together."""
+    """Raise `RanksDisagreeError` if ranks without communication must end on the same step.
+
+    They must with `epochs` and with stop_every="epoch".
+    """
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:
         return

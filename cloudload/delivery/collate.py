@@ -26,10 +26,10 @@ def join_blocks(
     rows: range,
     delivery: DeliveryConfig,
 ) -> Batch:
-    """Join the workers' parts of the batch with index `number` in their blocks.
+    """Join the workers' parts of one batch, which has index `number` in each block.
 
-    The batch has the `rows` of the run. `batch_rows` has the indices of each worker's rows within
-    the batch.
+    `rows` are the batch's rows in the run. For each worker, `batch_rows` has the indices of its
+    rows within the batch: int64 [rows], or a slice.
     """
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()

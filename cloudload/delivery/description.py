@@ -1,4 +1,4 @@
-"""The values that a loader resolved, and the source of each: argument, data, state, or default."""
+"""The values that a loader resolved, and the source of each: argument, data, state or default."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ class Setting:
     name: str
     value: Any
     origin: str
-    """`given`, `from the data`, `from the state` or `default`."""
+    """`given`, `from the data`, `from the state` or `default`. An argument that equals the default
+    also counts as `default`."""
     note: str = ""
+    """The unit of the value, or details."""
 
     def __str__(self) -> str:
         shown = f"{self.value:,}" if type(self.value) is int else str(self.value)
@@ -43,11 +45,11 @@ class Description:
     settings: tuple[Setting, ...]
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a setting. Raises `KeyError` for an unknown name."""
+        """Return the value of a setting. Raises `KeyError` for an unknown name."""
         return {setting.name: setting.value for setting in self.settings}[name]
 
     def as_dict(self) -> dict[str, Any]:
-        """The values by name, as plain JSON types."""
+        """Return the values by name, as plain JSON types."""
         return {setting.name: setting.value for setting in self.settings}
 
     def __str__(self) -> str:
@@ -71,7 +73,7 @@ class Description:
 
 
 def describe(title: str, plan: Plan, world: World, *, is_resumed: bool) -> Description:
-    """Describe a plan. Builds the orders of the lanes' current epochs, as iterating does."""
+    """Describe a plan, under a title. Builds the orders of the lanes' current epochs."""
     settings = [
         *_layout(plan, is_resumed),
         *_rows(plan),
@@ -135,7 +137,9 @@ def _cache(plan: Plan, world: World) -> Iterator[Setting]:
         world=world,
         downloads_at_once=count_downloads(plan, world),
     )
-    yield Setting("working_set_bytes", needed, DATA, "of shards on this node at a time")
+    yield Setting(
+        "working_set_bytes", needed, DATA, "bytes of shards that this node uses at a time"
+    )
     limit = plan.delivery.cache_limit_bytes()
     yield Setting("cache_limit_bytes", limit, DEFAULT if limit is None else GIVEN)
     yield Setting("local", str(plan.cache_root), GIVEN if plan.delivery.local else DEFAULT)

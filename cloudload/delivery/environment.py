@@ -1,7 +1,7 @@
 """The environment of a loader: its world, the exchange between ranks, and its workers.
 
-    Environment              torch.distributed and worker processes
-    cloudload.testing's      ranks in threads of one process, workers inline
+    Environment                     torch.distributed and worker processes
+    its subclass in testing         ranks in threads of one process, workers inline
 
 A loader uses the environment that is current when the loader is created.
 """
@@ -24,15 +24,18 @@ class Environment:
     """The processes of a job: the ranks, and this rank's workers."""
 
     def find_world(self, delivery: DeliveryConfig) -> World:
-        """The current ranks; torch.distributed may be initialized after the loader is created."""
+        """Find the current world, which changes if torch.distributed is initialized later.
+
+        Raises `ValueError` as `world.find_world` does.
+        """
         return find_world(delivery.dp_rank, delivery.dp_world_size)
 
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
-        """Open the exchange with the other ranks; a collective call of all processes."""
+        """Open the exchange with the other ranks. All processes must call it together."""
         import torch.distributed as dist
 
-        # with a mesh, even the processes of a single rank compare their facts; a rank that was
-        # given by number may be alone
+        # with a mesh, the processes of a single rank compare their facts, too; with dp_rank and
+        # dp_world_size, the other processes may have nothing to do with this loader
         has_others = delivery.has_mesh or self.find_world(delivery).size > 1
         is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if has_others and is_ready:
@@ -40,7 +43,7 @@ class Environment:
         return Exchange()
 
     def open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
-        """Start the workers of a plan, and iterate over their blocks: one of each, repeatedly."""
+        """Start the workers of a plan, and repeatedly yield one block of each."""
         return process_blocks(plan) if plan.delivery.num_workers else inline_blocks(plan)
 
 
@@ -48,13 +51,13 @@ _current: ContextVar[Environment | None] = ContextVar("cloudload_environment", d
 
 
 def current_environment() -> Environment:
-    """The environment for a loader that is created now."""
+    """Return the environment that a loader created now would use."""
     return _current.get() or Environment()
 
 
 @contextlib.contextmanager
 def use_environment(environment: Environment) -> Iterator[None]:
-    """Make an environment the current one."""
+    """Make an environment current within a `with` block."""
     token = _current.set(environment)
     try:
         yield

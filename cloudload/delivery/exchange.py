@@ -3,15 +3,15 @@
     rank 0    batch t arrives ──► start ─────────────► finish ──► batch t is handed out
     rank 1      batch t arrives ──► start ───────────► finish ──► batch t is handed out
 
-A rank's message for a window of batches contains its lanes' cursors after each of its rows, its row
-count, its statistics, and the first row that a lane could not fill. All ranks gather all messages
-asynchronously, over a CPU process group that only the loader uses. From the same messages, every
-rank computes the same cursor table and statistics, and decides in the same way whether the lanes
-have ended.
+A rank's message for a window of rows contains the window's end, the rank's virtual index, the first
+row that a lane could not fill, statistics, and the lanes' cursors and residues after each of the
+rank's rows. All ranks gather all messages asynchronously, over a CPU process group that only the
+loader uses. From the same messages, every rank computes the same cursor table and statistics, and
+decides in the same way whether the lanes have ended.
 
 A data-parallel rank may be several processes that share the work on its rows (tensor, pipeline,
 context parallelism). Then several groups exchange in parallel. Each group has one process of every
-rank, so it counts a rank's message once:
+rank, so it counts each rank's message once:
 
     process             0  1  2  3
     data-parallel rank  0  0  1  1          process 0 exchanges with 2, and 1 with 3
@@ -33,23 +33,24 @@ _FIRST_CAPACITY = 1 << 10
 
 
 class Exchange:
-    """Carries messages between ranks. This base class serves a single rank."""
+    """Carries messages between ranks. This base class is for a rank without communication."""
 
     is_alone: ClassVar[bool] = True
+    """Whether this rank receives only its own messages."""
     runs_ahead: ClassVar[bool] = False
-    """Whether each batch is fetched one batch early, so that its exchange is done when needed."""
+    """Whether each batch is fetched one step early, so that its exchange overlaps with training."""
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
         """Start sending `message` (int64 [n], of any length) to all ranks.
 
         Returns a function that waits for the messages of all ranks and returns them. All ranks must
-        start and finish their messages in the same order. Raises `RanksDisagreeError` if another
-        rank has stopped.
+        start and finish their messages in the same order. The function raises `RanksDisagreeError`
+        if another rank has stopped, is out of step, or does not answer in time.
         """
         return lambda: [message]
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
-        """Compare facts with the other ranks; called before the first message.
+        """Compare facts with all other processes, before the first message of an iteration.
 
         Raises `RanksDisagreeError` if facts differ, or if ranks have different numbers of
         processes.
@@ -62,10 +63,10 @@ class Exchange:
 class DistributedExchange(Exchange):
     """Exchanges messages over torch.distributed, in separate gloo groups.
 
-    The constructor and all methods are collective calls of all processes. All processes compare
-    their facts, but each sends messages only within its group. Messages travel in buffers of equal
-    size. If one does not fit, all ranks see this from the sizes, immediately gather the rest, and
-    use larger buffers from then on.
+    All processes must call the constructor and every method together. They all compare their facts,
+    but each sends messages only within its group. Messages are gathered in buffers of equal size.
+    If one does not fit, all ranks see this from the sizes, immediately gather the rest, and use
+    larger buffers from then on.
     """
 
     is_alone = False
@@ -113,9 +114,9 @@ class DistributedExchange(Exchange):
                 work.wait()
             except RuntimeError as error:
                 raise RanksDisagreeError(
-                    "the exchange between ranks failed: another rank has "
-                    "stopped or is out of step. "
-                    "Look at the first rank that failed, and resume from the last state"
+                    "the exchange between ranks failed: another rank has stopped, is out of step, "
+                    f"or did not answer within {self._timeout.total_seconds():,g} s. Look at the "
+                    "first rank that failed, and resume from the last state"
                 ) from error
             return [tensor.numpy() for tensor in gathered]
 
@@ -138,8 +139,8 @@ class DistributedExchange(Exchange):
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
-            # no use_local_synchronization: older versions of torch would then reuse the name of a
-            # closed group, and with it addresses that no longer work
+            # not with use_local_synchronization: older versions of torch then reuse the name of a
+            # closed group, and connect to addresses that no longer work
             self._group, _ = self._dist.new_subgroups_by_enumeration(
                 groups, timeout=self._timeout, backend="gloo"
             )
@@ -152,7 +153,7 @@ class DistributedExchange(Exchange):
 
 
 def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
-    """The groups of processes that exchange messages: the k-th process of every rank.
+    """Group the processes that exchange messages: group k has the k-th process of every rank.
 
     `ranks` has the data-parallel rank of each process. Raises `RanksDisagreeError` if ranks have
     different numbers of processes.

@@ -1,17 +1,17 @@
-"""One iteration of a loader: turns the workers' blocks into batches and advances the position.
+"""Turn the workers' blocks into batches, and move the position past each batch handed out.
 
     workers ─► fetch: join blocks, start the exchange ─► hand out: finish it, move the position
                                                               └─► batch
 
 A finite run ends in three phases, as values of `workers.plan`:
 
-    Steady       rows come from the lanes, until an exchange shows a dry row: one that its lane
+    Steady       rows are cut from the lanes, until an exchange reports a dry row: one that its lane
                  cannot fill. That batch is discarded, and so are the batches fetched after it.
-    Measuring    new workers report the sizes of the documents left in all lanes. The ranks
-                 exchange them and pack the same tail (`tail_exchange`).
+    Measuring    new workers report the sizes of the documents left in their lanes. The ranks
+                 exchange the sizes and pack the same tail (`tail_exchange`).
     InTail       new workers rebuild the discarded batch: rows before the dry row from the lanes,
-                 the others from the tail. The tail ends on the same step on every rank; its last
-                 batch is padded, or dropped with tail="drop".
+                 the others from the tail. The tail ends on the same step on every rank. If its last
+                 batch is not full, it is padded, or dropped with tail="drop".
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cloudload.workers.block import Block
 from cloudload.workers.plan import InTail, Measuring, Plan
 
 OpenBlocks = Callable[[Plan], Iterator[list[Block]]]
-"""Starts the workers of a plan, and repeatedly yields one block of each."""
+"""Starts the workers of a plan, and repeatedly yields one block of each worker."""
 
 
 class _Fetched(NamedTuple):
@@ -57,8 +57,9 @@ class _Fetched(NamedTuple):
 
     batch: Batch
     stop: int
+    """The row of the run after the global batch."""
     window: Window | None
-    """The rows that its exchange covers; None for a batch between two exchanges."""
+    """The rows that its exchange covers. None if no exchange follows this batch."""
     finish: Callable[[], list[Report]]
 
 
@@ -75,25 +76,26 @@ class Iteration(Iterator[Batch]):
         self._end_workers: Callable[[], object] = _no_workers
         self._current: list[Block] = []
         self._number = 0
-        """The index of the next batch in the current blocks."""
+        """The index of the current batch in the current blocks."""
         self._fetched: deque[_Fetched | None] = deque()
-        """Batches that wait to be handed out; None marks the end."""
+        """Batches that wait to be handed out. None marks the end of the run."""
         self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self._failure: Exception | None = None
         self._lanes_end = plan.position
-        """The position at which the lanes ended; in the tail, cursors do not move."""
+        """The position at which the lanes ended. In the tail, cursors do not move."""
         self._discarded_tokens = 0
-        """The discarded batch's tokens before the dry row; of all ranks once the tail is packed."""
+        """Number of tokens in the discarded batch before the dry row: this rank's, or those of all
+        ranks once the tail is packed."""
 
     def __next__(self) -> Batch:
         if self._failure is not None:
             raise self._failure
         if os.getpid() != self._process:
             raise WorkerError(
-                "this iteration was started in another process, which continues it. Make a loader "
-                "in this process"
+                f"this iteration belongs to process {self._process}, which started it, not to "
+                f"process {os.getpid()}. Create a loader in this process"
             )
         began = time.perf_counter()
         try:
@@ -101,12 +103,12 @@ class Iteration(Iterator[Batch]):
         except StopIteration:
             raise
         except Exception as error:
-            # later calls must raise, too, and not look like the end of the data
+            # later calls must raise too, or the error would look like the end of the data
             self._failure = error
             self.close()
             raise
         except BaseException as error:
-            # an interrupt may leave it between two batches, so it cannot continue
+            # an interrupt may leave the iteration between two batches, so it cannot continue
             self._failure = WorkerError(
                 f"this iteration was interrupted ({error!r}). Iterate over the loader again: it "
                 "continues after the last batch handed out"
@@ -119,7 +121,7 @@ class Iteration(Iterator[Batch]):
         return batch
 
     def skip(self, number: int) -> None:
-        """Read, count and record some batches as skipped, without returning them."""
+        """Read the next `number` batches, or fewer at the end, and record their rows as skipped."""
         self._is_skipping = True
         try:
             for _ in itertools.islice(self, number):
@@ -128,10 +130,10 @@ class Iteration(Iterator[Batch]):
             self._is_skipping = False
 
     def close(self, reason: str = "") -> None:
-        """End the workers; the next iteration reads their prefetched rows again.
+        """End the workers. The next iteration reads the rows again that they read ahead.
 
-        With a `reason`, asking for another batch raises an error, so that it does not look like the
-        end of the data.
+        With a `reason`, later calls of `next` raise `WorkerError`, because `StopIteration` would
+        look like the end of the data.
         """
         if reason and not self.is_over:
             self._failure = self._failure or WorkerError(
@@ -147,7 +149,7 @@ class Iteration(Iterator[Batch]):
         while not self.is_over:
             if isinstance(self._plan.phase, Measuring):
                 self._enter_tail()
-            # not at first, because the training loop waits
+            # do not read ahead before the first batch, because the training loop waits for it
             is_ahead = self._has_handed_out and self._exchange.runs_ahead
             while len(self._fetched) <= is_ahead:
                 self._fetched.append(self._fetch())
@@ -178,7 +180,7 @@ class Iteration(Iterator[Batch]):
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
     def _take_rows(self, start: int, stop: int) -> list[slice | Ints]:
-        """Advance to the blocks that hold rows [start, stop), and add a report on those rows.
+        """Advance to the batch of rows [start, stop), and add a report on its rows.
 
         Returns, for each worker, the indices of its rows within this rank's batch.
         """
@@ -192,7 +194,7 @@ class Iteration(Iterator[Batch]):
         return batch_rows
 
     def _advance(self) -> None:
-        """Make the next batch of the workers the current one."""
+        """Make the workers' next batch the current one."""
         self._number += 1
         if not self._current or self._number >= self._current[0].num_batches:
             assert self._blocks is not None
@@ -210,7 +212,10 @@ class Iteration(Iterator[Batch]):
         return window, window.exchange(self._exchange, report)
 
     def _finish(self, fetched: _Fetched) -> bool:
-        """Finish a batch's exchange and move the position past it; False if the lanes ended."""
+        """Finish a batch's exchange and move the position past the batch.
+
+        Returns False if the lanes ended in it, so that it was discarded.
+        """
         before, window = self._position, fetched.window
         lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
         if window is not None:
@@ -236,7 +241,7 @@ class Iteration(Iterator[Batch]):
 
     def _open_plan(self, plan: Plan) -> None:
         self._blocks = self._open_blocks(plan)
-        # also at the interpreter's exit, while modules still have their globals
+        # `finalize` also runs at interpreter exit, while modules still have their globals
         self._end_workers = weakref.finalize(self, _close_blocks, self._blocks)
 
     def _close_blocks(self) -> None:
@@ -246,7 +251,7 @@ class Iteration(Iterator[Batch]):
     # ------------------------------------------------------------ the end
 
     def _start_measuring(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
-        """Discard `batch`, in which the lanes ended at row `first_dry`, and all prefetched batches.
+        """Discard `batch`, in which the lanes ended at row `first_dry`, and all later ones.
 
         Enters the phase `Measuring`.
         """
@@ -262,7 +267,7 @@ class Iteration(Iterator[Batch]):
         self._plan = replace(self._plan, position=position, phase=Measuring(first_dry))
 
     def _enter_tail(self) -> None:
-        """Pack the tail, and continue from before the batch in which the lanes ended."""
+        """Pack the tail, and continue with the batch in which the lanes ended."""
         plan = self._plan
         self._open_plan(plan)
         self._advance()
@@ -276,7 +281,7 @@ class Iteration(Iterator[Batch]):
         self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
 
     def _end(self) -> None:
-        """Record the tokens that are left over, and the documents that were counted with no row."""
+        """Record the tokens left over and the documents that no row counts, and close."""
         plan, position = self._plan, self._position
         tail = plan.tail
         assert tail is not None
@@ -299,10 +304,10 @@ def _join_ranges(
 
 
 def _close_blocks(blocks: Iterator[list[Block]]) -> None:
-    # at exit, a daemon thread may still wait for a block
+    # raised at exit if a daemon thread is still waiting for a block
     with suppress(ValueError):
         blocks.close()  # type: ignore[attr-defined]
 
 
 def _no_workers() -> None:
-    """Ends nothing: no blocks are open."""
+    """Do nothing, because no workers were started."""

@@ -1,9 +1,9 @@
-"""Passes: `iter(loader)` returns one, from the loader's position to the end set by `stop_every`.
+"""Passes over a loader: each starts at the loader's position, and `stop_every` ends it.
 
     stop_every=3    first pass: batches 1 2 3 · next: 4 5 6
                     resumed after batch 4: 5 6 · next: 7 8 9
 
-The workers that read ahead continue from one pass to the next.
+The workers keep running, and reading ahead, from one pass to the next.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from cloudload.stats import READ
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
-    """The number of passes completed at a position.
+    """The number of passes completed at a position; 0 without `stop_every`.
 
-    It is computed from rows, so earlier batches may have had another size.
+    It is computed from the rows delivered, or from the documents read with stop_every="epoch", so
+    earlier batches may have had a different size.
     """
     every = delivery.stop_every
     if every is None:
@@ -34,15 +35,15 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
         return position.rows // (every * delivery.batch_size * world.size)
     [component] = recipe.components
     num_read = int(position.counts[:, READ].sum())
-    # the last epoch ends with the run
+    # the last epoch is not counted, because the run ends with it
     return min(num_read // component.lanes.num_positions, (recipe.config.epochs or NEVER) - 1)
 
 
 class Source(Protocol):
-    """The source of a pass: a loader."""
+    """The methods of a loader that a pass uses."""
 
     def _start_iteration(self) -> Iteration:
-        """The iteration of the last pass if it can continue, otherwise a new one."""
+        """Return the previous pass's iteration if it can continue, otherwise a new one."""
         ...
 
     def _keep_iteration(self, iteration: Iteration) -> None:
@@ -50,15 +51,15 @@ class Source(Protocol):
         ...
 
     def _count_passes(self) -> int:
-        """The number of passes completed."""
+        """Return the number of passes completed."""
         ...
 
 
 class Pass(Iterator[Batch]):
-    """One pass. Nothing starts before its first batch is requested.
+    """One pass. It starts workers only when its first batch is requested.
 
-    `has_stop` is False for a pass that `stop_every` does not end. With a `reason`, the pass refuses
-    to start.
+    `has_stop` is False for a pass that `stop_every` does not end. With a `reason`, the first batch
+    raises `ValueError(reason)`.
     """
 
     def __init__(self, source: Source, *, has_stop: bool = True, reason: str | None = None) -> None:
@@ -75,12 +76,12 @@ class Pass(Iterator[Batch]):
             self._iteration = self._source._start_iteration()
             self._stop = self._source._count_passes() + 1
         elif self._is_at_stop():
-            # `skip` moved past the stop
+            # `skip` moved past the end of the pass
             self._end(self._iteration)
             raise StopIteration
         batch = next(self._iteration)
         if self._is_at_stop():
-            # end eagerly: callers that know len() never request one extra batch
+            # end now, because a caller that uses len() never requests another batch
             self._end(self._iteration)
         return batch
 
@@ -110,9 +111,9 @@ _ADAPTERS = {
 
 
 def reason_to_refuse_caller() -> str | None:
-    """The reason why the caller of the calling function may not iterate, or None.
+    """Return why the calling function's caller may not iterate over the loader, or None if it may.
 
-    Only the modules in `_ADAPTERS` are refused.
+    Only frameworks in `_ADAPTERS` are refused.
     """
     adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
     return adapter and f"without an adapter, a resume would lose or repeat batches. Pass {adapter}"

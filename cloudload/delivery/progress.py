@@ -27,13 +27,16 @@ _HEADER = 3
 
 
 class Report(NamedTuple):
-    """The report of the rank with virtual index `rank_index` on its rows before row `stop`."""
+    """The report of one rank on its rows of a batch or a window."""
 
     stop: int
+    """The row of the run after the batch or window."""
     rank_index: int
+    """The virtual index of the rank."""
     first_dry: int
+    """The first row that a lane of the rank could not fill, or `NEVER`."""
     counts: Ints
-    """int64 [streams, counts]."""
+    """int64 [streams, counts]: the statistics of the rows."""
     cursors: Ints
     """int64 [rows, 2]: the lane's cursor after each row."""
     residues: list[bytes]
@@ -48,9 +51,9 @@ def report_batch(
     stop: int,
     rank_index: int,
 ) -> Report:
-    """Report on batch `number` of the workers' blocks, which ends before row `stop`.
+    """Report on the batch with index `number` in the workers' blocks, which ends before row `stop`.
 
-    `batch_rows` has the indices of each worker's rows within the rank's batch.
+    For each worker, `batch_rows` has the indices of its rows within the rank's batch.
     """
     first_dry = min(block.first_dry for block in blocks)
     first_dry = first_dry if first_dry < stop else NEVER
@@ -75,7 +78,7 @@ def report_batch(
 
 
 def merge_reports(reports: Sequence[Report]) -> Report:
-    """Merge the reports of one rank on the batches of a window."""
+    """Merge one rank's reports on the batches of a window, which must be in order."""
     if len(reports) == 1:
         return reports[0]
     return reports[-1]._replace(
@@ -104,7 +107,7 @@ class Window(NamedTuple):
     def _encode(self, report: Report) -> Ints:
         """Encode a report as int64 [n].
 
-        stop, index, first dry row | counts | cursors | sizes of residues, residues
+        stop, rank index, first dry row | counts | cursors | sizes of residues in bytes, residues
         """
         header = np.array(report[:_HEADER], np.int64)
         arrays = [header, report.counts.ravel(), report.cursors.ravel()]
@@ -132,14 +135,14 @@ class Window(NamedTuple):
         stops = [report.stop for report in reports]
         if any(stop != self.stop for stop in stops):
             raise RanksDisagreeError(
-                f"the ranks are out of step: after this batch their rows are {stops}. "
-                "Every rank must take the same number of batches"
+                f"the ranks are out of step: after this batch, they are at rows {stops}. Take the "
+                "same number of batches on every rank"
             )
         return min(report.first_dry for report in reports)
 
 
 class Update(NamedTuple):
-    """The reports of all ranks on a window; rows from `stop` on are ignored."""
+    """The reports of all ranks on a window. The cursors of rows from `stop` on are ignored."""
 
     window: Window
     reports: Sequence[Report]
@@ -153,14 +156,14 @@ def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
     residues: list[bytes] = []
     for window, reports, stop in updates:
         for report in reports:
-            # rows from the first dry one on are invalid
+            # rows from `stop` on may be invalid, because a lane could not fill one
             own = rank_rows(window.start, stop, report.rank_index, window.world_size)
             rows.append(np.arange(own.start, own.stop, own.step))
             cursors.append(report.cursors[: len(own)])
             residues += report.residues[: len(own)]
     recipe, all_rows = updates[0].window.recipe, np.concatenate(rows)
     lanes, components = all_rows % recipe.num_lanes, recipe.components_of(all_rows)
-    # if a lane has several rows, the last one is kept
+    # if a lane has several rows, NumPy keeps the value of the last one
     arrays.cursors[components, lanes] = np.concatenate(cursors)
     arrays.counts[:] += np.sum(
         [report.counts for update in updates for report in update.reports], axis=0

@@ -1,4 +1,4 @@
-"""The run log of a loader: recent positions, tokens left at the end, and delivery statistics.
+"""The run log of a loader: latest positions, tokens left over at the end, and statistics.
 
     iteration ── record, record_end ──► RunLog ◄── state_dict, stats, seek ── loader
 
@@ -21,19 +21,19 @@ _KEPT_POSITIONS = 4
 
 
 class RunLog:
-    """The progress of a run, as seen by one loader."""
+    """The progress of one loader through its run."""
 
     def __init__(self, position: Position) -> None:
         self.meter = DeliveryMeter()
         self.start_at(position)
 
     def start_at(self, position: Position) -> None:
-        """Continue from a position that was loaded from a state."""
+        """Start at a position: the start of the run, or one that was loaded from a state."""
         self.started_at, self.has_read = position, False
         self.move_to(position)
 
     def move_to(self, position: Position) -> None:
-        """Continue from a later position that was not reached by reading."""
+        """Continue from a position that was not reached by reading, and forget the earlier ones."""
         self._positions: deque[Position] = deque([position], maxlen=_KEPT_POSITIONS)
         self.record_end(0, np.zeros_like(position.counts))
 
@@ -45,30 +45,35 @@ class RunLog:
     def record_end(self, dropped: int, uncounted: Ints) -> None:
         """Record the end of the data.
 
-        `dropped` is the number of tokens left over. `uncounted`, int64 [streams, counts], is the
+        `dropped` is the number of tokens left over. `uncounted`, int64 [streams, counts], has the
         statistics of documents that no row counts.
         """
         self._dropped, self._uncounted = dropped, uncounted
 
     @property
     def position(self) -> Position:
-        """The position after the last batch."""
+        """The position after the last batch, or at which the log starts."""
         return self._positions[-1]
 
     @property
     def last_step(self) -> tuple[Position, Position]:
-        """The positions before and after the last batch; equal before the first."""
+        """The positions before and after the last batch. They are equal before the first batch."""
         return self._positions[-min(2, len(self._positions))], self._positions[-1]
 
     def past(self, lag: int) -> Position:
-        """The position `lag` batches ago. Raises `ValueError` if it is no longer kept."""
+        """The position `lag` batches ago.
+
+        Raises `ValueError` if `lag` is not from 0 to 3, or exceeds the number of batches since the
+        start of the log.
+        """
         if not 0 <= lag < _KEPT_POSITIONS:
             raise ValueError(f"lag is {lag!r}; it must be from 0 to {_KEPT_POSITIONS - 1}")
         if lag >= len(self._positions):
             handed_out = len(self._positions) - 1
             raise ValueError(
-                f"lag is {lag}, but only {handed_out} batches were handed out so far. Use a lag of "
-                f"at most {handed_out}"
+                f"lag is {lag}, but only {handed_out} batches were handed out since the loader was "
+                "created, loaded a state, or was moved by seek. Use a lag of at most "
+                f"{handed_out}"
             )
         return self._positions[-1 - lag]
 

@@ -1,11 +1,13 @@
 """Compute the same tail on all ranks, once a lane of a finite run cannot fill its row.
 
-    each rank: sizes of the documents that its lanes have left ─► one message ─► exchanged
+    each rank: sizes of the documents left in its lanes ─► one message ─► exchanged
     every rank: sizes by lane ─► packed as one sequence ─► the same Tail
 
 The plan is in the phase `Measuring`, at the position where the lanes ended.
 
-    message    virtual index | tokens of this rank's last rows of lanes | sizes, ordered by lane
+    message    virtual index | number of discarded tokens | sizes of documents, by lane
+
+Discarded tokens are the rank's tokens before the dry row in the batch in which the lanes ended.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _HEADER = 2
 
 
 def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
-    """Build the message of this rank (int64 [n]) from its workers' blocks of sizes."""
+    """Build this rank's message (int64 [n]) from its workers' blocks of sizes.
+
+    `tokens_before_end` is the number of discarded tokens.
+    """
     sizes: dict[int, Ints] = {}
     for worker, block in enumerate(blocks):
         lanes = plan.own_lanes(worker)
@@ -37,10 +42,11 @@ def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> I
 
 
 def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
-    """Pack the tail from the messages of all ranks; `stages` are its stages before the resume.
+    """Pack the tail from the messages of all ranks.
 
-    Raises `StreamChangedError` if the state does not fit the documents, and `DatasetError` if the
-    whole run has no tokens.
+    `stages` are the tail's stages in the position; empty if the run did not resume in its tail.
+    Raises `StreamChangedError` if the position does not match the documents, and `DatasetError` if
+    the whole run has no tokens.
     """
     ended = plan.position
     try:
@@ -54,23 +60,24 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
         )
     except ValueError as error:
         raise StreamChangedError(
-            f"{error}. The state is damaged, or belongs to another corpus, tokenizer or transform"
+            f"{error}. The state is damaged, or was saved with a different corpus, tokenizer or "
+            "transform. Load an earlier state, or restore the data and the config"
         ) from error
     if not tail.end:
         raise DatasetError(
             f"no document of {', '.join(plan.recipe.labels)} gave any tokens: all are empty or "
-            "filtered out. Use other data, an eos, or another transform or min_tokens"
+            "filtered out. Use different data, an eos, or a different transform or min_tokens"
         )
     return tail
 
 
 def sum_tokens(messages: Sequence[Ints]) -> int:
-    """The number of tokens in the last rows of lanes, over all ranks."""
+    """The number of discarded tokens of all ranks."""
     return sum(int(message[1]) for message in messages)
 
 
 def count_remnants(plan: Plan, remnants: Ints) -> Ints:
-    """Count documents without tokens, if the tail has no row to count them with.
+    """Count the documents left over, all without tokens, if the tail has no row that counts them.
 
     `remnants` is int64 [remnants, 5]. Returns int64 [streams, counts].
     """
@@ -96,6 +103,6 @@ def _sizes_by_lane(plan: Plan, messages: Sequence[Ints]) -> list[Ints]:
 
 
 def _num_left(plan: Plan, lane: int) -> int:
-    """The number of ordinals left in a lane when the lanes ended."""
+    """The number of ordinals, holes included, left in a lane at the plan's position."""
     end = plan.recipe.components[0].lanes.end(lane) or 0
     return end - int(plan.position.cursors[0, lane, CURSOR_ORDINAL])

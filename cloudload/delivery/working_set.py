@@ -1,4 +1,4 @@
-"""The working set of a node: the most shard bytes that it needs in its cache at any one time.
+"""The working set of a node: the peak number of shard bytes that it uses at a time.
 
 A cache limit below the working set is refused, because the cache would thrash.
 """
@@ -30,7 +30,7 @@ def check_cache_limit(
     world: World,
     downloads_at_once: int,
 ) -> None:
-    """Raise `CacheError`, which names the limit needed, if `limit_bytes` is too small."""
+    """Raise `CacheError`, with the minimum, if `limit_bytes` is below the working set."""
     if limit_bytes is None:
         return
     needed = measure_working_set(
@@ -52,11 +52,12 @@ def measure_working_set(
     world: World,
     downloads_at_once: int,
 ) -> int:
-    """The maximum bytes of shards that this node uses at a time, plus those being downloaded.
+    """The peak number of shard bytes that this node uses at a time, downloads included.
 
-    The lanes of a node advance through their canonical nodes in step. A shard is in use from the
-    first to the last step at which the component's order of an epoch reads one of its documents.
-    Components with `repeat` or `choose` are not counted, because they read a shard again later.
+    The node's lanes advance through their canonical nodes in step. A shard is in use from the first
+    to the last step at which the component's order reads one of its documents. `orders` has the
+    order of one epoch for each component. Components with `repeat` or `choose` are not counted,
+    because they read a shard again later. Shards that are mapped in place count as 0 bytes.
     """
     sizes = _cached_bytes(corpus)
     needed = int(downloads_at_once * sizes.max(initial=0))
@@ -67,9 +68,10 @@ def measure_working_set(
 
 
 def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
-    """Build the orders of the lanes' current epochs, so that workers do not each build them.
+    """Build the orders of the current epochs of this rank's lanes, before the workers need them.
 
-    Returns the latest order of each component.
+    Builds at most the last two of each component, and returns the latest. Raises `CacheError` if an
+    order cannot be written.
     """
     current: list[Ints | SeekableOrder] = []
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
@@ -88,7 +90,7 @@ def count_downloads(plan: Plan, world: World) -> int:
 
 
 def _cached_bytes(corpus: Corpus) -> Ints:
-    """The bytes that each shard uses in the cache, int64 [shards]; 0 if it is mapped in place."""
+    """The bytes that each shard uses in the cache: int64 [shards]; 0 if it is mapped in place."""
     return np.array(
         [
             0 if is_in_place(dataset, shard) else shard.raw.bytes
@@ -102,7 +104,7 @@ def _cached_bytes(corpus: Corpus) -> Ints:
 def _peak_bytes(
     corpus: Corpus, component: Component, order: Ints | SeekableOrder, sizes: Ints, world: World
 ) -> int:
-    """The maximum bytes of shards in use at any step of an epoch."""
+    """The peak number of shard bytes that this node uses at any step of an epoch."""
     num_nodes = component.order.num_canonical_nodes
     num_hosts = max(1, world.size // world.ranks_per_node)
     is_own = np.ones(num_nodes, bool)
@@ -130,7 +132,7 @@ def _steps_of_shards(
 ) -> tuple[Ints, Ints]:
     """The first and last step at which each shard of the corpus is read: int64 [shards] each.
 
-    -1 for a shard that is not read.
+    Both are -1 for a shard that this node does not read. `is_own` is bool [canonical nodes].
     """
     first, last = (np.full(len(corpus.shard_sizes), -1, np.int64) for _ in range(2))
     for start in range(0, len(order), _POSITIONS_AT_ONCE):
@@ -142,7 +144,7 @@ def _steps_of_shards(
             order[start : start + _POSITIONS_AT_ONCE][own].astype(np.int64) + component.first_sample
         )
         steps, shards = steps[own], corpus.shards_of(samples)
-        # NumPy keeps the last of several values for one index
+        # if an index occurs several times, NumPy keeps the last value
         last[shards] = steps
         is_new = first[shards] < 0
         first[shards[is_new][::-1]] = steps[is_new][::-1]

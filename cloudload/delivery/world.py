@@ -15,24 +15,30 @@ from cloudload.arrays import divisors
 
 @dataclass(frozen=True)
 class World:
-    """The data-parallel ranks of a run, and this process's place among them."""
+    """The data-parallel ranks of a run, and this process's place among them.
+
+    Raises `ValueError` unless `rank` is from 0 to `size - 1`.
+    """
 
     rank: int
+    """This process's data-parallel rank."""
     size: int
+    """Number of data-parallel ranks."""
     ranks_per_node: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ValueError(
-                f"data-parallel rank {self.rank} is not in a world of {self.size}; it must be from "
-                f"0 to {self.size - 1}"
+                f"data-parallel rank {self.rank} is not in a world of size {self.size}; use a rank "
+                f"from 0 to {self.size - 1}"
             )
 
     @property
     def index(self) -> int:
-        """The virtual index of this rank.
+        """The virtual index of this rank, which determines its lanes.
 
-        Neighboring indices are on different nodes, so each node reads only its canonical nodes.
+        Consecutive indices are on different nodes, so that the lanes of a node share canonical
+        nodes. If `ranks_per_node` does not divide `size`, it is the rank itself.
         """
         if self.size % self.ranks_per_node:
             return self.rank
@@ -45,10 +51,11 @@ class World:
 
 
 def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> World:
-    """The world: the given one, torch.distributed's, the environment's, or a single rank.
+    """Find the world from the arguments, or else from torch.distributed or the environment.
 
-    The first of these that exists is used. The environment variables are `RANK`, `WORLD_SIZE` and
-    `LOCAL_WORLD_SIZE`. Raises `ValueError` for an invalid variable or rank.
+    The environment variables are `RANK` and `WORLD_SIZE`; without them, the world is a single rank.
+    `LOCAL_WORLD_SIZE` is the number of processes per node; by default, all are on one node. Raises
+    `ValueError` for an invalid variable or rank.
     """
     import torch.distributed as dist
 
@@ -59,9 +66,9 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
     if dp_rank is None or dp_world_size is None:
         return World(rank, size, ranks_per_node)
-    # This is a guess, because a data-parallel rank may span nodes, or one node may have all ranks.
-    # It affects only which node reads which shards, never the content of a row. It must be the same
-    # on all processes, so it uses only values that every process knows.
+    # The ranks per node are a guess, because a data-parallel rank may span nodes, or one node may
+    # have all ranks. They affect only which node reads which shards, never the content of a row.
+    # All processes must make the same guess, so it uses only values that are equal on all of them.
     num_nodes = size // ranks_per_node
     return World(
         dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes
@@ -69,7 +76,7 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
 
 
 def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
-    """(data-parallel rank, number of ranks) of this process in a `DeviceMesh`.
+    """Return (data-parallel rank, number of ranks) of this process in a `DeviceMesh`.
 
     All dimensions of the mesh must be data-parallel; the last one varies fastest. Raises
     `ValueError` if this process is not in the mesh.
@@ -95,7 +102,6 @@ def check_world(num_lanes: int, world_size: int) -> None:
     if num_lanes % world_size:
         raise ValueError(
             f"cannot share {num_lanes} lanes over {world_size} ranks: {num_lanes % world_size} "
-            "would be left over. "
-            f"Use a world size from {divisors(num_lanes)}, or start a new "
-            "run with another num_lanes"
+            f"would be left over. Use a world size from {divisors(num_lanes)}, or start a new run "
+            "with a different num_lanes"
         )

@@ -1,16 +1,17 @@
-"""The definition of a run, which determines its rows, and a position in those rows.
+"""The recipe of a run, which determines its rows, and the position that the run has reached.
 
-    RowsConfig, tokenizer, data ─► Recipe          layout, components, mixture: settled, immutable
+    RowsConfig, tokenizer, data ─► Recipe          layout, components, mixture: immutable
                                      │
                                   Position         rows delivered, a cursor for every lane
                                      │
              build_state ◄───────────┴───────────► read_state, resume_position
              one flat dict of JSON types           checks every field, then moves the position
 
-`components` are groups of streams that share an order, and `recipe` joins them. `position` and
-`state` hold the point that a run has reached, `state_codec` encodes arrays as text, and `resume`
-decides which changes are allowed.
+`components` groups the streams that share an order, and `recipe` combines the groups. `position`
+holds the progress of a run. `state` turns it into a dict and back, with arrays encoded by
+`state_codec`. `resume` decides which changes are allowed.
 
-Other packages use `open_recipe`, `Recipe`, `Component`, `Position`, `LaneArrays`, `build_state`,
-`read_state`, `merge_state_dicts`, `mask_lanes` and `resume_position`.
+Other packages use `open_recipe`, `Recipe`, `Component`, `Position`, `LaneLog`, `LaneArrays`,
+`State`, `Saved`, `build_state`, `read_state`, `merge_state_dicts`, `mask_lanes`, `resume_position`
+and `HELD_CONFIG_FIELDS`.
 """

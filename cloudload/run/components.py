@@ -1,7 +1,7 @@
-"""The components of a mixture: each has a separate order, pace, and epochs.
+"""The components of a run: groups of streams, each with its own order, pace and epochs.
 
-    streams without proportions    one component of all streams, read as one corpus
-    streams with proportions       one component per stream; the mixture assigns rows to components
+    no proportions or schedule     one component of all streams, read as one corpus
+    proportions or a schedule      one component per stream; the mixture assigns rows to components
 
     config, corpus ─► ComponentSpec, from the data alone ─► layout ─► Component
 
@@ -34,11 +34,13 @@ class ComponentSpec:
     streams: range
     """Indices of its streams in the corpus."""
     first_sample: int
+    """Index in the corpus of its first sample."""
     shard_sizes: Ints
     """Number of samples in each shard: int64 [shards]."""
     raw_bytes: int
-    """Total size of its uncompressed shards."""
+    """Total uncompressed size of its shards, in bytes."""
     sampling: Sampling | None
+    """None if an epoch reads every sample once."""
 
     @property
     def num_samples(self) -> int:
@@ -53,20 +55,23 @@ class ComponentSpec:
 
 @dataclass(frozen=True)
 class Component(ComponentSpec):
-    """Streams that are read in one order, and the assignment of its positions to lanes."""
+    """Streams that share one order, and the division of its positions among lanes."""
 
     order: OrderConfig
     lanes: Lanes
 
     def orders(self, cache_root: Path) -> EpochOrders:
-        """The order of each epoch; sample ids are indices within the component."""
+        """The order of each epoch, stored under `cache_root`.
+
+        Sample IDs are indices within the component.
+        """
         return EpochOrders(cache_root / ORDERS_FOLDER, self.shard_sizes, self.order, self.sampling)
 
 
 def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec]:
-    """The components of a run, in the order of its streams.
+    """Specify the components of a run, in the order of its streams.
 
-    Raises `ValueError` for an invalid `repeat` or `choose`, or one that selects no samples.
+    Raises `ValueError` for an invalid `repeat` or `choose`, and for one that selects no samples.
     """
     number = len(config.streams)
     if config.is_mixed:
@@ -77,7 +82,7 @@ def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec
 def build_components(
     config: RowsConfig, specs: Sequence[ComponentSpec], layout: Layout
 ) -> tuple[Component, ...]:
-    """Add orders and lanes to component specs; `specs` may be components with another layout."""
+    """Add an order and lanes to each spec. Components in `specs` get the new `layout`."""
     return tuple(
         Component(
             **{each.name: getattr(spec, each.name) for each in fields(ComponentSpec)},

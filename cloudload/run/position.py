@@ -1,10 +1,11 @@
-"""The position of a run: the rows delivered, and the cursor of each lane.
+"""The position of a run: the number of rows delivered, and the cursor of each lane.
 
     batch        1             2             3
     LaneLog ─► with_update ─► with_update ─► with_update ─► .arrays
                                                             copies once, applies all three
 
-A batch costs one reference, because arrays are copied and updated only when they are needed.
+Recording a batch stores only a reference. The arrays are copied and updated when they are read, or
+when more than `_MOST_PENDING` updates have accumulated.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class LaneArrays:
     """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token, or
     `UNKNOWN`."""
     residues: Residues | None
-    """bytes [components, lanes]: the spans that each lane has read but not emitted; None if the
-    packing has no residue."""
+    """Object array of bytes, [components, lanes]: the encoded spans that each lane has read but not
+    emitted. None if the packing has no residue."""
     counts: Ints
-    """int64 [streams, counts], by `stats.COUNTS`."""
+    """int64 [streams, counts], with columns `stats.COUNTS`."""
 
     @staticmethod
     def blank(
         shape: tuple[int, ...], num_streams: int, *, has_residues: bool, cursor: int = 0
     ) -> LaneArrays:
-        """Arrays for lanes that have read nothing (`cursor` 0) or are not known (`UNKNOWN`).
+        """Create arrays for lanes that have read nothing (`cursor` 0) or are unknown (`UNKNOWN`).
 
         `shape` is (components, lanes).
         """
@@ -58,7 +59,10 @@ class LaneArrays:
         return LaneArrays(self.cursors.copy(), residues, self.counts.copy())
 
     def set_lanes(self, lanes: Any, other: LaneArrays) -> None:
-        """Copy cursors and residues from `other`, in place; `lanes` indexes [components, lanes]."""
+        """Overwrite these lanes' cursors and residues with those of `other`.
+
+        `lanes` is an index into [components, lanes].
+        """
         self.cursors[lanes] = other.cursors[lanes]
         if self.residues is not None and other.residues is not None:
             self.residues[lanes] = other.residues[lanes]
@@ -70,7 +74,7 @@ _MOST_PENDING = 64
 
 
 class LaneLog:
-    """Lane arrays, and a log of updates that are applied only when the arrays are needed."""
+    """Lane arrays, and a log of updates that are applied only when the arrays are read."""
 
     def __init__(self, arrays: LaneArrays) -> None:
         self._arrays: LaneArrays | None = arrays
@@ -79,7 +83,7 @@ class LaneLog:
         self._num_pending = 0
 
     def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
-        """A log with one more update; all updates of a run must have the same `apply`."""
+        """Return a log with one more update. All updates of a log must use the same `apply`."""
         log = LaneLog.__new__(LaneLog)
         log._arrays, log._last, log._num_pending = (
             None,
@@ -92,7 +96,7 @@ class LaneLog:
 
     @property
     def arrays(self) -> LaneArrays:
-        """The arrays after all updates; read-only."""
+        """The arrays after all updates. Callers must not modify them."""
         if self._arrays is None:
             self._arrays = self._apply_updates()
             self._last, self._num_pending = None, 0
@@ -112,17 +116,17 @@ class LaneLog:
 
 @dataclass(frozen=True)
 class Position:
-    """A point in the run: `rows` are delivered, and `lanes` are as of row `table_rows`.
+    """A point in the run: `rows` rows are delivered, and `lanes` are as of row `table_rows`.
 
-    On resume, rows `table_rows` to `rows` are read again and dropped. In a tail, `lanes` hold the
-    cursors at which the lanes ended, and only their counts are as of `rows`.
+    Before the tail, a resume reads rows `table_rows` to `rows` again and drops them. In the tail,
+    `lanes` hold the cursors at which the lanes ended, and only their counts are as of `rows`.
     """
 
     rows: int
     table_rows: int
     lanes: LaneLog
     tail: Stages | None = None
-    """The stages of the tail so far; None before the tail."""
+    """The stages of the tail so far. None before the tail."""
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges of rows [start, stop) that were skipped."""
     batches: int = 0
@@ -147,7 +151,7 @@ class Position:
 
     @property
     def residues(self) -> Residues | None:
-        """bytes [components, lanes]; see `LaneArrays`."""
+        """Object array of bytes, [components, lanes]; see `LaneArrays`."""
         return self.lanes.arrays.residues
 
     @property
@@ -160,5 +164,5 @@ class Position:
         return b"" if self.residues is None else bytes(self.residues[component, lane])
 
     def with_lanes(self, **arrays: Any) -> Position:
-        """A copy of the position with other `cursors`, `residues` or `counts`."""
+        """Return a copy of the position with new `cursors`, `residues` or `counts`."""
         return replace(self, lanes=LaneLog(replace(self.lanes.arrays, **arrays)))

@@ -1,8 +1,7 @@
-"""The recipe of a run: everything that determines its rows, opened and resolved.
+"""The recipe of a run: everything that determines its rows, with files read and defaults chosen.
 
 RowsConfig ─► tokenizer, indexes of the streams ─► component specs ─► layout ─► components
                                                                       mixture
-fields: the values, by name, that a resume must find unchanged
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ HELD_CONFIG_FIELDS = (
     *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
     "min_tokens",
 )
-"""Fields of `RowsConfig` that a state holds unchanged."""
+"""Fields of `RowsConfig` that a state stores as they are."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class Recipe:
     tokenizer: TokenizerSpec
     corpus: Corpus
     sources: str
-    """Locations of data and tokenizer, as JSON; enough to reopen the run from a state."""
+    """Locations of data and tokenizer, as JSON without secrets; `cloudload.provenance` reopens the
+    run from them. The tokenizer is null if it was passed as an object without a name."""
     layout: Layout
     components: tuple[Component, ...]
     mixture: Mixture
@@ -64,12 +64,12 @@ class Recipe:
 
     @property
     def num_lanes(self) -> int:
-        """Number of lanes."""
+        """Number of lanes of the run."""
         return self.layout.num_lanes
 
     @property
     def has_row_per_document(self) -> bool:
-        """Whether each document of a finite run is exactly one row."""
+        """Whether the run is finite and each document becomes exactly one row."""
         config = self.config
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
         keeps_all = config.transform is None and config.min_tokens <= 1
@@ -89,7 +89,7 @@ class Recipe:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The values, by name, that must be equal in a state and in the loader that resumes it.
+        """The values, by name, that a state stores and that a resume compares with the loader's.
 
         They are plain JSON types. Values by stream or component are joined by commas.
         """
@@ -111,7 +111,10 @@ class Recipe:
         }
 
     def settle(self, saved: Layout | None) -> Recipe:
-        """A copy of the recipe with the `saved` layout instead of defaults from the data."""
+        """Return a copy that uses the `saved` layout where the config sets none.
+
+        If `saved` is None, the defaults are chosen from the data.
+        """
         layout, components = _settle(self.config, self.components, saved)
         return replace(self, layout=layout, components=components)
 
@@ -150,7 +153,7 @@ def _settle(
 
 
 def _hash_sizes(shard_sizes: Ints) -> str:
-    """A fingerprint of the shard sizes, from which the order is computed."""
+    """A fingerprint of the shard sizes, which determine the order."""
     return hashlib.sha256(shard_sizes.tobytes()).hexdigest()[:16]
 
 

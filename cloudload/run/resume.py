@@ -1,11 +1,11 @@
-"""Resuming: the position to continue from, given a state and a loader, and the changes allowed.
+"""Compute the position at which a loader continues a saved run, and refuse unsafe changes.
 
 no effect on rows        world, workers, batch_size, …       they are not part of the recipe
 from the next row on     shares of streams, streams added    the mixture keeps earlier rows
 different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
-refused                  everything else, listed with both values; for some fields, the user
-                         may accept the change
+refused                  everything else, listed with both values; the user may accept a change
+                         of some fields with `on_change`
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from cloudload.run.state_codec import show
 logger = logging.getLogger(__name__)
 
 Changes = dict[str, tuple[Any, Any]]
-"""Fields that differ, with the saved value and the value found."""
+"""(saved value, found value) of each field that differs."""
 _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
     "shards": "shards (fingerprints of the shards' sample counts, which determine the order)",
     "tokenizer": "tokenizer (fingerprint)",
     "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
-    "choose": "choose (samples that each stream contributes to an epoch)",
+    "choose": "choose (samples in an epoch, by stream or corpus)",
 }
-# a stream that is added at the end adds an item to these
+# a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size"),
 )
-# a change of these leaves every cursor valid
+# every cursor stays valid if these change
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
-# a change of these leaves only cursors at the ends of documents valid
+# only cursors between documents stay valid if these change
 _CONTENT_FIELDS = ("data", "tokenizer", "bos_eos", "text_key", "transform", "overflow")
 _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 
 
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
-    """Compute the position from which a run with this recipe continues.
+    """Compute the position at which a run with this recipe continues.
 
-    Raises `StreamChangedError` if a field differs that must not, or a value is out of range. The
-    error lists all such fields. Raises `ValueError` for an invalid `on_change`.
+    The recipe must have the saved layout (`Recipe.settle`). Raises `StreamChangedError` if fields
+    differ and the change is not accepted (the error lists them all), or if a value in the state is
+    out of range. Raises `ValueError` for an invalid `on_change`.
     """
     _check_on_change(on_change)
     _check_components(saved, recipe)
@@ -81,8 +82,9 @@ def _check_on_change(on_change: Mapping[str, str]) -> None:
             raise ValueError(f"on_change[{name!r}] is {value!r}; the only choice is 'accept'")
         if name not in _ACCEPTABLE_FIELDS:
             raise ValueError(
-                f"on_change: a change of {name!r} cannot be accepted, because documents would be "
-                f"lost or repeated. You can accept {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
+                f"on_change: a change of {name!r} cannot be accepted, because it is not a field of "
+                "the state, or because documents would be lost or repeated. You can accept "
+                f"{', '.join(sorted(_ACCEPTABLE_FIELDS))}"
             )
 
 
@@ -97,7 +99,7 @@ def _check_components(saved: Saved, recipe: Recipe) -> None:
 
 
 def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
-    """The fields that differ, ignoring values of added streams."""
+    """Find the fields that differ, ignoring the values of added streams."""
     found, grows = recipe.fields, len(recipe.components) > len(saved.position.cursors)
     changes = {}
     for name, value in saved.fields.items():
@@ -120,7 +122,7 @@ def _refuse_changes(changes: Changes, on_change: Mapping[str, str]) -> None:
     advice = "Restore the saved values, or start a new run without this state"
     if refused.keys() <= set(_ACCEPTABLE_FIELDS):
         accepted = dict.fromkeys(refused, "accept")
-        advice += f", or accept the change deliberately with on_change={accepted}"
+        advice += f", or accept the change with on_change={accepted}"
     raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
 
 
@@ -138,7 +140,7 @@ def _check_counts(saved: Saved, recipe: Recipe) -> None:
     if len(saved.position.counts) > len(recipe.labels):
         raise StreamChangedError(
             f"counts: the state has {len(saved.position.counts)} streams, but the loader has "
-            f"{len(recipe.labels)}. The state is damaged"
+            f"{len(recipe.labels)}. The state is damaged: load an earlier one"
         )
 
 
@@ -146,7 +148,7 @@ def _check_counts(saved: Saved, recipe: Recipe) -> None:
 
 
 def _add_components(position: Position, recipe: Recipe) -> Position:
-    """Add cursors at 0 for added streams."""
+    """Add cursors and counts of 0 for added streams."""
     saved = position.lanes.arrays
     arrays = LaneArrays.blank(
         (len(recipe.components), recipe.num_lanes),
@@ -159,7 +161,7 @@ def _add_components(position: Position, recipe: Recipe) -> Position:
 
 
 def _skip_open_documents(position: Position, changes: Changes) -> Position:
-    """Move each lane to the end of its current document, and drop the lane's residue."""
+    """Move each lane to the end of the document that it is reading, and drop its residue."""
     logger.warning(
         "%s changed, so each lane drops the rest of the documents that it was reading",
         ", ".join(changes),
@@ -173,7 +175,10 @@ def _skip_open_documents(position: Position, changes: Changes) -> Position:
 
 
 def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
-    """Turn the open rows in residues into waiting spans; a tail packs its rows again anyway."""
+    """Turn the open rows in residues, which fit only the saved `seq_len`, into waiting spans.
+
+    A position in the tail is returned unchanged, because resuming packs the tail again.
+    """
     if position.tail is not None:
         return position
     if position.rows != position.table_rows:
@@ -206,7 +211,7 @@ def _check_cursors(position: Position, components: Sequence[Component]) -> None:
                 residue_spans(position.residue(place, lane), ordinal)
             except ValueError as error:
                 raise StreamChangedError(
-                    f"residues: lane {lane} has {error}. The state is damaged"
+                    f"residues: lane {lane} has {error}. The state is damaged: load an earlier one"
                 ) from error
 
 
@@ -215,26 +220,29 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
         end = lanes.end(lane)
         if end is not None and (ordinal > end or (ordinal == end and offset)):
             raise StreamChangedError(
-                f"cursors: lane {lane} is at document {ordinal} of {end}. The state is damaged, or "
-                "past the end of these epochs"
+                f"cursors: lane {lane} is at document {ordinal}, but ends at document {end} with "
+                f"epochs={lanes.epochs}. The state is damaged, or was saved with more epochs. Load "
+                "an earlier one, or use more epochs"
             )
     ordinals, offsets = cursors.T
     _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)
     if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
         raise StreamChangedError(
             f"cursors: lane {within[0]} is within document {ordinals[within[0]]}, which does not "
-            "exist. The state is damaged"
+            "exist. The state is damaged: load an earlier one"
         )
 
 
 def _check_tail(position: Position, epochs: int | None) -> None:
     assert position.tail is not None
     if epochs is None:
-        raise StreamChangedError("tail: an endless run has no tail. The state is damaged")
+        raise StreamChangedError(
+            "tail: an endless run has no tail. The state is damaged: load an earlier one"
+        )
     delivered = sum(rows for _, rows in position.tail)
     is_possible = all(seq_len >= 1 and rows >= 0 for seq_len, rows in position.tail)
     if not is_possible or delivered != position.rows - position.table_rows:
         raise StreamChangedError(
-            f"tail: {position.tail} are not the rows after {position.table_rows}. "
-            "The state is damaged"
+            f"tail: the stages {position.tail} (seq_len, rows) do not cover rows "
+            f"{position.table_rows} to {position.rows}. The state is damaged: load an earlier one"
         )

@@ -1,16 +1,18 @@
-"""The state: the position in the row stream. Small, flat, and the same on every rank.
+"""The state of a run: a small, flat dict of its position and recipe, the same on every rank.
 
-    version, cloudload      versions of the format, and of the library that wrote it
+    version, cloudload      version of the format, and of the library that wrote the state
     rows                    number of rows of the run that were delivered
-    table_rows              number of rows that the cursors include; on resume, the rows from there
-                            to `rows` are read again and dropped
+    table_rows              number of rows that the cursors include; before the tail, a resume reads
+                            the rows from there to `rows` again and drops them
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
                             next token; little-endian int32, or int64 if one of them needs it
-    residues                base64 of each lane's residue (`packing.residue`), compressed; or ""
-    tail                    "" until the lanes of a finite run have ended at table_rows; then
-                            `tail.Stages`, as "512:100,1024:3"
-    part                    "" for a whole state, else the world indices it covers, such as "1/4"
-    counts, skipped         statistics by stream; and the rows that were skipped, as "100:164,…"
+    residues                base64 of the lanes' compressed residues (`packing.residue`); "" if the
+                            packing has none
+    tail                    "" before the tail of a finite run, which begins at row table_rows; then
+                            `packing.tail.Stages` (seq_len:rows), as "512:100,1024:3"
+    part                    "" for a whole state, else the virtual index of the rank whose lanes it
+                            covers, and the world size, as "1/4"
+    counts, skipped         statistics by stream; and the ranges of rows skipped, as "100:164,…"
     batches, global_batch   number of global batches delivered, and of rows in the last one; a trace
                             uses them to count steps
     mixture                 names and weights of the streams, and the rows from which they apply
@@ -19,11 +21,10 @@
     sources                 locations of data and tokenizer, for `cloudload trace`; never compared,
                             because copies of the data may be elsewhere
     tokenizer_backend       the backend and its version; never compared, because all backends give
-                            the same ids
+                            the same token IDs
 
-A state consists of plain JSON types under a fixed set of keys. It travels unchanged through `json`,
-through `torch.load` with `weights_only=True`, and through DCP. Loading one executes and unpickles
-nothing.
+A state has a fixed set of keys, and its values are plain JSON types. `json`, `torch.load` with
+`weights_only=True`, and DCP all preserve it. Loading a state executes and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.position import UNKNOWN, LaneArrays, LaneLog, Position
 from cloudload.run.recipe import HELD_CONFIG_FIELDS, Recipe
 from cloudload.run.state_codec import (
-    SHOWN_CHARACTERS,
     damaged,
     decode_residues,
     encode_counts,
@@ -71,7 +71,7 @@ _MOST = {
     "num_lanes": 1 << 22,
 }
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
-# fields that may differ among the ranks' parts of a state
+# fields that may differ among the local states of ranks
 _PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backend")
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
@@ -83,8 +83,8 @@ def build_state(
 ) -> State:
     """Build the state of a position.
 
-    `tokenizer_backend` is `Choice.versions`. `part` is "" for a whole state, or the world indices
-    that a local state covers.
+    `tokenizer_backend` is `Choice.versions`. `part` is "" for a whole state. For a local state, it
+    is "index/size": the rank's virtual index and the world size.
     """
     return {
         "version": VERSION,
@@ -122,28 +122,29 @@ class Saved:
 
 
 def read_state(state: Mapping[str, Any]) -> Saved:
-    """Parse a state.
+    """Parse a whole state.
 
-    Raises `StreamChangedError` if it is damaged, has another version, or is only a rank's part.
+    Raises `StreamChangedError` if it is damaged, has a different format version, or is the local
+    state of one rank.
     """
     _check_keys(state)
     if state["part"]:
         raise StreamChangedError(
-            f"this is the local state of rank {str(state['part'])[:SHOWN_CHARACTERS]}. Merge the "
-            "local states of all ranks with merge_state_dicts, and load the result"
+            f"this is only one rank's local state (part {show(state['part'])}). Merge the local "
+            "states of all ranks with merge_state_dicts, and load the result"
         )
     position = _read_position(state)
     if (position.cursors < 0).any():
         lane = int(np.flatnonzero((position.cursors < 0).any(axis=(0, 2)))[0])
         raise StreamChangedError(
-            f"cursors: lane {lane} has no cursor. The state is damaged, or a rank's part is missing"
+            f"cursors: lane {lane} has no cursor. The state is damaged: load an earlier one"
         )
     layout, mixture = _read_layout(state), Mixture.from_json(state["mixture"])
     if len(mixture.names) != len(layout.canonical_nodes):
         raise damaged(
             "mixture",
-            f"it has {len(mixture.names)} streams, num_canonical_nodes "
-            f"{len(layout.canonical_nodes)}",
+            f"it has {len(mixture.names)} streams, but num_canonical_nodes has "
+            f"{len(layout.canonical_nodes)} values",
         )
     fields = {name: state[name] for name in _HELD_FIELDS}
     return Saved(position, layout, mixture, state["seq_len"], fields)
@@ -159,18 +160,19 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
         )
     if len(blocks) != len(nodes) or min(blocks) < 2 or max(blocks) > _MOST["rows"]:
         raise damaged(
-            "shuffle_block_size", f"{show(blocks)} are not block sizes for {len(nodes)} orders"
+            "shuffle_block_size", f"{show(blocks)} are not {len(nodes)} block sizes of at least 2"
         )
     return Layout(state["num_lanes"], nodes, blocks)
 
 
-# ---------------------------------------------------------------- merging the ranks' parts
+# ---------------------------------------------------------------- merging local states
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
-    """Merge the local states of all ranks into a whole state.
+    """Merge the local states of all ranks, in any order, into a whole state.
 
-    Raises `StreamChangedError` if they do not belong together, or ranks are missing.
+    Raises `StreamChangedError` if a state is damaged or has a different format version, if the
+    states are from different runs or steps, or if a rank's state is missing or passed twice.
     """
     if not states:
         raise StreamChangedError("there are no local states to merge. Pass one from every rank")
@@ -213,7 +215,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
 
 
 def mask_lanes(position: Position, own: range) -> Position:
-    """Mark the cursors of all lanes except `own` as unknown."""
+    """Return a copy in which all lanes except `own` have unknown cursors and empty residues."""
     arrays = position.lanes.arrays
     masked = _unknown_like(arrays)
     masked.set_lanes(np.s_[:, own], arrays)
@@ -245,7 +247,8 @@ def _check_keys(state: Mapping[str, Any]) -> None:
     missing, unknown = sorted(_KEYS - state.keys()), sorted(map(show, state.keys() - _KEYS))
     if missing or unknown:
         raise StreamChangedError(
-            f"the state is damaged: missing fields {missing}, unknown fields [{', '.join(unknown)}]"
+            f"the state has missing fields {missing} and unknown fields [{', '.join(unknown)}]. "
+            "It is damaged: load an earlier one"
         )
     for name, value in state.items():
         if not isinstance(value, str | int | None):
@@ -253,7 +256,7 @@ def _check_keys(state: Mapping[str, Any]) -> None:
     for name, most in _MOST.items():
         value, least = state[name], int(name not in _COUNTED)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise damaged(name, f"{show(value)} is not a count")
+            raise damaged(name, f"{show(value)} is not a whole number from {least} to {most:,}")
 
 
 def _read_position(state: Mapping[str, Any]) -> Position:
@@ -264,7 +267,9 @@ def _read_position(state: Mapping[str, Any]) -> Position:
     skipped = read_pairs("skipped", state["skipped"])
     bounds = [0, *(row for pair in skipped for row in pair), rows]
     if any(row > after for row, after in itertools.pairwise(bounds)):
-        raise damaged("skipped", f"{show(state['skipped'])} are not rows before {rows}, in order")
+        raise damaged(
+            "skipped", f"{show(state['skipped'])} are not ascending ranges of rows before {rows}"
+        )
     residues, counts = decode_residues(state, cursors), read_counts(state["counts"])
     return Position(
         rows=rows,

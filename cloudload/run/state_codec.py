@@ -1,13 +1,13 @@
 """Encode the arrays and lists of a state as text, and decode them.
 
     cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
-    residues     [[b"…", b"", …]]            sizes, then bytes; byte planes, zlib, base64
+    residues     [[b"…", b"", …]]            sizes, then residues: byte planes, zlib, base64
     counts       [[512, 3, 0, 0, 0, 0]]      JSON
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
 
-Text is never trusted: every function that decodes it raises `StreamChangedError`, which names the
-field.
+The text is untrusted input. Every function that decodes it raises a `StreamChangedError` that names
+the field if the text is not valid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cloudload.run.position import Residues
 from cloudload.stats import COUNTS
 
 _MOST_COUNTED = 1 << 62
-# best_fit stores ordinals as int32 in a residue; concat stores them in an int64 with a lane
+# best_fit stores ordinals as int32 in residues; concat packs a lane and an ordinal into one int64
 _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
@@ -38,14 +38,18 @@ SHOWN_CHARACTERS = 200
 
 
 def read_cursors(state: Mapping[str, Any]) -> Ints:
-    """The cursors of a state: int64 [components, lanes, 2]. Raises `StreamChangedError`."""
+    """Decode the cursors of a state: int64 [components, lanes, 2].
+
+    Raises `StreamChangedError` if they are damaged. Unknown cursors are negative.
+    """
     data, num_lanes = _decode("cursors", state["cursors"]), state["num_lanes"]
     num_components = len(read_numbers("num_canonical_nodes", state["num_canonical_nodes"]))
     expected = num_components * num_lanes * 8
     if len(data) not in (expected, 2 * expected):
         raise damaged(
             "cursors",
-            f"it has {len(data)} bytes, but {num_lanes} lanes need {expected} or {2 * expected}",
+            f"they have {len(data)} bytes, but {num_components * num_lanes} lanes need {expected} "
+            f"or {2 * expected}",
         )
     numbers = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
     cursors = numbers.reshape(num_components, num_lanes, 2).astype(np.int64)
@@ -64,15 +68,17 @@ def encode_counts(counts: Ints) -> str:
 
 
 def read_counts(text: Any) -> Ints:
-    """The statistics of a state: int64 [streams, counts], by `stats.COUNTS`."""
+    """Decode the statistics of a state: int64 [streams, counts], with columns `stats.COUNTS`."""
     try:
         counts = np.array(json.loads(text))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise damaged("counts", str(error)[:SHOWN_CHARACTERS]) from error
     if counts.ndim != 2 or counts.shape[1] != len(COUNTS):
-        raise damaged("counts", f"shape {counts.shape}, but each stream has {len(COUNTS)} numbers")
+        raise damaged(
+            "counts", f"their shape is {counts.shape}, but each stream has {len(COUNTS)} numbers"
+        )
     if counts.dtype != np.int64 or counts.min() < 0 or counts.max() > _MOST_COUNTED:
-        raise damaged("counts", f"{show(text)} are not all counts")
+        raise damaged("counts", f"{show(text)} has values that are not counts")
     return counts
 
 
@@ -80,7 +86,7 @@ def read_numbers(name: str, text: Any) -> tuple[int, ...]:
     try:
         return tuple(map(_read_number, text.split(",")))
     except (AttributeError, ValueError) as error:
-        raise damaged(name, f"{show(text)} is not a list of numbers") from error
+        raise damaged(name, f"{show(text)} is not a list of whole numbers") from error
 
 
 def _read_number(text: str) -> int:
@@ -98,18 +104,18 @@ def read_pairs(name: str, text: Any) -> tuple[tuple[int, int], ...]:
         pairs = [tuple(map(_read_number, pair.split(":"))) for pair in text.split(",") if pair]
         return tuple((one, other) for one, other in pairs)
     except (AttributeError, ValueError) as error:
-        raise damaged(name, f"{show(text)} is not a list of pairs of numbers") from error
+        raise damaged(name, f"{show(text)} is not a list of pairs of whole numbers") from error
 
 
 def _decode(name: str, text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError) as error:
-        raise damaged(name, f"it is not base64 ({error})") from error
+        raise damaged(name, f"they are not base64 ({error})") from error
 
 
 def show(value: object) -> str:
-    """A value for a message, shortened to `SHOWN_CHARACTERS`."""
+    """The `repr` of a value for a message, shortened to `SHOWN_CHARACTERS` characters."""
     shown = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | bytes) else value)
     return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
 
@@ -124,11 +130,11 @@ def encode_cursors(cursors: Ints) -> str:
 
 
 def encode_residues(residues: Residues | None) -> str:
-    """Base64 of a zlib stream of little-endian int32: the sizes of the residues, then the residues.
+    """Encode residues (bytes [components, lanes]) as base64 of a zlib stream; "" for None.
 
-    Sizes are in bytes, and all lanes of all components are included. The low bytes of all numbers
-    are first, then their second bytes, and so on. In this order they compress faster and to three
-    quarters of the size.
+    The stream holds little-endian int32 values: the size in bytes of every residue, then the
+    residues. It begins with the low bytes of all values, then has their second bytes, and so on.
+    This layout compresses faster, and to three quarters of the size.
     """
     if residues is None:
         return ""
@@ -139,7 +145,10 @@ def encode_residues(residues: Residues | None) -> str:
 
 
 def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
-    """The residues of a state: bytes [components, lanes]; None if the packing has no residue."""
+    """Decode the residues of a state, an object array of bytes [components, lanes].
+
+    Returns None if the packing has no residue. Raises `StreamChangedError` if they are damaged.
+    """
     if state["packing"] != "best_fit":
         if state["residues"] != "":
             raise damaged("residues", f"packing {show(state['packing'])} has no residues")
@@ -153,7 +162,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
         sizes = np.frombuffer(data, "<i4", shape[0] * shape[1])
         if (sizes < 0).any() or sizes.nbytes + int(sizes.sum(dtype=np.int64)) != len(data):
-            raise ValueError("its sizes do not add up to its length")
+            raise ValueError("their sizes do not add up to their length")
     except (zlib.error, ValueError) as error:
         raise damaged("residues", str(error)) from error
     residues = np.empty(shape, object)
@@ -162,7 +171,10 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """An upper bound: as if each document before a cursor had one span in a separate open row."""
+    """An upper bound on the decoded size of all residues, in bytes.
+
+    It assumes that each document before a cursor has a span in a separate open row.
+    """
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))
 
@@ -172,8 +184,8 @@ def _unpack(data: bytes, most: int) -> bytes:
     unpacked = decoder.decompress(data, most + 1)
     if len(unpacked) > most:
         raise ValueError(
-            f"it unpacks to more than {most:,} bytes, the most that these cursors allow"
+            f"they unpack to more than {most:,} bytes, the most that these cursors allow"
         )
     if not decoder.eof or decoder.unused_data:
-        raise ValueError("it is not one complete zlib stream")
+        raise ValueError("they are not one complete zlib stream")
     return unpacked

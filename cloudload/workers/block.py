@@ -1,7 +1,7 @@
-"""A block, one worker's rows of some consecutive batches, and its builder.
+"""A block: one worker's rows of several consecutive batches.
 
 rows of the block    3 7 11 | 15 19 23          two batches, bounds 0 3 6
-cut from lanes       CutRows ─► builder.take ─► Pieces by row of the block ─► tokens, spans
+cut from lanes       CutRows ─► BlockBuilder.take ─► Pieces, sorted by row ─► tokens, spans
 progress             cursors and residues after each row, counts of each batch
 """
 
@@ -32,29 +32,30 @@ from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS,
 
 @dataclass(frozen=True)
 class Block:
-    """One worker's part of some consecutive batches of its rank."""
+    """One worker's part of several consecutive batches of its rank."""
 
     bounds: Ints
     """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the
     block."""
     tokens: Tokens
-    """int32 [rows, seq_len], in the order of the rank's rows."""
+    """int32 [rows, seq_len], by ascending row of the run; [0, seq_len] in a block of replayed
+    rows."""
     lengths: Ints
     """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
-    `Measuring`, the sizes of documents."""
+    `Measuring`, the sizes of documents, int64 [documents]."""
     cursors: Ints
-    """int64 [rows, 2]: the lane's cursor after each row."""
+    """int64 [rows, 2]: the lane's cursor after each row; zeros for rows of the tail."""
     residues: list[bytes]
     """The lane's residue after each row; empty if the packing has no residue."""
     spans: Ints
-    """int64 [spans, 6], by `tables.SPAN_COLUMNS`; rows are numbered within the block."""
+    """int64 [spans, 6], with columns `tables.SPAN_COLUMNS`; rows are indices within the block."""
     counts: Ints
     """int64 [batches, streams, counts]: the statistics of each batch, to add to the run's."""
     traffic: Traffic
     """The traffic of the worker's shard cache since its last block."""
     first_dry: int
-    """The first row of the run that its lane could not fill, or `NEVER`. This row and all later
-    ones are invalid."""
+    """The first of the worker's rows, as an index in the run, that its lane could not fill; `NEVER`
+    if there is none so far. This row and all later ones are invalid."""
 
     @property
     def num_batches(self) -> int:
@@ -62,11 +63,11 @@ class Block:
         return max(1, len(self.bounds) - 1)
 
     def rows_of(self, batch: int) -> slice:
-        """The slice of the block's rows that are in the batch with index `batch`."""
+        """The block's rows in its batch with index `batch`, as a slice."""
         return slice(*self._row_bounds[batch : batch + 2])
 
     def spans_of(self, batch: int) -> slice:
-        """The slice of the block's spans that are in the batch with index `batch`."""
+        """The block's spans in its batch with index `batch`, as a slice."""
         return slice(*self._span_bounds[batch : batch + 2])
 
     # one list of ints: the GC does not track ints, but would track a slice per batch
@@ -89,8 +90,8 @@ class Block:
 class Pieces(NamedTuple):
     """Pieces of documents, sorted by block row.
 
-    `table` is int64 [documents, 10], `buffers` hold its int32 tokens, and `pieces` is int64
-    [pieces, 4]; `tables` names the columns.
+    `table` is int64 [documents, 10]. `buffers` hold its int32 token IDs. `pieces` is int64
+    [pieces, 4]. `packing.tables` names the columns.
     """
 
     table: Ints
@@ -102,7 +103,7 @@ class Pieces(NamedTuple):
         return Pieces(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
 
     def __add__(self, other: Pieces) -> Pieces:  # type: ignore[override]
-        """Concatenate these pieces and those of `other`."""
+        """Append the pieces of `other`, which must be of later block rows."""
         if not len(other.pieces):
             return self
         table, pieces = other.table.copy(), other.pieces.copy()
@@ -115,12 +116,15 @@ class Pieces(NamedTuple):
 
 
 class BlockBuilder:
-    """Collects the cursors, residues and statistics of a block's rows."""
+    """Collects the cursors, residues and statistics of a block's rows.
+
+    `rows` is int64 [rows], indices in the run; `bounds` is int64 [batches + 1], as in `Block`.
+    """
 
     def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
         self.rows, self._bounds, self._packing = rows, bounds, packing
         self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        """The batch of each row."""
+        """The index of each row's batch: int64 [rows]."""
         self._cursors = np.zeros((len(rows), 2), np.int64)
         self._residues = [b""] * len(rows) if packing.has_residue else []
         self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
@@ -128,9 +132,10 @@ class BlockBuilder:
         self.spans = np.empty((0, len(SPAN_COLUMNS)), np.int64)
 
     def take(self, cut: CutRows, block_rows: Ints) -> Ints:
-        """Record the cursors, residues and counts of cut rows at `block_rows` (int64 [rows]).
+        """Record the cursors, residues and counts of rows cut from lanes.
 
-        Returns their pieces, int64 [pieces, 4], sorted by block row.
+        The rows become rows `block_rows` (int64 [rows]) of the block. Returns their pieces, int64
+        [pieces, 4], sorted by block row; `cut.pieces` is overwritten.
         """
         self._cursors[block_rows] = cut.cursors
         if cut.residues is not None:
@@ -147,7 +152,8 @@ class BlockBuilder:
     def count_documents(self, block_row: int, documents: Ints) -> None:
         """Count the documents that a row of the tail finishes.
 
-        `documents` is int64 [documents, 2]: (stream, size) of each.
+        `documents` is int64 [documents, 2]: each document's stream, and its size or
+        `SIZE_FILTERED`.
         """
         streams, sizes = documents.T
         counts = np.where(sizes == SIZE_FILTERED, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
@@ -156,7 +162,11 @@ class BlockBuilder:
     def count_tokens(
         self, cut: Pieces, lengths: Ints, padding_streams: Ints, first_dry: int
     ) -> None:
-        """Count the tokens of pieces, and the padding of rows before `first_dry`."""
+        """Count the tokens of pieces, and the padding of rows before row `first_dry` of the run.
+
+        `lengths` and `padding_streams` are int64 [rows]: the number of tokens in each row, and the
+        stream whose statistics count its padding.
+        """
         rows, documents, starts, stops = cut.pieces.T
         self._tally(rows, cut.table[documents, STREAM], TOKENS, stops - starts)
         self.lengths = lengths
@@ -172,7 +182,7 @@ class BlockBuilder:
     def _tally(
         self, block_rows: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int
     ) -> None:
-        """Add amounts to the counts of the batches that have these rows."""
+        """Add amounts to the counts of the batches that contain these rows."""
         _, num_streams, num_counts = self._counts.shape
         cells = (self._batches[block_rows] * num_streams + streams) * num_counts + counts
         np.add.at(self._counts.reshape(-1), cells, amounts)

@@ -1,11 +1,10 @@
-"""The documents of lanes: found in their epoch's order, fetched, read and tokenized in batches.
+"""Find, fetch, read and tokenize the documents of lanes, many at a time.
 
-    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► ids ─┐
+    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► IDs ─┐
                                                      a row of the document table ◄───┘
 
-A document is a row of integers and a range of token ids; no Python object is created per document.
-Lanes are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`. The shard
-cache below it owns everything that is lazy, shared or threaded.
+Once tokenized, a document is a row of integers and a range of token IDs, not a Python object. Lanes
+are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from cloudload.workers.plan import Plan
 
 
 class DocumentReader:
-    """Reads the texts of a corpus's samples, and fetches their shards."""
+    """Reads the samples of a corpus, given as indices, and fetches their shards."""
 
     def __init__(
         self, corpus: Corpus, cache: ShardCache, text_key: str, transform: Transform | None = None
@@ -52,10 +51,11 @@ class DocumentReader:
         self._text_key, self._transform = text_key, transform
 
     def read(self, samples: Ints) -> list[str | None]:
-        """Read the texts of `samples` (int64 [samples]), in order; None if one is filtered out.
+        """Read the texts of `samples` (int64 [samples]), in their order.
 
-        Opens each shard once. Raises `DatasetError` if a text cannot be read or a transform fails,
-        and the error of the shard cache if a shard cannot be fetched.
+        A text is None if the transform filters the sample out. Opens each shard once. Raises
+        `DatasetError` if a text cannot be read or the transform fails, and the errors of
+        `ShardCache.shard` if a shard cannot be fetched.
         """
         if not len(samples):
             return []
@@ -78,12 +78,16 @@ class DocumentReader:
         return in_order
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
-        """Read a sample: its shard, and its values in the `columns` that exist."""
+        """Read a sample, and return its shard and its values by column name.
+
+        Omits `columns` that do not exist. Raises `DatasetError` if the sample cannot be read, and
+        the errors of `ShardCache.shard`.
+        """
         shard, within = self._find(sample)
         return shard, shard.read_columns(within, columns)
 
     def where(self, sample: int) -> str:
-        """Describe a sample for a message: its index in its shard, the shard, and any id."""
+        """Describe a sample for a message: its index in its shard, the shard, and its ID if any."""
         shard, within = self._find(sample)
         return shard.where(within)
 
@@ -106,6 +110,7 @@ class DocumentReader:
             [*_, what] = traceback.format_exception_only(error)
             raise DatasetError(
                 f"the transform failed on {shard.where(sample)}: {what}{traceback.format_exc()}"
+                "Fix the transform, or return None to filter this sample out"
             ) from error
         if text is not None and not isinstance(text, str):
             raise DatasetError(
@@ -117,9 +122,9 @@ class DocumentReader:
 
 @dataclass(frozen=True)
 class FoundDocuments:
-    """Documents of lanes, with the epoch and the sample of each: int64 [documents] each.
+    """The lane, ordinal, epoch and sample of each document: int64 [documents] each.
 
-    `samples` are indices into the whole corpus.
+    `samples` are indices in the corpus.
     """
 
     flat_lanes: Ints
@@ -158,7 +163,7 @@ class LaneDocuments:
         self._num_framing = self._num_bos + num_eos
 
     def find(self, flat_lanes: Ints, ordinals: Ints) -> FoundDocuments:
-        """Find the epoch and sample of each document; leaves out the holes at the ends of epochs.
+        """Find the epoch and sample of each document, and omit the holes at the ends of epochs.
 
         `flat_lanes` and `ordinals` are int64 [documents]. Raises `CacheError` if the order of an
         epoch cannot be written.
@@ -177,7 +182,7 @@ class LaneDocuments:
         return found if samples.min(initial=0) >= 0 else found[np.flatnonzero(samples >= 0)]
 
     def _find(self, number: int, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
-        """The epoch and sample of each document of one component; a hole has sample -1."""
+        """The epoch and sample of each document of one component. The sample of a hole is -1."""
         component, order = self._components[number], self._orders[number]
         epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
         samples = np.full_like(positions, -1)
@@ -191,11 +196,11 @@ class LaneDocuments:
         return epochs, samples
 
     def read(self, found: FoundDocuments, has_begun: Flags | None = None) -> Documents:
-        """Read and tokenize documents, in order; `BUFFER` and `START` are 0.
+        """Read and tokenize documents, in their order. Columns `BUFFER` and `START` are 0.
 
         `has_begun` (bool [documents]) marks documents that already have tokens in rows. These are
-        never filtered out. Raises `TokenizerError`, which names the sample, for a text that cannot
-        be encoded, and the errors of `DocumentReader.read`.
+        never filtered out. Raises a `TokenizerError` that names the sample if its text cannot be
+        encoded, and the errors of `DocumentReader.read`.
         """
         table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
         table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
@@ -230,11 +235,11 @@ class LaneDocuments:
         return self._orders[component].is_ready(epoch)
 
     def build_order(self, component: int, epoch: int) -> None:
-        """Start building the order of an epoch ahead of time, and return immediately."""
+        """Start building the order of an epoch in a background process, and return immediately."""
         self._orders[component].build_in_background(epoch)
 
     def decode(self, tokens: Tokens) -> str:
-        """Decode ids (int32 [tokens]) to text, control tokens included."""
+        """Decode token IDs (int32 [tokens]) to text, control tokens included."""
         return self._tokenizer.decode(tokens)
 
     def prefetch(self, samples: Ints) -> None:

@@ -1,4 +1,4 @@
-"""Keep the lanes of a worker filled: read their next documents until the wanted rows are complete.
+"""Read the next documents of a worker's lanes until the lanes can fill the wanted rows.
 
 lanes short of tokens ─► number of documents, from their mean size ─► find ─► prefetch
                                                      packer ◄─ tokenize ◄─ read ◄─┘
@@ -30,15 +30,18 @@ from cloudload.workers.prefetch import Prefetcher
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
-# the multiple of the missing tokens to read at once: larger calls amortize their fixed cost, but
-# the documents that wait in the packer use memory
+# a call reads up to 8 times the missing tokens, to amortize its fixed cost; the bytes limit the
+# memory for documents that wait in the packers
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 
 
 def open_lane_rows(
     packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
 ) -> LaneRows:
-    """Open the packers of lanes at `cursors` (int64 [flat_lanes, 2]) with `residues`."""
+    """Open the packers of all flat lanes at their cursors and residues.
+
+    `cursors` is int64 [flat_lanes, 2]; `residues` has one entry per flat lane, or is None.
+    """
     if packing.name == "concat":
         return ConcatLanes(packing.seq_len, num_lanes, cursors)
     if packing.name == "best_fit":
@@ -47,7 +50,7 @@ def open_lane_rows(
 
 
 class LaneReader:
-    """Reads the documents of one worker's lanes into their packers. Lanes are flat lanes."""
+    """Reads the documents of one worker's lanes, and cuts rows from them. Lanes are flat lanes."""
 
     def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
         self._components, self._num_lanes = plan.recipe.components, plan.num_lanes
@@ -61,9 +64,10 @@ class LaneReader:
         self.ends = _find_ends(plan)
         """The ordinal at which each lane has read all epochs: int64 [flat_lanes]."""
         self.begun = np.where(cursors[:, CURSOR_OFFSET] > 0, self.next_ordinals, -1)
-        """The ordinal of the document that each lane's starting cursor is inside, or -1."""
+        """The ordinal of the document that each lane's starting cursor is inside, or -1 if it is
+        between documents: int64 [flat_lanes]."""
         self._barren = np.zeros(len(cursors), np.int64)
-        """Documents without tokens that each lane has read since its last document with tokens."""
+        """Number of documents that each lane has read since its last document with tokens."""
         self._mean_tokens = np.array(
             [
                 max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
@@ -78,16 +82,17 @@ class LaneReader:
     def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
         """Cut the next `wanted` rows of each lane (int64 [lanes] both), or fewer at its end.
 
-        While the training loop waits for its first batch (`is_awaited`), only the shards that these
-        rows need are fetched. Raises `ValueError` for a cursor or residue that does not match the
-        documents, and the errors of `LaneDocuments.read`.
+        While the training loop waits for its first batch (`is_awaited`), fetches no shards beyond
+        those of the documents read. Raises `ValueError` if a cursor or residue does not match the
+        documents, `DatasetError` if an endless lane has no tokens, and the errors of
+        `LaneDocuments.find` and `read`.
         """
         self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
         self._prefetch.build_orders(lanes)
         return self._packer.cut(lanes, wanted)
 
     def _fill(self, lanes: Ints, wanted: Ints, eagerness: float, is_awaited: bool) -> None:
-        """Read each lane until it has the wanted rows, or reaches its end."""
+        """Read documents of each lane until it can fill the wanted rows or reaches its end."""
         again = self._packer.unread(lanes)
         if len(again[0]):
             self._add(self._documents.find(*again), is_awaited, again=True)
@@ -108,7 +113,7 @@ class LaneReader:
             eagerness *= 2
 
     def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
-        """Read and pack documents; `again` if a saved residue has already packed them."""
+        """Read and pack documents. `again` means that a saved residue has already packed them."""
         if not len(found):
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)
@@ -141,17 +146,19 @@ class LaneReader:
             self._check_barren(lane)
 
     def _check_barren(self, flat_lane: int) -> None:
-        """Raise `DatasetError` if a whole epoch of an endless lane contains no tokens."""
+        """Raise `DatasetError` if an endless lane read too many documents without tokens in a row.
+
+        The limit is the number of documents in an epoch of all lanes.
+        """
         number, lane = divmod(flat_lane, self._num_lanes)
         component = self._components[number]
         is_endless = component.lanes.epochs is None
         if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
             urls = ", ".join(self._labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"a whole epoch of lane {lane} of {urls} gave no tokens: "
-                "all its documents are empty "
-                "or filtered out. Use more documents, fewer lanes (num_lanes), an eos, or another "
-                "transform or min_tokens"
+                f"lane {lane} of {urls} gave no tokens: its last {self._barren[flat_lane]:,} "
+                "documents, more than an epoch has, are all empty or filtered out. Use more "
+                "documents, fewer lanes (num_lanes), an eos, or a different transform or min_tokens"
             )
 
 

@@ -1,4 +1,4 @@
-"""The plan of a rank: what its workers read, and from which position.
+"""The plan of a rank: the rows that its workers make, and the position at which they start.
 
     Plan: recipe of the rows, place in the world, position of the lanes, phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
@@ -25,7 +25,7 @@ from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.tokenization.backend import Choice
 
-# large enough to amortize the overhead of a call, small enough to keep latency low
+# rows of a block, by backend: enough to amortize fixed costs, but few enough to keep latency low
 _ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024}
 _TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
@@ -33,9 +33,10 @@ _REPLAYED_ROWS_AT_ONCE = 2_048
 
 @dataclass(frozen=True)
 class Steady:
-    """Rows come from the lanes."""
+    """All rows are cut from the lanes."""
 
     start: int = NEVER
+    """The row at which the lanes end, which is not known in this phase."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ Phase = Steady | Measuring | InTail
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the workers of one rank need; picklable."""
+    """The input of one rank's workers. It can be pickled if the transform can."""
 
     recipe: Recipe
     delivery: DeliveryConfig
@@ -66,8 +67,10 @@ class Plan:
     """The tokenizer backend that encodes documents."""
     cache_root: Path
     world_index: int
+    """The virtual index of the rank; see `World.index`."""
     world_size: int
     num_workers: int
+    """Number of workers of the rank, at least 1."""
     position: Position
     """The position to continue from."""
     phase: Phase
@@ -84,7 +87,7 @@ class Plan:
 
     @property
     def batches_at_once(self) -> int:
-        """Number of batches in a block; the same for every worker."""
+        """Maximum number of batches in a block, the same for every worker."""
         rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
         most = _ROWS_AT_ONCE[self.backend.name]
         most = min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len)
@@ -92,38 +95,41 @@ class Plan:
 
     @property
     def global_batch(self) -> int:
-        """Number of rows in a batch, over all ranks."""
+        """Number of rows per step, across all ranks."""
         return self.delivery.batch_size * self.world_size
 
     @property
     def window_start(self) -> int:
-        """The first row whose cursors the ranks have not exchanged yet."""
+        """The row at which the first window to exchange starts."""
         position = self.position
         return position.table_rows if position.rows < self.phase.start else position.rows
 
     def replays(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges [start, stop) of rows to read again; a worker reads one block each."""
+        """Yield ranges [start, stop) of rows to read again. Workers make one block per range."""
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)
 
     def own_lanes(self, worker: int) -> range:
-        """The lanes of one worker."""
+        """The lanes of one worker, ascending."""
         return range(self.world_index, self.num_lanes, self.world_size)[worker :: self.num_workers]
 
     def rank_rows(self, start: int, stop: int) -> range:
-        """The rows of this rank among [start, stop)."""
+        """The rows of this rank within [start, stop)."""
         return rank_rows(start, stop, self.world_index, self.world_size)
 
     def rows_by_worker(self, rows: range) -> list[slice | Ints]:
-        """The indices of each worker's rows within the rank's `rows`: int64 [rows], or a slice."""
+        """The indices of each worker's rows within the rank's `rows`.
+
+        int64 [rows] for each worker; a slice if there is only one.
+        """
         if self.num_workers == 1:
             return [slice(None)]
         workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
         return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
 
     def worker_rows(self, worker: int, start: int, stop: int) -> Ints:
-        """The rows of one worker among [start, stop): int64 [rows], ascending."""
+        """The rows of one worker within [start, stop): int64 [rows], ascending."""
         rows = self.rank_rows(start, stop)
         numbers = np.arange(rows.start, rows.stop, rows.step)
         own: Ints = numbers[self.rows_by_worker(rows)[worker]]

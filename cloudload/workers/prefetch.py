@@ -1,9 +1,9 @@
-"""Prefetch the shards of the documents that lanes read next, and the order of the next epoch.
+"""Prefetch the shards of the documents that lanes read next, and build the next epoch's order.
 
     lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►
                           by default, two shards for each canonical node
 
-Prefetching never changes which bytes are read, only when they arrive.
+Prefetching affects only when bytes arrive, never which bytes are read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cloudload.workers.plan import Plan
 class Prefetcher:
     """Fetches shards ahead of time for the lanes of one worker.
 
-    `next_ordinals` and `ends` are int64 [flat_lanes]: the ordinal of each lane's next document, and
-    the ordinal at which the lane ends.
+    `next_ordinals` and `ends` are int64 [flat_lanes]: the ordinal of each lane's next document,
+    which the caller advances in place, and the ordinal at which the lane ends.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class Prefetcher:
         self._components = plan.recipe.components
         self._next_ordinals, self._ends = next_ordinals, ends
         self._looked_ahead = next_ordinals.copy()
-        """The ordinal up to which each lane's shards were requested: int64 [flat_lanes]."""
+        """The ordinal before which each lane's shards were requested: int64 [flat_lanes]."""
         self._ahead = np.array(
             [self._documents_ahead(component) for component in range(len(self._components))]
         )
-        """How many documents to look ahead in a lane of each component: int64 [components]."""
+        """Number of documents to look ahead in a lane of each component: int64 [components]."""
         self._ordered_epochs = [0] * len(self._components)
         """The last epoch of each component whose order was requested."""
 
@@ -46,11 +46,11 @@ class Prefetcher:
         return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
     def fetch(self, needed: FoundDocuments, *, is_awaited: bool) -> None:
-        """Start fetching the shards of `needed`, then of the documents that its lanes read next.
+        """Start fetching the shards of `needed`, then those of its lanes' next documents.
 
-        To make few calls, it looks ahead only when a lane has used half of its look-ahead. While
-        the training loop waits for its first batch (`is_awaited`), it fetches nothing beyond
-        `needed`.
+        To limit overhead, does nothing until a lane has used half of its look-ahead, because the
+        shards of `needed` were requested before. While the training loop waits for its first batch
+        (`is_awaited`), fetches only the shards of `needed`.
         """
         if is_awaited:
             self._documents.prefetch(needed.samples)
@@ -77,9 +77,9 @@ class Prefetcher:
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
 
     def _epoch_ends(self, flat_lanes: Ints) -> Ints:
-        """The ordinal at which each lane's last epoch with a built order ends: int64 [lanes].
+        """The ordinal at which the last epoch with an available order ends: int64 [lanes].
 
-        Looking further ahead would wait for the next order to be built.
+        Looking further ahead would have to wait until the next order is built.
         """
         ends = np.empty_like(flat_lanes)
         components = flat_lanes // self._plan.num_lanes
@@ -98,7 +98,7 @@ class Prefetcher:
         return ends
 
     def build_orders(self, flat_lanes: Ints) -> None:
-        """Build the next epoch's order once one of these lanes is halfway through its epoch."""
+        """Start building the next epoch's order once a lane is halfway through its epoch."""
         for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes
             furthest = (

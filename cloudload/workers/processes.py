@@ -3,8 +3,8 @@
     trainer ◄── started, the slot of each block, an error ── worker
             ──────────── a slot is free again ─────────────►
 
-Each worker has a separate pair of connected sockets and shares no lock with any other process. If a
-worker is killed, the trainer reads the end of its stream, and no process waits for a dead worker.
+Each worker has its own socket pair, and shares no lock with another process. If a worker is killed,
+the trainer reads the end of its stream, so no process waits for a dead worker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class _Failed:
 
 
 class WorkerProcess:
-    """One worker of a plan, and the slots of its blocks."""
+    """The training process's handle on one worker process.
+
+    `number` is the worker's index in its rank. `ring` has `slots_each` slots for each worker.
+    """
 
     def __init__(self, plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int) -> None:
         self._arguments = (plan, number, ring, slots_each)
@@ -65,12 +68,12 @@ class WorkerProcess:
         theirs.close()
 
     def await_start(self) -> None:
-        """Wait until the process runs.
+        """Wait until the process reports its start.
 
-        A forked child has one thread, but copies of the locks of all threads. If a lock is held
-        during the fork, the child waits for it forever (python/cpython#84559). A child that does
-        not report its start is replaced. Raises `WorkerError` after three attempts, or if the
-        process dies.
+        A forked child has one thread, but copies of the locks of all threads. If a lock was held
+        during the fork, the child waits for it forever (python/cpython#84559). A forked child that
+        does not report within 60 s is therefore replaced. Raises `WorkerError` after three
+        attempts, or if the process dies.
         """
         for _ in range(_STARTS):
             if self._context.get_start_method() != "fork" or self._connection.poll(_START_S):
@@ -84,14 +87,15 @@ class WorkerProcess:
             end_workers([self])
             self._begin()
         raise WorkerError(
-            f"a worker process did not start in {_STARTS} attempts. Use start_method='spawn', or "
-            "fewer workers"
+            f"a worker process did not start in {_STARTS} attempts of {_START_S:.0f} s. Use "
+            "start_method='spawn', or fewer workers"
         )
 
     def receive(self) -> PackedBlock | None:
-        """Receive the next block, or None after the last; invalidates the previous block.
+        """Receive the next block, or None after the last. The previous block becomes invalid.
 
-        Raises the error that the worker raised, or `WorkerError` if the worker died.
+        Raises the `CloudloadError` that the worker raised, or `WorkerError` if it raised any other
+        error or died.
         """
         if self._has_block:
             with contextlib.suppress(OSError):  # the worker may have ended after its last block
@@ -109,7 +113,7 @@ class WorkerProcess:
 
     def _receive(self) -> Any:
         try:
-            # a child process of the worker may keep its end of the stream open
+            # a child of the worker may keep the stream open after the worker's death
             while not self._connection.poll(_LOOK_EVERY_S) and self._process.is_alive():
                 pass
             return self._connection.recv() if self._connection.poll() else self._raise_end()
@@ -129,7 +133,7 @@ class WorkerProcess:
         self._process.terminate()
 
     def end(self, deadline: float) -> None:
-        """Wait for the worker to end until `deadline` (of `time.monotonic`), then kill it."""
+        """Wait for the worker until `deadline` (in `time.monotonic` seconds), then kill it."""
         self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
             self._process.kill()
@@ -138,9 +142,9 @@ class WorkerProcess:
 
 
 def end_workers(workers: Sequence[WorkerProcess]) -> None:
-    """End workers in parallel, even if they are blocked.
+    """End workers in parallel, even blocked ones, within a few seconds.
 
-    Workers that a parent of this process started are left alone.
+    Leaves alone the workers that a parent of this process started.
     """
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
@@ -154,7 +158,7 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -s
 
 
 def _describe_end(code: int | None) -> str:
-    """Describe the end of a process with this exit code, and the next step."""
+    """Describe how a process with this exit code ended, and the next step."""
     if code == SIGTERM_STATUS:
         return "was terminated by SIGTERM"
     if code is None or code >= 0:
@@ -168,9 +172,8 @@ def _describe_end(code: int | None) -> str:
         )
     if code == -signal.SIGKILL:
         what += (
-            " (if nobody killed it, the machine ran out of memory: check "
-            "its kernel log, and use fewer "
-            "workers)"
+            " (unless someone killed it, the machine ran out of memory: check its kernel log, and "
+            "use fewer workers)"
         )
     return what
 
@@ -178,7 +181,7 @@ def _describe_end(code: int | None) -> str:
 def _work(
     plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int, connection: Connection
 ) -> None:
-    """Send the blocks of a worker; the main function of a worker process."""
+    """Make a worker's blocks and send them; the main function of a worker process."""
     import torch
 
     exit_with_parent()
@@ -220,7 +223,7 @@ def process_blocks(plan: Plan) -> Iterator[list[Block]]:
 
     The tokens of a block are valid until the next blocks are requested.
     """
-    # one slot for the block in use, and at least two ahead of it
+    # one slot for the block in use, and at least two for the blocks ahead of it
     slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
     ring = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
     workers: list[WorkerProcess] = []

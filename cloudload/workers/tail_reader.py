@@ -1,9 +1,9 @@
-"""A worker's part in the end of a finite run: sizes of the remaining documents, rows of the tail.
+"""Measure the documents left at the end of a finite run, and cut a worker's rows of the tail.
 
     Measuring    lanes ─► documents left in each ─► their sizes, to be exchanged
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane, read when needed
 
-The rows of a tail contain documents of all lanes. They are distributed among workers in the same
+A row of the tail may contain documents of any lane. The rows are divided among workers in the same
 way as rows of lanes.
 """
 
@@ -36,13 +36,15 @@ _DOCUMENTS_AT_ONCE = 256
 
 
 def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, begun: Ints) -> Ints:
-    """Measure the documents left in lanes: their sizes, ordered by lane, int64 [documents].
+    """Measure the documents left in lanes: their sizes in tokens, int64 [documents], by lane.
 
-    `own` are the lanes. They have the ordinals from `heads` up to `ends` left, and `begun` is the
-    document that each lane's cursor is inside, or -1: int64 [lanes] each. The size is `SIZE_ABSENT`
-    for a hole at the end of an epoch, and `SIZE_FILTERED` for a document that is filtered out.
+    `own`, `heads`, `ends` and `begun` are int64 [lanes]. Lane `own[i]` has ordinals `heads[i]` to
+    `ends[i] - 1` left, and its cursor is inside document `begun[i]`, or between documents if that
+    is -1. The size is `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED` for a
+    document that is filtered out.
 
-        heads [3 5]  ends [5 6]      ─►      sizes of lane 0's 3 and 4, then of lane 1's 5
+    Example: own 0 1, heads 3 5 and ends 5 6 give the sizes of documents 3 and 4 of lane 0, and of
+    document 5 of lane 1.
     """
     numbers = ends - heads
     lanes = np.repeat(own, numbers)
@@ -63,14 +65,18 @@ def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, b
 
 
 class TailReader:
-    """Cuts a worker's rows of a tail, and keeps the documents of the latest block."""
+    """Cuts a worker's rows of the tail. It keeps only the documents of the latest block."""
 
     def __init__(self, recipe: Recipe, documents: LaneDocuments) -> None:
         self._recipe, self._documents = recipe, documents
         self._held: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
 
     def cut(self, block: BlockBuilder, tail: Tail, first_block_row: int) -> Pieces:
-        """Cut the block's rows from `first_block_row` on, and count the documents they finish."""
+        """Cut the block's rows from `first_block_row` on, and count the documents they finish.
+
+        Raises `StreamChangedError` if a document's size differs from the saved one, and the errors
+        of `LaneDocuments.find` and `read`.
+        """
         remnants: list[Ints] = []
         pieces: list[Ints] = []
         for block_row in range(first_block_row, len(block.rows)):
@@ -104,12 +110,13 @@ class TailReader:
             found = int(self._held[lane, ordinal][0][SIZE])
             if size == SIZE_ABSENT and found != stop:
                 raise StreamChangedError(
-                    f"lane {lane}: document {ordinal} had {stop} tokens, but now has {found}. "
-                    "The state is damaged, or belongs to another corpus, tokenizer or transform"
+                    f"lane {lane}: document {ordinal} had {stop} tokens, but now has {found}. The "
+                    "state is damaged, or was saved with a different corpus, tokenizer or "
+                    "transform. Load an earlier state, or restore the data and the config"
                 )
 
     def _read(self, keys: list[tuple[int, int]]) -> None:
-        """Hold these documents, read those that are not held yet, and release all others."""
+        """Read those of the documents that are not held yet, and release all others."""
         held = {key: self._held[key] for key in keys if key in self._held}
         missing = [key for key in dict.fromkeys(keys) if key not in held]
         if missing:
@@ -121,7 +128,7 @@ class TailReader:
         self._held = held
 
     def _streams_and_sizes(self, remnants: Ints) -> Ints:
-        """(stream, size) of each document that is not counted yet: int64 [documents, 2]."""
+        """The (stream, size) of each document that is not counted yet: int64 [documents, 2]."""
         remnants = remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT]
         found = self._documents.find(remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL])
         streams = self._recipe.corpus.streams_of(found.samples)

@@ -1,7 +1,6 @@
-"""Provenance of rows: read the documents of their spans again.
+"""Trace rows to their documents, by reading the documents of their spans again.
 
-span  (row, stream, epoch, sample, start, stop)  ─►  sample's id, shard, and the text of tokens
-[start, stop)
+span (row, stream, epoch, sample, start, stop) ─► the sample's ID, its shard, the tokens' text
 """
 
 from __future__ import annotations
@@ -37,25 +36,27 @@ class TracedSpan:
     stream: str
     """The name of the stream."""
     epoch: int
-    """The epoch, from 0."""
+    """The index of the epoch, from 0."""
     sample: int
     """The index of the sample within its stream, from 0."""
     id: Any
-    """The sample's value in the column `id`; None without such a column."""
+    """The sample's value in the column `id`. None if it has no such column."""
     shard: str
-    """The name of the sample's shard within its dataset."""
+    """The file name of the sample's uncompressed shard within its dataset."""
     start: int
+    """The index of the span's first token within the document, bos included."""
     stop: int
+    """The index after the span's last token."""
     text: str
-    """The text of the tokens."""
+    """The text of the tokens, control tokens included."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON types."""
+        """The fields by name. All values are plain JSON types, except an `id` of type bytes."""
         return asdict(self)
 
 
 class Tracer:
-    """Reads the documents of spans in this process."""
+    """Reads the documents of spans, in this process."""
 
     def __init__(self, plan: Plan) -> None:
         self._cache = open_cache(plan)
@@ -66,10 +67,10 @@ class Tracer:
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
-        """Read the documents of spans.
+        """Read the documents of spans, and return a `TracedSpan` for each, in order.
 
         `spans` is int64 [spans, 6], with columns `tables.SPAN_COLUMNS`. `rows`, int64 [rows], maps
-        the rows in `spans` to rows of the run.
+        the rows in `spans` to rows of the run. Raises the errors of `LaneDocuments.read`.
         """
         keys = [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
         samples = {key: int(self._starts[key[0]]) + key[1] for key in keys}
@@ -97,7 +98,10 @@ class Tracer:
         return traced
 
     def _read_tokens(self, samples: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Tokens]:
-        """The tokens of each document, int32 [tokens], bos and eos included."""
+        """Read the tokens of each document: int32 [tokens], bos and eos included.
+
+        `samples` maps each (stream, sample) to the sample's index in the corpus.
+        """
         numbers = np.fromiter(samples.values(), np.int64, len(samples))
         nowhere = np.zeros_like(numbers)
         documents = self._documents.read(
@@ -112,7 +116,10 @@ class Tracer:
         return dict(zip(samples, np.split(joined[0], np.cumsum(sizes))[:-1], strict=True))
 
     def find_id(self, identifier: str) -> list[tuple[int, int]]:
-        """(stream, sample) of every sample whose column `id` is `identifier`. Reads all shards."""
+        """Find every sample whose column `id`, as text, is `identifier`. Reads all shards.
+
+        Returns (stream, sample within the stream) of each.
+        """
         found = []
         for sample in range(int(self._starts[-1])):
             _, values = self._reader.read_sample(sample, [ID_KEY])
@@ -122,5 +129,5 @@ class Tracer:
         return found
 
     def close(self) -> None:
-        """Release the shards."""
+        """Stop fetching and unmap the shards."""
         self._cache.close()

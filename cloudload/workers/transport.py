@@ -1,7 +1,7 @@
 """Send a block from a worker to the training process through a slot of shared memory.
 
-slot    tokens [rows, seq_len] | header | bounds, lengths, cursors, spans, counts | residues
-sent    PackedBlock: the slot, and the number of bytes used
+slot    tokens [rows, seq_len] | header | bounds, lengths, cursors, spans, counts, sizes | residues
+sent    PackedBlock: the slot and the sizes of its parts; also any part that did not fit in the slot
 """
 
 from __future__ import annotations
@@ -20,35 +20,37 @@ from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
-# the space in a slot for the spans, cursor and residue of one row
+# bytes in a slot for the spans, cursor and residue of one row
 _EXTRA_BYTES_PER_ROW = 1024
 
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """A block in shared memory: a slot has its tokens, followed by the rest of the block."""
+    """A block in shared memory: the slot holds its tokens, followed by the rest of the block."""
 
     slot: int
+    """The index of the slot."""
     shape: tuple[int, int]
+    """The shape of the tokens: [rows, seq_len]."""
     size: int
     """The size of the rest, in bytes."""
     tokens: bytes | None = None
-    """The tokens, if they did not fit in the slot."""
+    """The tokens as int32 bytes, if they did not fit in the slot."""
     rest: bytes | None = None
     """The rest, if it did not fit in the slot."""
 
 
 def slot_bytes(plan: Plan) -> int:
-    """The size of a slot that fits nearly every block of a plan."""
+    """The size, in bytes, of a slot that fits nearly every block of a plan."""
     rows = plan.delivery.batch_size * plan.batches_at_once
     own = min(rows, -(-rows // plan.num_workers) * 5 // 4 + 1)
     return own * (4 * plan.recipe.config.seq_len + _EXTRA_BYTES_PER_ROW) + (1 << 14)
 
 
 class Slots:
-    """The `count` slots of one worker, from slot `first` on.
+    """The `count` slots of one worker, from slot `first` on, used in turn.
 
-    Once all are used, `await_free` waits until the oldest one is free.
+    Once all are used, `await_free` is called to wait until the oldest one is free.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Slots:
         self._number, self._num_free, self._await_free = first, count, await_free
 
     def new_tokens(self, num_rows: int, seq_len: int) -> Tokens:
-        """An array for the next block's tokens, int32 [rows, seq_len], in a slot if it fits."""
+        """Allocate the next block's tokens: int32 [rows, seq_len], in its slot if they fit."""
         if self._num_free:
             self._num_free -= 1
         else:
@@ -92,7 +94,7 @@ _HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
-    """Unpack a block; its tokens stay in the slot, valid until the worker's next block arrives."""
+    """Unpack a block. Its tokens stay in the slot, valid until the next block is requested."""
     rows, seq_len = packed.shape
     rest = packed.rest
     if rest is None:

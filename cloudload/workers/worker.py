@@ -1,10 +1,10 @@
-"""The work of a worker process: the rows of its lanes, one block of batches at a time.
+"""Make the rows of one worker, one block of batches at a time.
 
     documents ─► tokenizer ─► packers of lanes ─► pieces of this worker's rows ─► Block
 
 A worker owns a share of the rank's lanes. Its blocks cover every batch, even batches in which it
-has no row. It reads, tokenizes and cuts the documents of several batches together, and sends their
-rows as one block.
+has no row. It reads, tokenizes and packs the documents of several batches together, and yields
+their rows as one block.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ NewTokens = Callable[[int, int], Tokens]
 
 
 def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) -> Iterator[Block]:
-    """Yield the blocks of one worker, with the same number of batches as other workers' blocks.
+    """Yield the blocks of one worker; the k-th blocks of all workers cover the same batches.
 
-    The blocks never end, except in the phase `Measuring`, which has one block of sizes. The first
-    block has one batch, and each later one has twice as many as the one before, up to a limit, so
-    that training starts early. Blocks of replayed rows have cursors but no tokens.
+    The blocks never end, except in the phase `Measuring`, which has one block of sizes. Blocks of
+    replayed rows are first; they have cursors but no tokens. The first block after them has one
+    batch, so that training starts early, and each later one has twice as many as the one before, up
+    to `Plan.batches_at_once`.
+
+    Raises `StreamChangedError` if the plan's position does not match the documents, and the errors
+    of `LaneDocuments.find` and `read`.
     """
     cache = open_cache(plan)
     try:
@@ -79,7 +83,7 @@ class _Worker:
         return block.build(self._new_tokens(0, 0), NEVER, self._traffic.take())
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
-        """Make this worker's part of the batches that start at row `start` and end at `stops`."""
+        """Make this worker's part of consecutive batches, from row `start` to each of `stops`."""
         plan = self._plan
         rows = plan.worker_rows(self._worker, start, stops[-1])
         bounds = np.searchsorted(rows, [start, *stops])
@@ -96,14 +100,17 @@ class _Worker:
         return block.build(tokens, self._first_dry, self._traffic.take())
 
     def _padding_streams(self, rows: Ints) -> Ints:
-        """The stream whose statistics count each row's padding: int64 [rows]."""
+        """The stream whose statistics count each row's padding: int64 [rows].
+
+        It is the first stream of the row's component.
+        """
         recipe = self._plan.recipe
         firsts = np.array([component.streams.start for component in recipe.components])
         streams: Ints = firsts[recipe.components_of(rows)]
         return streams
 
     def _cut(self, block: BlockBuilder, *, num_batches: int) -> Pieces:
-        """Cut the block's rows, from the lanes until they end, then from the tail."""
+        """Cut the block's rows: from the lanes before row `phase.start`, then from the tail."""
         num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
         pieces = self._cut_lanes(block, block.rows[:num_of_lanes], num_batches)
         if self._plan.tail is not None:
@@ -113,8 +120,8 @@ class _Worker:
     def _cut_lanes(self, block: BlockBuilder, rows: Ints, num_batches: int) -> Pieces:
         """Cut the block's first rows from their lanes.
 
-        rows of lanes 0 1 2 0 1 2, two wanted from each     cut from lane 0, then 1, then 2, as
-        lane 1 has only one: row 4 is the first dry row     block rows 0 3 1 2 5
+        Example: rows 0 to 5 belong to lanes 0 1 2 0 1 2, and lane 1 has only one row left. The rows
+        cut, lane by lane, are block rows 0 3 1 2 5, and row 4 is the first dry row.
         """
         recipe = self._plan.recipe
         flat_lanes = recipe.components_of(rows) * recipe.num_lanes + rows % recipe.num_lanes
@@ -125,8 +132,8 @@ class _Worker:
             )
         except ValueError as error:
             raise StreamChangedError(
-                f"{error}. The state is damaged, or belongs to another corpus, tokenizer or "
-                "transform"
+                f"{error}. The state is damaged, or was saved with a different corpus, tokenizer "
+                "or transform. Load an earlier state, or restore the data and the config"
             ) from None
         block_rows = np.argsort(flat_lanes, kind="stable")
         is_cut = count_within(wanted) < np.repeat(cut.num_rows, wanted)
