@@ -111,12 +111,10 @@ WAYS = {
 }
 
 
-# one of each runs with the short tests
+# these run with the short tests; `make test-frameworks` runs all
 SHORT = {
     ("torch DDP", "2 to 4"),
-    ("torch FSDP2", "2 to 1"),
     ("HF Trainer 4", "at an epoch's end"),
-    ("accelerate", "2 to 4"),
     ("Lightning", "2 to 4"),
 }
 CELLS = [
