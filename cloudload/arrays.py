@@ -1,10 +1,10 @@
-"""Array types and integer helpers that every layer uses.
+"""Array types and integer helpers that the packages share.
 
-Ints      int64     lanes, ordinals, positions, rows, sizes
-Tokens    int32     token IDs
-Flags     bool      masks
-Words     uint64    hashes
-Ids       sample IDs, in any integer type that can hold them
+Ints      int64          lanes, ordinals, positions, rows, sizes
+Tokens    int32          token IDs
+Flags     bool           masks
+Words     uint64         hashes, keys, and values that wrap around at 2⁶⁴
+Ids       any integer    sample IDs, and other values that may have a narrow type
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Every error that cloudload raises on purpose.
+"""The errors that cloudload defines.
 
     CloudloadError
-    ├── StoreError           an object cannot be read, written, listed or deleted; `kind` says why
+    ├── StoreError           an object cannot be read, written, listed or deleted; see its `kind`
     ├── DatasetError         a dataset is invalid or has no tokens, or a transform failed
-    ├── CacheError           the shard cache cannot be used, or is too small for the run
+    ├── CacheError           the cache folder cannot be used, or the cache limit is too low
     ├── TokenizerError       a tokenizer cannot be used, or a document cannot be tokenized
     ├── ConvertError         a raw corpus cannot be converted, or the output holds another dataset
-    ├── StreamChangedError   a state is damaged, or does not belong to this loader's rows
+    ├── StreamChangedError   a state is missing or damaged, or does not match the loader
     ├── RanksDisagreeError   ranks differ in config, are out of step, or cannot communicate
     └── WorkerError          a worker process failed or died, or an iteration was interrupted
 
-A wrong argument raises `ValueError`. Each message says what happened, where, and what to do next.
+An invalid argument raises `ValueError`. Messages say what happened and where, and usually what to
+do next.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ class FailureKind(Enum):
     """Why a request to a store failed."""
 
     MISSING_OBJECT = auto()
-    """The object, file or folder does not exist."""
+    """The object, file or folder does not exist. Some stores report a missing bucket this way."""
     MISSING_BUCKET = auto()
     """The bucket does not exist."""
     DENIED = auto()
-    """The credentials are valid but lack a permission, or a proxy refused the request."""
+    """The store or a proxy denied access, for instance because a permission is missing."""
     NO_CREDENTIALS = auto()
     """No credentials were found, and the store refused an anonymous request."""
     BAD_CREDENTIALS = auto()
-    """The store does not accept the credentials."""
+    """The store rejected the credentials, or they could not be loaded."""
     EXPIRED_CREDENTIALS = auto()
     """The credentials have expired."""
     WRONG_CLOCK = auto()
@@ -42,9 +43,9 @@ class FailureKind(Enum):
     BUSY = auto()
     """The store answered with a transient error, such as throttling or a 5xx status."""
     UNREACHABLE = auto()
-    """The store did not answer, or the connection broke."""
+    """The store could not be reached or did not answer in time, or the connection broke."""
     OTHER = auto()
-    """Any other failure. The message contains the store client's message."""
+    """Any other failure, such as a missing package."""
 
     @property
     def is_missing(self) -> bool:
@@ -53,24 +54,24 @@ class FailureKind(Enum):
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed later."""
+        """Whether a retry of the same request may succeed."""
         return self in (FailureKind.BUSY, FailureKind.UNREACHABLE)
 
 
 class CloudloadError(Exception):
-    """The base class of every error that cloudload raises on purpose."""
+    """The base class of the errors that cloudload defines."""
 
 
 class StoreError(CloudloadError):
-    """A request to a store failed.
+    """A request to a store failed, or a package that the store needs is missing.
 
-    The message names the URL, the number of attempts and the cause.
+    The message names the cause and the URL, or only the URL's scheme if a package is missing.
     """
 
     def __init__(self, message: str, *, kind: FailureKind = FailureKind.OTHER) -> None:
         super().__init__(message)
         self.kind = kind
-        """The kind of failure, for programs to inspect."""
+        """Why the request failed, for programs to inspect."""
 
     @property
     def is_missing(self) -> bool:
@@ -79,16 +80,16 @@ class StoreError(CloudloadError):
 
 
 class DatasetError(CloudloadError):
-    """An index, shard or sample is invalid, the data has no tokens, or a transform failed.
+    """An index, shard or sample cannot be used, the data has no tokens, or a transform failed.
 
-    The message names the dataset, and the shard and the sample if there is one.
+    The message names the dataset, shard or sample where these are known.
     """
 
 
 class CacheError(CloudloadError):
-    """The shard cache cannot be used, or is too small.
+    """The cache folder cannot be used, or the cache limit is too low.
 
-    The message names the folder, or the limit and the bytes needed.
+    The folder holds shards and epoch orders.
     """
 
 
@@ -99,26 +100,26 @@ class TokenizerError(CloudloadError):
 class ConvertError(CloudloadError):
     """A conversion cannot start or continue.
 
-    For a bad record, the message names its file and line.
+    For a bad record, the message says where it is in the input.
     """
 
 
 class StreamChangedError(CloudloadError):
-    """A state is damaged, or does not belong to this loader's rows.
+    """A state is missing or damaged, or does not match the loader or the data.
 
-    The message names the damaged field, or lists each field that differs with both values.
+    If options or data differ from the saved ones, the message lists the differences.
     """
 
 
 class RanksDisagreeError(CloudloadError):
-    """Ranks of one run differ in config, are out of step, or cannot communicate but must.
+    """Ranks of one run differ in config, are out of step, or must communicate but cannot.
 
-    If they differ, the message lists the values of all processes.
+    If configs differ, the message lists every differing value, by process.
     """
 
 
 class WorkerError(CloudloadError):
     """A worker process failed or died, or an iteration was ended or interrupted.
 
-    For a failure, the message contains the worker's traceback.
+    If the worker raised an error, the message contains its traceback.
     """

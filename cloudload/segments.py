@@ -7,10 +7,11 @@
     cu_seqlens       0 3 4 6 8 13 16     over both rows; the longest segment is 5
     masked labels    - a a - - c . .     - d d d d . . .
 
-Every span is a separate segment, and so is the padding at the end of a row. The functions take each
-span's row within the batch and its number of tokens: `rows` and `lengths`, int64 [spans]. The order
-is that of `Batch.spans`: `rows` must ascend, and each row's spans must follow one another from the
-row's start. Lengths must be at least 1. `shape` is (num_rows, seq_len).
+Every span is a separate segment, and so is the padding at the end of a row. Labels shown as `-` or
+`.` are -100. Except for `document_attention_mask`, the functions take each span's row within the
+batch and its number of tokens: `rows` and `lengths`, int64 [spans]. The order is that of
+`Batch.spans`: `rows` must ascend, and each row's spans must follow one another from the row's
+start. Lengths must be at least 1. `shape` is (num_rows, seq_len).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """Compute the segment ID of each token: int64 [num_rows, seq_len].
 
-    The IDs in each row are 1, 2, 3, …, and 0 on padding. Raises `ValueError` if the spans do not
-    fit `shape`.
+    The IDs in each row are 1, 2, 3, …, and 0 on padding. Raises `ValueError` if the spans of a row
+    are longer than seq_len.
     """
     numbers = np.zeros(len(rows) + shape[0], np.int64)
     numbers[_places(rows)] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
@@ -44,7 +45,8 @@ def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """Compute the position of each token within its segment, from 0: int64 [num_rows, seq_len].
 
-    Positions in the padding also start at 0. Raises `ValueError` if the spans do not fit `shape`.
+    Positions in the padding also start at 0. Raises `ValueError` if the spans of a row are longer
+    than seq_len.
     """
     padded = _padded(rows, lengths, shape)
     starts = np.repeat((np.cumsum(padded) - padded) % shape[1], padded).reshape(shape)
@@ -58,7 +60,7 @@ def cu_seqlens(
 
     Pass them to `flash_attn_varlen_func` as `cu_seqlens_q` and `max_seqlen_q`, and as their `_k`
     counterparts. The bounds are int32 [segments + 1]; the last one is `num_rows * seq_len`. Raises
-    `ValueError` if the spans do not fit `shape`.
+    `ValueError` if the spans of a row are longer than seq_len.
     """
     padded = _padded(rows, lengths, shape)
     padded = padded[padded > 0]
@@ -126,7 +128,8 @@ FIELDS: dict[str, Callable[[Ints, Ints, tuple[int, int]], dict[str, Array]]] = {
     "segment_ids": lambda *spans: {"segment_ids": segment_ids(*spans)},
     "cu_seqlens": _flash_attention,
 }
-"""The choices of `CloudLoader(fields=…)`. Each computes one or more named arrays from the spans."""
+"""The choices for `CloudLoader(fields=…)`. Each function computes one or more named arrays from the
+spans."""
 
 BATCH_ARRAYS = ("cu_seqlens", "max_seqlen")
 """The arrays that describe a whole batch. All others have the rows as their first axis."""
