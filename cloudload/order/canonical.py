@@ -3,9 +3,10 @@
     shuffled     sample ids after StreamingDataset's shuffle     5 3 4 | 1 0 2   (2 canonical nodes)
     order        one id from each canonical node in turn         5 1 3 0 4 2
 
-Position `p` belongs to canonical node `p % num_canonical_nodes`. The order is independent of the
-world size. It is the order in which a `StreamingDataset` yields samples to a single worker, without
-the ids that Streaming repeats to pad its partitions. Only the "seekable" algorithm is our own.
+Position `p` belongs to canonical node `p % num_canonical_nodes`, except in a last, partial round.
+The order is independent of the world size. Unless the shuffle is "seekable", which is our own, it
+is the order in which a `StreamingDataset` yields samples to a single worker, without the ids that
+Streaming repeats to pad its partitions.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def fill_order(
     """Write an epoch's sample ids to `order`, one canonical node at a time.
 
     `order` is [`num_positions(shard_sizes, sampling)`], of any integer type that holds the ids.
-    `shard_sizes` is int64 [shards]. Raises `ValueError` for an unknown `shuffle_algo`.
+    `shard_sizes` is int64 [shards]. With `config.shuffle`, raises `ValueError` if `shuffle_algo` is
+    "seekable" or unknown.
     """
     reads, run_sizes = (
         (None, shard_sizes) if sampling is None else resample(shard_sizes, config, epoch, sampling)

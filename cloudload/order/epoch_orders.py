@@ -1,9 +1,10 @@
-"""The orders of a run's epochs: built once per machine, stored in files, mapped by every process.
+"""The orders of a run's epochs, in files that one process of a machine builds and all share.
 
-    orders(3) ─► in memory? ─► file complete? map it ─► else take the file's lock, build, map
-    in the second half of epoch 2: a background process builds epoch 3
+    orders(3) ─► in memory? ─► file complete? load it ─► else take the file's lock, build, load
+    from the middle of epoch 2: a background process builds epoch 3, if that is slow
 
-This is the only module of `order` that touches the disk. A seekable order needs no file.
+Large files are mapped, small ones are copied to memory. This is the only module of `order` that
+touches the disk. A seekable order needs no file.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class EpochOrders:
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids | SeekableOrder] = {}
         self._num_positions = num_positions(shard_sizes, sampling)
-        # lanes drift apart by less than an epoch, except on tiny data, where many are cheap to keep
+        # lanes are rarely an epoch apart, except on tiny data, where many orders are cheap to keep
         self._kept_epochs = min(
             _MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions))
         )
@@ -68,7 +69,7 @@ class EpochOrders:
         """The sample id at each position of `epoch`: integer [positions]; do not modify it.
 
         A seekable order is a `SeekableOrder` instead of an array. Raises `CacheError` if the order
-        has no file yet and cannot be built, and `ValueError` if its file is too short.
+        must be built but cannot be, and `OSError` or `ValueError` if its file cannot be loaded.
         """
         if epoch not in self._orders:
             order = self._seek(epoch) if self._config.is_seekable else self._open(epoch)
@@ -110,7 +111,7 @@ class EpochOrders:
     def build(self, epoch: int) -> None:
         """Write the order of an epoch to its file, unless the file is complete.
 
-        The caller must hold the file's lock. Every few epochs, this also removes old orders. Raises
+        The caller must hold the file's lock. At some epochs, this also removes old orders. Raises
         `OSError` if the file cannot be written.
         """
         path = self._path(epoch)
@@ -156,15 +157,16 @@ class EpochOrders:
         except (OSError, MemoryError) as error:
             raise CacheError(
                 f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to "
-                f"{self._folder}: {error!r}. Free disk space or memory, choose a different "
-                "`local`, or use shuffle_algo='seekable', which needs no file"
+                f"{self._folder}: {error!r}. Free disk space or memory, or choose a different "
+                "`local`. A new run can also use shuffle_algo='seekable', which needs no file (a "
+                "saved run cannot switch to it)"
             ) from error
 
     def _load(self, path: Path) -> Ids:
         """Load an order from its file, which is in version 1.0 of NumPy's file format.
 
-        `np.load` would parse the header as Python code. On some versions of Python 3.11, that fails
-        if two threads do it at once (python/cpython#106905). Raises `ValueError` for a file that is
+        `np.load` would parse the header with `ast`, which on some versions of Python 3.11 fails if
+        two threads use it at once (python/cpython#106905). Raises `ValueError` for a file that is
         too short.
         """
         with path.open("rb") as file:

@@ -5,8 +5,8 @@
     row stream                       row g is row g // 4 of lane g % 4
     2 ranks                          rank 0: lanes 0 2 · rank 1: lanes 1 3
 
-A document's **ordinal** is its index within its lane, across all epochs. Only `rank_rows` and
-`worker_of_rows` depend on ranks and workers, and they never affect the content of a row.
+A document's **ordinal** is its index within its lane, across all epochs, with holes counted. Ranks
+and workers affect only who computes a row (`rank_rows`, `worker_of_rows`), not its content.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class Lanes:
     def first_positions(self) -> Ints:
         """The first position of each lane: int64 [num_lanes].
 
-        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`, so it stays
-        within one canonical node. Neighboring nodes share the shard at their border, so a machine
-        should read consecutive nodes. With P machines, a machine reads lanes congruent modulo P:
-        with 2 machines and 4 nodes, lanes 0 and 2 read nodes 0 and 1. If the number of nodes is a
-        power of 2, a machine's nodes are consecutive for every P that divides it. Otherwise, they
-        are consecutive only for some P.
+        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`. They belong
+        to one canonical node, except perhaps at the end of an epoch, or with fewer documents than
+        lanes. Neighboring nodes may share the shard at their border, so a machine should read
+        consecutive nodes. With P machines of equally many ranks, a machine reads lanes congruent
+        modulo P: with 2 machines and 4 nodes, lanes 0 and 2 read nodes 0 and 1. If the number of
+        nodes is a power of 2, a machine's nodes are consecutive for every P that divides it.
+        Otherwise, they may be consecutive only for some P.
         """
         lanes = np.arange(self.num_lanes)
         nodes = lanes % self.num_nodes
@@ -52,8 +53,8 @@ class Lanes:
         """The number of positions from the start of one epoch to the start of the next.
 
         This is the number of documents, rounded up to a multiple of the number of lanes so that a
-        lane stays within its canonical node. It is not rounded if there are fewer documents than
-        lanes, because some lanes would then never get a document.
+        lane starts every epoch in the same canonical node. It is not rounded if there are fewer
+        documents than lanes, because otherwise some lanes would never get a document.
         """
         if self.num_positions < self.num_lanes:
             return self.num_positions

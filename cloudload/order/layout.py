@@ -40,23 +40,25 @@ def resolve_layout(
     """Choose the layout values that `config` leaves open.
 
     `sizes` holds (documents in an epoch, shards) for each component. On resume, the `saved` layout
-    replaces these defaults:
+    replaces these defaults for the components that it has:
 
     - Lanes: the largest of 3840, 1920, … 60 that leaves each lane `lanes / 4` documents (at least
-      16, at most 256); 12 for less data. If `config` sets canonical nodes, a multiple of these.
-    - Canonical nodes: the largest of 64, 32, … that divides the lanes and leaves 4 shards per node.
-    - Shuffle block: the number of documents in 4 shards, at least 2.
+      16, at most 256) of all components; 12 for less data. If `config` sets the number of canonical
+      nodes, only its multiples; for less data, the least common multiple of it and 12.
+    - Canonical nodes: the largest of 64, 32, … 2 that divides the lanes and leaves each node 4
+      shards and a document; otherwise 1.
+    - Shuffle block: the mean number of documents in 4 shards, at least 2.
 
     If `config` sets more canonical nodes than a component has documents, that component gets the
-    largest divisor that is not too large. Raises `ValueError` if `config` sets more canonical nodes
-    than there are documents in all components.
+    number's largest divisor that is at most its number of documents. Raises `ValueError` if
+    `config` sets more canonical nodes than an epoch of all components has documents.
     """
     nodes = config.num_canonical_nodes
     documents = sum(samples for samples, _ in sizes)
     if nodes is not None and nodes > documents:
         raise ValueError(
-            f"num_canonical_nodes {nodes} is more than the {documents} "
-            f"documents. Use {documents} or fewer"
+            f"num_canonical_nodes is {nodes}, but an epoch has only {documents} documents. Use "
+            f"{documents} or fewer"
         )
     lanes = config.num_lanes or (
         saved.num_lanes if saved else _default_lanes(documents, nodes or 1)

@@ -127,7 +127,7 @@ class Mixture:
 
     @staticmethod
     def from_json(text: str) -> Mixture:
-        """Parse the output of `to_json`. Raises `StreamChangedError` for any other text."""
+        """Parse the output of `to_json`. Raises `StreamChangedError` if it is not a mixture."""
         try:
             fields = json.loads(text)
             names, schedule = fields.pop("names"), fields.pop("schedule")
@@ -163,8 +163,8 @@ def build_mixture(
     """Build the mixture of a config from `schedule`, or from `proportions` if that is None.
 
     A stream has weight 0 in each schedule entry that does not name it. Entries that do not change
-    any share are dropped. Raises `ValueError` for an unknown stream, and for the names, rows and
-    weights that `Mixture` refuses.
+    any share are dropped. Raises `ValueError` for an unknown stream, and for invalid names, rows or
+    weights.
     """
     if schedule is None:
         return Mixture(tuple(names), ((0, tuple(map(_weight, proportions))),))

@@ -5,7 +5,7 @@
     ours            deviates by less than 2, for the run and for each lane
 
 The search tries steps close to fractions p / grid, where grid is 500 or about 1,000. Among those
-that are even enough, it picks the one with the smoothest continued fractions.
+that are even enough, it picks the one whose continued fractions have the smallest terms.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def find_step(num_lanes: int) -> int:
     The golden ratio is even over windows of any length, but deviates by up to 2.65 in 1,000 rows.
     The few steps that deviate by less than 2 are close to a fraction with a denominator of 500 or
     about 1,000. This step is one of them, and so is its multiple by `num_lanes`. Among those found,
-    it has the smoothest continued fractions, so it is also even over windows of other lengths.
-    Changing the choice would change the rows of every saved run with a mixture.
+    the continued fractions of the two have the smallest terms, so that they are fairly even over
+    windows of other lengths, too. A different choice would change the rows of every saved run with
+    a mixture.
     """
     steps = _candidates(num_lanes)
     for stride in (1, num_lanes):
@@ -50,8 +51,8 @@ def unevenness(steps: Words) -> Ints:
     """The largest deviation of the number of rows on an arc from the arc's share, for each step.
 
     This is the maximum over all arcs and all windows of 1,000 rows, in 1 / `_SCALE` of a row. Takes
-    uint64 [steps] and returns int64 [steps]. It equals 1 row plus the range by which the sorted
-    points lead evenly spaced ones.
+    uint64 [steps] and returns int64 [steps]. It equals 1 row plus the spread (maximum minus
+    minimum) of the differences between the sorted points and evenly spaced ones.
     """
     strays = []
     for some in np.array_split(steps, len(steps) // 64 + 1):
@@ -68,7 +69,8 @@ def unevenness(steps: Words) -> Ints:
 def _candidates(num_lanes: int) -> Words:
     """Steps close to a good fraction whose multiple by `num_lanes` is also close to one.
 
-    Returns uint64 [steps], thinned evenly to at most `_MOST_TRIED`. Example with 960 lanes:
+    The golden ratio is first. Returns uint64 [steps], thinned evenly to at most `_MOST_TRIED`
+    without losing the first. Example with 960 lanes:
     223/1000 is good, and 960 · 223/1000 = 214.08 is near 214 + 80/999, and 80/999 is good from
     below. For the step 223/1000 + 8.3e-8, the multiple is 5² / (1024 · 999²) below 214 + 80/999, so
     the step is a candidate. `find_step` chooses it.
@@ -109,7 +111,7 @@ def _good_fractions() -> dict[tuple[int, int], Flags]:
 
 
 def _roughness(step: int) -> float:
-    """The largest weighted term of the continued fraction of `step` / 2⁶⁴.
+    """The largest weighted term among the first ones of the continued fraction of `step` / 2⁶⁴.
 
     Later terms have less weight because they affect only longer windows.
     """

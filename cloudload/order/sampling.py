@@ -27,7 +27,7 @@ def resample(
     [num_positions], see `id_dtype`. The sizes are int64 [runs]. A run is one pass over a shard, or
     the sorted draw of the shard's remainder. The seeds are Streaming's. One generator draws samples
     within the shards of all streams. A second one, reseeded for each stream, divides the stream's
-    remainder among its shards. Without shuffle, its seed is the same in every epoch.
+    remainder among its shards. Without shuffle, the second one's seed is the same in every epoch.
     """
     assert sum(sampling.shards_per_stream) == len(shard_sizes)
     within = np.random.default_rng(config.seed + epoch)
@@ -65,7 +65,8 @@ def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:
 def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
     """The number of samples that an epoch reads from each shard of a stream: int64 [shards].
 
-    They add up to `choose`. `shard_sizes` is int64 [shards]. Equal to Streaming's `get_sampling`.
+    The numbers add up to `choose`, and equal those of Streaming's `get_sampling`. `shard_sizes` is
+    int64 [shards].
     """
     num_samples = int(shard_sizes.sum())
     passes, rest = divmod(choose, max(1, num_samples))

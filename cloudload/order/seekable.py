@@ -7,10 +7,10 @@
                 0.5 to 1.5 times as many, and the only block of a small node has less than 2 times
     position    ─► node, place within it ─► block ─► keyed bijection of the block ─► span ─► sample
 
-It needs memory for three integers per span. A canonical node reads the same shards in every epoch,
-as with StreamingDataset's shuffles except naive. If streams have `repeat` or `choose`, runs are
-passes over a shard and draws from it, so the shards at a node's borders vary by epoch. A draw is
-also a keyed bijection (`bijection`). The keys are from NumPy's `SeedSequence`.
+It stores a few integers per span and per shard. A canonical node reads the same shards in every
+epoch, as with StreamingDataset's shuffles except naive. If streams have `repeat` or `choose`, runs
+are passes over a shard and draws from it, so the shards at a node's borders vary by epoch. A draw
+is also a keyed bijection (`bijection`). The keys are from NumPy's `SeedSequence`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _Spans:
 def _weigh(shard_sizes: Ids, weights: Weights, draw: int) -> _Runs:
     """The runs of each shard: one for each full pass over its stream, then a draw.
 
-    The stream's remaining samples are divided among the draws of its shards. `draw`, a random word
-    of the epoch, decides which draws are rounded up.
+    The samples that the stream contributes beyond its full passes are divided among the draws of
+    its shards. `draw`, a random word of the epoch, decides which draws are rounded up.
     """
     stops = np.cumsum([number for number, _ in weights]).tolist()
     shards, sizes, is_draw = [], [], []
@@ -106,8 +106,8 @@ def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _S
 
     `keys` are a key for the runs, uint64 [1], and a key for each node's spans, uint64 [nodes]; None
     for no shuffle. Example: runs of 3 and 4 places, a bound at 5, and no keys give shards 0 1 1,
-    offsets 0 0 2, starts 0 3 5 7. Arrays are narrow and freed early, because at 10^10 samples, each
-    byte per span takes 2 MB.
+    offsets 0 0 2, starts 0 3 5 7. Arrays are narrow and freed early, because 10^10 samples can have
+    millions of spans.
     """
     sizes = runs.sizes.astype(narrow_dtype(int(runs.sizes.max(initial=0))))
     order = (
@@ -176,9 +176,9 @@ class SeekableOrder:
     """The sample id at each position of an epoch, indexed like an array: by int, slice, or array.
 
     `order[position]` is an int, and `order[positions]` is int64 [positions]. Look up many positions
-    at once, because a hundred cost as much as one. `shard_sizes` is int64 [shards]. If `weights` is
-    None, an epoch reads each sample once. Raises `IndexError` for a position that is out of range
-    or not an integer.
+    at once, because a hundred cost about as much as one. `shard_sizes` is int64 [shards]. If
+    `weights` is None, an epoch reads each sample once. Raises `IndexError` for a position that is
+    out of range or not an integer.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class SeekableOrder:
         ]
         nodes = np.searchsorted(self._node_starts, places, side="right") - 1
         rounds = self._shuffle(nodes, places - self._node_starts[nodes], inverse=True)
-        # only the longer nodes have a last, partial round
+        # only the longer nodes have a document in the last, partial round
         turns = np.where(
             rounds < self._num_rounds, nodes, np.searchsorted(self._longer_nodes, nodes)
         )
@@ -302,7 +302,10 @@ class SeekableOrder:
         return samples
 
     def _turns(self, positions: Ids) -> tuple[Ids, Ids]:
-        """The canonical node of each position, and its place within the node: int64 each."""
+        """The canonical node and the round of each position: int64 [positions] each.
+
+        The round is the place within the node, before the shuffle.
+        """
         rounds, nodes = np.divmod(positions, len(self._node_keys))
         is_last = rounds == self._num_rounds
         if is_last.any():
@@ -323,9 +326,10 @@ class SeekableOrder:
         return starts + shuffled.astype(np.int64)
 
     def _blocks(self, nodes: Ids, within: Ids) -> tuple[Ids, Ids, Ids]:
-        """The (start, size, index) of the shuffle block of each place within its node: int64 each.
+        """The (start, size, index), within the node, of the shuffle block that contains each place.
 
-        If the last block would have less than half the size, it is merged into the one before.
+        int64 [places] each. A last block smaller than half of `block_size` is merged into the one
+        before.
         """
         assert self._block_size is not None
         block, firsts = self._block_size, self._first_blocks[nodes]

@@ -1,10 +1,10 @@
-"""The inputs of an epoch's order besides the shard sizes.
+"""The inputs of an epoch's order besides the shard sizes and the epoch.
 
 They are the shuffle settings and the number of samples that each stream contributes.
 
     stream of 100 samples        read in an epoch
     repeat 2.5                   250: each sample twice, and 50 of them a third time
-    choose 30                     30: different samples every epoch
+    choose 30                     30: drawn again every epoch
     neither                      100: each once
 """
 
@@ -89,7 +89,7 @@ def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) 
     elif not isinstance(choose, int) or isinstance(choose, bool) or choose < 1:
         raise ValueError(f"{stream} has choose {choose!r}; use a whole number of at least 1")
     if not samples:
-        raise ValueError(f"{stream} has no samples. Remove it")
+        raise ValueError(f"{stream} has no samples. Remove its repeat or choose, or the stream")
     if not choose:
         raise ValueError(
             f"{stream} has repeat {repeat!r}, which selects none of its {samples:,} samples. "

@@ -1,6 +1,7 @@
 """StreamingDataset's shuffles, bit for bit, without importing Streaming.
 
-Arrays are narrow. Except for naive and py2s, only one canonical node's ids are in memory at a time.
+To save memory, ids are uint32 where they fit, and except for naive and py2s, each canonical node's
+ids are made only when they are needed.
 
     shards      permuted by the seed, cut at the borders of nodes      D B1 | B2 A C
     spans       permuted within each node by seed and epoch            B1 D | C B2 A
@@ -188,7 +189,7 @@ def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generato
     """Move each sample of a node by a random distance, and sort `ids` by the new places, in place.
 
     No sample moves by more than `reach`, so places more than `reach` before the next span are
-    final. Therefore only a few spans are sorted at a time.
+    final. The node can therefore be sorted in parts.
     """
     reach = int(1.25 * block_size) / 2 + 1
     at_once = max(_SORTED_AT_ONCE, 2 * int(reach))

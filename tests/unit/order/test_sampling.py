@@ -67,9 +67,13 @@ def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
         (
             0,
             {"choose": 3},
-            "stream 'code' has no samples. Remove it",
+            "stream 'code' has no samples. Remove its repeat or choose, or the stream",
         ),
-        (0, {"repeat": 2}, "stream 'code' has no samples. Remove it"),
+        (
+            0,
+            {"repeat": 2},
+            "stream 'code' has no samples. Remove its repeat or choose, or the stream",
+        ),
     ],
 )
 def test_a_weight_that_gives_nothing_is_refused(samples: int, weight: Weight, message: str) -> None:
