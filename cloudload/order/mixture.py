@@ -100,8 +100,8 @@ class Mixture:
     def resume(self, saved: Mixture, row: int) -> Mixture:
         """Combine the `saved` mixture for rows before `row` with this one from `row` on.
 
-        Streams may be added at the end. Raises `StreamChangedError` if saved streams are missing or
-        in a different order.
+        Streams may be added at the end. Raises `StreamChangedError` if saved streams are missing,
+        renamed or in a different order.
         """
         if self.names[: len(saved.names)] != saved.names:
             raise StreamChangedError(

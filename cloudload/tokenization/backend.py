@@ -4,11 +4,11 @@
     asked "auto"        fastokens if it passes every check below, else hf
     asked "fastokens"   fastokens, or an error
 
-    version ─► features of the tokenizer.json ─► loads ─► same ids for probes ─► for all of Unicode
+    version ─► features of the tokenizer.json ─► loads ─► same ids for probes ─► for code points
 
-For some tokenizers, fastokens silently gives different ids. The feature check recognizes all known
-cases; the later checks catch unknown ones. The training process chooses once, and passes the choice
-to its workers.
+For some tokenizers, fastokens silently gives different ids. The feature check recognizes the known
+cases; the later checks are for unknown ones. A loader chooses when it is created, and passes the
+choice to its workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
 MEASURED_VERSIONS = ("0.3.5",)
-"""The versions of fastokens that were verified to give the same ids as `tokenizers`."""
+"""Versions of fastokens that were verified to give the same ids as `tokenizers` for tokenizers that
+pass the checks below."""
 _FOLDER = "tokenizers"
 # part of the cache key; increment it when the sweep changes
 _SWEEP = 1
@@ -64,16 +65,13 @@ class Choice:
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     """Choose the backend for the tokenizer.json `text`.
 
-    `asked` is "auto", "hf" or "fastokens". Caches the result of the Unicode sweep in a file under
-    `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
+    `asked` is "auto", "hf" or "fastokens". The result of comparing all code points is cached in a
+    file under `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
     """
     tokenizers = f"tokenizers {version('tokenizers')}"
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:
-        raise TokenizerError(
-            f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf'; both always "
-            "give the right ids"
-        )
+        raise TokenizerError(f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf'")
     if asked == HF or refusal:
         choice = Choice(HF, tokenizers, refusal)
     else:
@@ -91,7 +89,10 @@ _refusals: dict[str, str | None] = {}
 
 
 def _find_refusal(text: str, cache_root: Path) -> str | None:
-    """The reason not to use fastokens for this tokenizer, or None; computed once per process."""
+    """The reason not to use fastokens for this tokenizer, or None.
+
+    A process checks each tokenizer once.
+    """
     try:
         found = version("fastokens")
     except PackageNotFoundError:
@@ -242,9 +243,9 @@ def _around(point: int) -> str:
 
 
 def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
-    """Compare the backends on all assigned code points, and return the problem or None.
+    """Compare the backends on `assigned_code_points`, and return the problem or None.
 
-    Caches the result in a file, unless fastokens fails.
+    Caches the result in a file, unless fastokens fails or the file cannot be written.
     """
     names = (
         f"sweep-{_SWEEP}",

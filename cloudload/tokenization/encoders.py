@@ -1,13 +1,13 @@
 """Encode texts to one flat array of ids, with either of two backends that give the same ids.
 
-    hf          Hugging Face `tokenizers`: supports every tokenizer, and is the reference
+    hf          Hugging Face `tokenizers`, the reference
     fastokens   many times faster, for tokenizers that pass the checks of `choose_backend`
 
     documents   "ab" "" "c"    ids 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-Two safeguards run while encoding. If fastokens fails on a document, hf encodes it. A background
-thread also encodes a sample of the documents with hf, and compares the ids. A process loads its
-tokenizers once, and forked workers share them.
+With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
+background thread also encodes a sample of the documents with hf, and compares the ids. A process
+caches the last tokenizer that it loaded, and forked workers share it.
 """
 
 from __future__ import annotations
@@ -271,8 +271,8 @@ def _explain_failure(documents: Sequence[str], error: BaseException) -> Tokenize
                 "text.encode('utf-8', 'replace').decode()"
             )
     return TokenizerError(
-        f"tokenizers failed: {error}. Filter out such documents in `transform`, or use a different "
-        "tokenizer"
+        f"tokenizers failed: {error}. Filter out such documents in `transform`, or start a new run "
+        "with a different tokenizer"
     )
 
 

@@ -1,8 +1,8 @@
 """Strings on which the tokenizer backends are compared before fastokens is used.
 
 known troublemakers ─┐
-added tokens ────────┼─► `probes`: about 1,200 strings,     `assigned_code_points`: the sweep
-vocabulary ──────────┘    400 of them random mixtures        of all assigned characters
+added tokens ────────┼─► `probes`: usually about 1,200,     `assigned_code_points`: compared
+vocabulary ──────────┘    400 of them random mixtures        next to a few other characters
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def probes(content: Mapping[str, Any]) -> list[str]:
-    """The probes for a parsed tokenizer.json (`content`); the same on every call.
+    """The probes for a parsed tokenizer.json (`content`), the same whenever `content` is the same.
 
-    They are strings on which tokenizers are known to differ, added tokens and vocabulary entries of
-    the tokenizer, and random mixtures of them all.
+    They are strings on which tokenizers often differ, a sample of the tokenizer's added tokens and
+    vocabulary, and random mixtures of these.
     """
     added = [token["content"] for token in content.get("added_tokens") or []]
     added = added[:24] + added[-8:]
@@ -77,12 +77,15 @@ _LONG = [
 
 
 def assigned_code_points() -> list[int]:
-    """The code points that this Python assigns, except surrogates and private use."""
+    """The code points that Unicode assigns, in this Python's version of it.
+
+    Surrogates and private use are left out.
+    """
     return [
         point for point in all_code_points() if unicodedata.category(chr(point)) not in ("Cn", "Co")
     ]
 
 
 def all_code_points() -> list[int]:
-    """Every code point that a text can contain: all 1,112,064 except the surrogates."""
+    """Every code point that a text can contain: 1,112,064, without the surrogates."""
     return [point for point in range(0x110000) if point not in _SURROGATES]

@@ -4,8 +4,8 @@
     "folder/" or "tokenizer.json"         ─► TokenizerSpec   json ┤
     PreTrainedTokenizerFast, Tokenizer                            frames (bos, eos) by stream
 
-A document becomes `[bos] + ids of the text + [eos]`. Strings such as `<|endoftext|>` inside a
-document are encoded as text; they never become the special token.
+A document becomes `[bos] + ids of the text + [eos]`, where bos and eos are optional. The names of
+special tokens, such as `<|endoftext|>`, are encoded as text inside a document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TokenizerSpec:
     """A tokenizer and the bos and eos of each stream, as plain data for workers."""
 
     json: str
-    """The text of its tokenizer.json, without truncation and padding."""
+    """The text of the tokenizer.json, without truncation, padding and dropout."""
     frames: tuple[Frame, ...]
     """The (bos, eos) ids of each stream's documents; None for no token."""
     vocab_size: int
@@ -66,10 +66,13 @@ def load_tokenizer(
 
     `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
     `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each
-    stream: a token, None, or "auto". "auto" adds a bos only if the tokenizer's template does, and
-    adds the tokenizer's own eos. Raises `TokenizerError` if `source` is not a tokenizer, does not
-    exist, or has no fast version, if "auto" finds no eos, or if a given bos or eos is not one of
-    its tokens.
+    stream: each is a token, None, or "auto". For bos, "auto" is the special token with which the
+    tokenizer's template begins (None if there is none, or if the tokenizer names a different bos).
+    For eos, it is the eos that the tokenizer names, or else the special token with which its
+    template ends.
+
+    Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or has no fast
+    version, if "auto" finds no eos, or if a bos or eos is not one of its tokens.
     """
     backend, names = _find(source)
     backend.no_truncation()
@@ -125,8 +128,8 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
-            f"no tokenizer {str(source)!r}: {reason}. Pass a name on the Hugging Face Hub, a "
-            "folder, or a tokenizer.json"
+            f"cannot load the tokenizer {str(source)!r}: {reason}. Pass a name on the Hugging Face "
+            "Hub, a folder, or a tokenizer.json"
         ) from error
 
 
@@ -154,9 +157,9 @@ def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
         )
     if not tokenizer.is_fast:
         raise TokenizerError(
-            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast version (AutoTokenizer "
-            "with use_fast=True), or convert it with transformers.convert_slow_tokenizer and pass "
-            "the resulting tokenizer.json"
+            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast version if it has one "
+            "(AutoTokenizer with use_fast=True), or convert it with "
+            "transformers.convert_slow_tokenizer and pass the resulting tokenizers.Tokenizer"
         )
     names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token")}
     return Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), {
@@ -180,7 +183,8 @@ def _token_id(backend: Tokenizer, token: str, field: str) -> int:
     number = backend.token_to_id(token)
     if number is None:
         raise TokenizerError(
-            f"{field}={token!r} is not a token of this tokenizer. Use one of its tokens, or None"
+            f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to its tokens or "
+            "to None"
         )
     return int(number)
 

@@ -181,7 +181,7 @@ def test_a_tokenizer_that_does_not_say_what_ends_a_document_is_an_error() -> Non
 
 
 def test_a_tokenizer_that_is_not_there_or_broken_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="no tokenizer 'no/such-tokenizer'"):
+    with pytest.raises(TokenizerError, match="cannot load the tokenizer 'no/such-tokenizer'"):
         load_tokenizer("no/such-tokenizer")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer\.json"):
