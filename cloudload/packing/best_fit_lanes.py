@@ -6,8 +6,8 @@
 
 A **piece** is up to `seq_len` tokens of a document that are in one row. It is represented by an
 integer, the index of its document and tokens in a table. Everything that does not depend on earlier
-rows is computed for many pieces at once. Only the placement is sequential, because a lane has few
-open rows, and the place of each piece depends on the pieces before it.
+rows is computed for many pieces at once. Only the placement is sequential, because the place of
+each piece depends on the pieces before it.
 
 The reference, `PackerLanes` with a `BestFitPacker` for each lane, is the specification. Tests
 compare every row, cursor, residue and count.
@@ -57,7 +57,8 @@ class BestFitLanes:
         self._packing, self._num_lanes = packing, num_lanes
         self._cursors, self._residues = cursors, residues
         self._offsets = cursors[:, CURSOR_OFFSET].copy()
-        """Number of tokens of each lane's first document that are in rows; 0 once it is added."""
+        """Number of tokens of each lane's first document that are before the starting cursor; 0
+        once the document is added."""
         self._lanes: list[BestFitLane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
         """Pieces in residues, by flat lane and ordinal, whose documents must be read again."""
@@ -239,9 +240,9 @@ class BestFitLanes:
         self._unread[flat_lane] = unread
 
     def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
-        """Store the ids of documents that a residue already packed, and return the other documents.
+        """Store the ids of documents in residues, and return the table of the other documents.
 
-        Raises `ValueError` if a document's size has changed.
+        Raises `ValueError` if the size of a document in a residue has changed.
         """
         others: list[int] = []
         for place, (flat_lane, ordinal, size) in enumerate(
@@ -265,7 +266,7 @@ class BestFitLanes:
         return table[others]
 
     def _start(self, table: Ints) -> None:
-        """Set `START` of each lane's first document to the lane's cursor.
+        """Set `START` of each lane's first document to the offset of the lane's starting cursor.
 
         Raises `ValueError` if the document does not match the cursor.
         """

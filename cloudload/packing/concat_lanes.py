@@ -47,7 +47,7 @@ class ConcatLanes:
         self._seq_len, self._num_lanes = seq_len, num_lanes
         self._offsets = cursors[:, CURSOR_OFFSET]
         self._available = np.zeros(len(cursors), np.int64)
-        """Number of tokens of each lane that are not in a row yet."""
+        """Number of tokens added to each lane that are not in a row yet."""
         self._tables: list[Ints | None] = [None] * len(cursors)
         self._tokens: list[memoryview] = [memoryview(b"")] * len(cursors)
         self._added: list[Documents] = []
@@ -163,8 +163,9 @@ class ConcatLanes:
 def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
     """Split each document at the row boundaries of its lane, which are multiples of `seq_len`.
 
-    A document has tokens [starts, taken) of its lane; `first_rows` is the first row of that lane.
-    All three are int64 [documents]; `table` is the document table. Returns int64 [pieces, 4].
+    Rows take tokens [starts, taken) of its lane from a document; `first_rows` is the first row of
+    that lane. All three are int64 [documents]; `table` is the document table. Returns int64
+    [pieces, 4].
     Example: seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document, start, stop)
     0 0 0 4 · 0 1 0 1 · 1 1 1 6.
     """

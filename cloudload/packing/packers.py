@@ -9,9 +9,9 @@
 
 Packers work with ordinals and sizes of documents, never with tokens. A packer appends each row to
 `rows` as soon as it is complete, so rows do not depend on how far the lane has read ahead. Each row
-includes the lane's cursor and residue after the row, which determine all later rows. The **cursor**
-(ordinal, offset) is the next unread token. The **residue** is the spans that were read but are not
-in a row yet. Only `best_fit` has a residue.
+includes the lane's cursor and residue after the row, from which packing can continue. The
+**cursor** (ordinal, offset) is the next unread token. The **residue** is the spans that were read
+but are not in a complete row yet. Only `best_fit` has a residue.
 
 These classes are the specification of `concat_lanes` and `best_fit_lanes`, their vectorized twins.
 Tests compare the twins with them.
@@ -56,9 +56,10 @@ class Packer(ABC):
 
     @abstractmethod
     def add(self, ordinal: int, size: int) -> None:
-        """Pack the lane's next document, which has `size` tokens, or 0 if it is left out.
+        """Pack the lane's next document, which has `size` tokens; 0 if it is empty or left out.
 
-        Raises `ValueError` if the first document does not match the starting cursor.
+        Raises `ValueError` if the starting cursor is inside a document, and the first document
+        added does not match it.
         """
 
     @abstractmethod
@@ -66,7 +67,10 @@ class Packer(ABC):
         """Turn the remaining tokens into rows, because there are no more documents."""
 
     def _start(self, ordinal: int, size: int) -> int:
-        """The number of a document's tokens that are before the starting cursor."""
+        """The number of a document's tokens that are before the starting cursor.
+
+        Raises `ValueError` as `add` does.
+        """
         expected, offset = self._first
         if not offset:
             return 0
@@ -83,7 +87,7 @@ class Packing:
     """`concat`, `best_fit` or `one_per_row`."""
     seq_len: int
     open_rows: int
-    """Maximum number of rows that `best_fit` keeps open."""
+    """Maximum number of rows that `best_fit` keeps open in each lane."""
     overflow: str
     """How `one_per_row` treats tokens that do not fit in their document's row: `cut` or `rows`."""
 
@@ -175,7 +179,8 @@ class BestFitPacker(Packer):
     """The reference packer for `BestFitLanes`.
 
     Open rows are sorted by ascending free space, then by the time of their last change. A residue
-    lists them in this order, so a packer that starts from the residue has the same open rows.
+    lists them in this order, so a packer with the same settings that starts from the residue has
+    the same open rows.
     """
 
     def __init__(self, seq_len: int, open_rows: int, cursor: Cursor, residue: bytes) -> None:

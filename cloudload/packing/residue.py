@@ -4,7 +4,7 @@
     each open row     count, spans       by ascending free space
     span              ordinal, start, stop, in tokens of its document
 
-All values are little-endian int32. The residue is empty if every token read is in a row.
+All values are little-endian int32. The residue is empty if every token read is in a complete row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EMPTY_GROUP = encode_group(())
 
 
 def extend_group(group: bytes, span: bytes) -> bytes:
-    """Return an encoded group with one more span, which `encode_spans` encoded."""
+    """Return an encoded group with `span`, as encoded by `encode_spans`, appended."""
     return (len(group) // _SPAN_BYTES + 1).to_bytes(4, "little") + group[4:] + span
 
 

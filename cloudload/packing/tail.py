@@ -5,10 +5,11 @@
     lane 2    ████████████ ▒▒▒▒▒▒▒    ▒ is packed, in canonical order, by one reference packer
     tail      ▒▒▒▒▒▒▒▒▒▒▒             as one lane: with concat, only the last row is padded
 
-Lanes end at different rows because their documents differ in size. A **remnant** is a range of
-tokens of one document that a lane has left. Each rank tokenizes the documents left in its lanes to
-learn their sizes. The ranks exchange the sizes, and each rank then reads its rows of the tail. The
-rows depend on the lanes' cursors and residues and on the sizes, never on the world size.
+Lanes end at different rows because their documents differ in size. A **remnant** is what a lane has
+left of one document: a range of its tokens, which may be empty. Each rank tokenizes the documents
+left in its lanes to learn their sizes. The ranks exchange the sizes, and each rank then reads its
+rows of the tail. Given the packing, the rows depend on the lanes' cursors and residues and on the
+sizes, not on the world size.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ class Tail:
         return self.pieces[self.piece_starts[index] : self.piece_starts[stop]]
 
     def row_remnants(self, row: int) -> Ints:
-        """The remnants whose documents a row of the run counts: int64 [remnants, 5].
+        """The remnants whose documents the statistics of row `row` of the run count.
 
-        Empty after the end. Documents with size `SIZE_ABSENT` were counted before.
+        int64 [remnants, 5]; empty after the end. Includes remnants with size `SIZE_ABSENT`, whose
+        documents were counted before; the caller must skip them.
         """
         index = min(row - self.first_row, self.num_rows)
         return self.remnants[self.passed[index] : self.passed[min(index + 1, self.num_rows)]]
@@ -101,10 +103,10 @@ def pack_tail(
     """Pack the tail that begins at row `start_row` of the run.
 
     At that row, the lanes are at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). `sizes`
-    holds, for each lane, the sizes of its documents from the cursor on: int64 [documents]. A size
-    may be `SIZE_ABSENT` or `SIZE_FILTERED`. `stages` lists the stages before the run was resumed.
-    Returns only the current stage, whose rows have the `seq_len` of `packing`. Raises `ValueError`
-    for an invalid residue, and for a cursor past the end of its document.
+    holds, for each lane, the sizes of its documents from the cursor's document on: int64
+    [documents]. A size may be `SIZE_ABSENT` or `SIZE_FILTERED`. `stages` lists the stages before
+    the run was resumed. Returns only the current stage, whose rows have the `seq_len` of `packing`.
+    Raises `ValueError` for an invalid residue, and for a cursor past the end of its document.
     """
     remnants = _list_remnants(cursors, residues, sizes)
     over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
