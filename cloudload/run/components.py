@@ -61,7 +61,7 @@ class Component(ComponentSpec):
     lanes: Lanes
 
     def orders(self, cache_root: Path) -> EpochOrders:
-        """The order of each epoch, stored under `cache_root`.
+        """The order of each epoch, in files under `cache_root` if it needs files.
 
         Sample IDs are indices within the component.
         """
@@ -82,7 +82,7 @@ def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec
 def build_components(
     config: RowsConfig, specs: Sequence[ComponentSpec], layout: Layout
 ) -> tuple[Component, ...]:
-    """Add an order and lanes to each spec. Components in `specs` get the new `layout`."""
+    """Add an order and lanes to each spec. A `Component` among the specs gets new ones."""
     return tuple(
         Component(
             **{each.name: getattr(spec, each.name) for each in fields(ComponentSpec)},

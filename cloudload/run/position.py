@@ -4,8 +4,8 @@
     LaneLog ─► with_update ─► with_update ─► with_update ─► .arrays
                                                             copies once, applies all three
 
-Recording a batch stores only a reference. The arrays are copied and updated when they are read, or
-when more than `_MOST_PENDING` updates have accumulated.
+Recording a batch stores only a reference to its update. The arrays are copied and updated when they
+are read, or when more than `_MOST_PENDING` updates have accumulated.
 """
 
 from __future__ import annotations
@@ -74,12 +74,13 @@ _MOST_PENDING = 64
 
 
 class LaneLog:
-    """Lane arrays, and a log of updates that are applied only when the arrays are read."""
+    """Lane arrays, and a log of updates that are not applied to them yet."""
 
     def __init__(self, arrays: LaneArrays) -> None:
         self._arrays: LaneArrays | None = arrays
         self._last: tuple[LaneLog, Any, ApplyUpdates] | None = None
-        """The log before the latest update, and that update."""
+        """The log before the latest update, that update, and the function that applies it; None if
+        all updates are applied."""
         self._num_pending = 0
 
     def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
@@ -119,7 +120,7 @@ class Position:
     """A point in the run: `rows` rows are delivered, and `lanes` are as of row `table_rows`.
 
     Before the tail, a resume reads rows `table_rows` to `rows` again and drops them. In the tail,
-    `lanes` hold the cursors at which the lanes ended, and only their counts are as of `rows`.
+    `lanes` hold the cursors at which the lanes ended, and only their counts still change.
     """
 
     rows: int
@@ -130,7 +131,7 @@ class Position:
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges of rows [start, stop) that were skipped."""
     batches: int = 0
-    """Number of global batches delivered."""
+    """Number of global batches delivered or skipped."""
     global_batch: int = 0
     """Number of rows in the last global batch."""
 

@@ -49,8 +49,9 @@ class Recipe:
     tokenizer: TokenizerSpec
     corpus: Corpus
     sources: str
-    """Locations of data and tokenizer, as JSON without secrets; `cloudload.provenance` reopens the
-    run from them. The tokenizer is null if it was passed as an object without a name."""
+    """Locations of data and tokenizer, bos and eos, as JSON without secrets;
+    `cloudload.provenance` reopens the run from them. The tokenizer is null if it was passed as an
+    object without a name."""
     layout: Layout
     components: tuple[Component, ...]
     mixture: Mixture
@@ -69,7 +70,7 @@ class Recipe:
 
     @property
     def has_row_per_document(self) -> bool:
-        """Whether the run is finite and each document becomes exactly one row."""
+        """Whether the run is finite, and each document is certain to become exactly one row."""
         config = self.config
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
         keeps_all = config.transform is None and config.min_tokens <= 1
@@ -153,7 +154,7 @@ def _settle(
 
 
 def _hash_sizes(shard_sizes: Ints) -> str:
-    """A fingerprint of the shard sizes, which determine the order."""
+    """A fingerprint of the shard sizes, on which the order depends."""
     return hashlib.sha256(shard_sizes.tobytes()).hexdigest()[:16]
 
 

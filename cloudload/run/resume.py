@@ -34,7 +34,7 @@ Changes = dict[str, tuple[Any, Any]]
 """(saved value, found value) of each field that differs."""
 _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
-    "shards": "shards (fingerprints of the shards' sample counts, which determine the order)",
+    "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
     "tokenizer": "tokenizer (fingerprint)",
     "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
@@ -43,7 +43,7 @@ _DESCRIPTIONS = {
 _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size"),
 )
-# every cursor stays valid if these change
+# cursors stay valid if these change, unless they are past the end of fewer epochs
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
 # only cursors between documents stay valid if these change
 _CONTENT_FIELDS = ("data", "tokenizer", "bos_eos", "text_key", "transform", "overflow")
@@ -53,9 +53,10 @@ _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
     """Compute the position at which a run with this recipe continues.
 
-    The recipe must have the saved layout (`Recipe.settle`). Raises `StreamChangedError` if fields
-    differ and the change is not accepted (the error lists them all), or if a value in the state is
-    out of range. Raises `ValueError` for an invalid `on_change`.
+    The recipe must be settled with the saved layout (`Recipe.settle`). Raises `StreamChangedError`
+    if fields differ and the change is not accepted (the error lists them all) or not possible at
+    the saved position, if saved streams are missing, or if a value in the state is out of range.
+    Raises `ValueError` for an invalid `on_change`.
     """
     _check_on_change(on_change)
     _check_components(saved, recipe)
@@ -82,9 +83,8 @@ def _check_on_change(on_change: Mapping[str, str]) -> None:
             raise ValueError(f"on_change[{name!r}] is {value!r}; the only choice is 'accept'")
         if name not in _ACCEPTABLE_FIELDS:
             raise ValueError(
-                f"on_change: a change of {name!r} cannot be accepted, because it is not a field of "
-                "the state, or because documents would be lost or repeated. You can accept "
-                f"{', '.join(sorted(_ACCEPTABLE_FIELDS))}"
+                f"on_change: a change of {name!r} cannot be accepted, or needs no acceptance. You "
+                f"can accept changes of {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
             )
 
 
@@ -130,9 +130,9 @@ def _check_moment(saved: Saved, changes: Changes) -> None:
     position = saved.position
     if changes and (position.tail is not None or position.rows != position.table_rows):
         raise StreamChangedError(
-            f"{', '.join(changes)}: cannot change in the tail of a finite run or between two "
-            "exchanges. Restore the saved values, or load a state that was saved before the tail "
-            "and with exchange_every=1"
+            f"{', '.join(changes)}: cannot change in the tail of a finite run, between two "
+            "exchanges, or directly after seek. Restore the saved values, or load a state that was "
+            "saved before the tail and after an exchange (with exchange_every=1, after any batch)"
         )
 
 
@@ -183,9 +183,10 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         return position
     if position.rows != position.table_rows:
         raise StreamChangedError(
-            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, and the state is between two "
-            f"exchanges (rows {position.table_rows:,} to {position.rows:,}). Save it with "
-            "exchange_every=1 before changing seq_len"
+            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but the state is between two "
+            f"exchanges, or directly after seek (rows {position.table_rows:,} to "
+            f"{position.rows:,}). Restore the saved seq_len, or load a state that was saved after "
+            "an exchange (with exchange_every=1, after any batch)"
         )
     if position.residues is None:
         return position
@@ -221,8 +222,8 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
         if end is not None and (ordinal > end or (ordinal == end and offset)):
             raise StreamChangedError(
                 f"cursors: lane {lane} is at document {ordinal}, but ends at document {end} with "
-                f"epochs={lanes.epochs}. The state is damaged, or was saved with more epochs. Load "
-                "an earlier one, or use more epochs"
+                f"epochs={lanes.epochs}. The state is damaged, or was saved with more epochs or "
+                "with epochs=None. Load an earlier one, or use more epochs"
             )
     ordinals, offsets = cursors.T
     _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)

@@ -1,7 +1,7 @@
-"""The state of a run: a small, flat dict of its position and recipe, the same on every rank.
+"""The state of a run: a small, flat dict of its position and recipe.
 
     version, cloudload      version of the format, and of the library that wrote the state
-    rows                    number of rows of the run that were delivered
+    rows                    number of rows of the run that were delivered or skipped
     table_rows              number of rows that the cursors include; before the tail, a resume reads
                             the rows from there to `rows` again and drops them
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
@@ -13,15 +13,15 @@
     part                    "" for a whole state, else the virtual index of the rank whose lanes it
                             covers, and the world size, as "1/4"
     counts, skipped         statistics by stream; and the ranges of rows skipped, as "100:164,…"
-    batches, global_batch   number of global batches delivered, and of rows in the last one; a trace
-                            uses them to count steps
+    batches, global_batch   number of global batches delivered or skipped, and of rows in the last
+                            one; a trace uses them to count steps
     mixture                 names and weights of the streams, and the rows from which they apply
-    data, bos_eos, …        fingerprints and config that determine the rows; values by stream are
-                            joined by commas
-    sources                 locations of data and tokenizer, for `cloudload trace`; never compared,
-                            because copies of the data may be elsewhere
-    tokenizer_backend       the backend and its version; never compared, because all backends give
-                            the same token IDs
+    data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
+                            component are joined by commas
+    sources                 locations of data and tokenizer, for `cloudload.provenance`; may differ
+                            on resume, because copies of the data may be elsewhere
+    tokenizer_backend       the versions of the backend's libraries; may differ on resume, because
+                            all backends give the same token IDs
 
 A state has a fixed set of keys, and its values are plain JSON types. `json`, `torch.load` with
 `weights_only=True`, and DCP all preserve it. Loading a state executes and unpickles nothing.
@@ -64,7 +64,7 @@ _HELD_FIELDS = (
     *(*HELD_CONFIG_FIELDS, "transform", "num_lanes", "num_canonical_nodes", "shuffle_block_size"),
     *("choose", "shards", "data", "tokenizer", "bos_eos"),
 )
-# upper bounds: beyond any real run, and small enough that sums and products fit in 64 bits
+# upper bounds: beyond any real run, but small enough for arithmetic with 64 bits
 _MOST = {
     **dict.fromkeys(("rows", "table_rows", "batches"), 1 << 48),
     **dict.fromkeys(("global_batch", "seq_len"), 1 << 31),
@@ -160,7 +160,8 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
         )
     if len(blocks) != len(nodes) or min(blocks) < 2 or max(blocks) > _MOST["rows"]:
         raise damaged(
-            "shuffle_block_size", f"{show(blocks)} are not {len(nodes)} block sizes of at least 2"
+            "shuffle_block_size",
+            f"{show(blocks)} are not {len(nodes)} block sizes from 2 to {_MOST['rows']:,}",
         )
     return Layout(state["num_lanes"], nodes, blocks)
 
@@ -247,7 +248,7 @@ def _check_keys(state: Mapping[str, Any]) -> None:
     missing, unknown = sorted(_KEYS - state.keys()), sorted(map(show, state.keys() - _KEYS))
     if missing or unknown:
         raise StreamChangedError(
-            f"the state has missing fields {missing} and unknown fields [{', '.join(unknown)}]. "
+            f"the state lacks fields {missing} and has unknown fields [{', '.join(unknown)}]. "
             "It is damaged: load an earlier one"
         )
     for name, value in state.items():

@@ -48,8 +48,8 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
     if len(data) not in (expected, 2 * expected):
         raise damaged(
             "cursors",
-            f"they have {len(data)} bytes, but {num_components * num_lanes} lanes need {expected} "
-            f"or {2 * expected}",
+            f"they have {len(data)} bytes, but {num_components * num_lanes} cursors need "
+            f"{expected} or {2 * expected}",
         )
     numbers = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
     cursors = numbers.reshape(num_components, num_lanes, 2).astype(np.int64)
@@ -78,7 +78,10 @@ def read_counts(text: Any) -> Ints:
             "counts", f"their shape is {counts.shape}, but each stream has {len(COUNTS)} numbers"
         )
     if counts.dtype != np.int64 or counts.min() < 0 or counts.max() > _MOST_COUNTED:
-        raise damaged("counts", f"{show(text)} has values that are not counts")
+        raise damaged(
+            "counts",
+            f"{show(text)} has values that are not whole numbers from 0 to {_MOST_COUNTED:,}",
+        )
     return counts
 
 
@@ -86,7 +89,9 @@ def read_numbers(name: str, text: Any) -> tuple[int, ...]:
     try:
         return tuple(map(_read_number, text.split(",")))
     except (AttributeError, ValueError) as error:
-        raise damaged(name, f"{show(text)} is not a list of whole numbers") from error
+        raise damaged(
+            name, f"{show(text)} is not a list of whole numbers of up to 18 digits"
+        ) from error
 
 
 def _read_number(text: str) -> int:
@@ -104,7 +109,9 @@ def read_pairs(name: str, text: Any) -> tuple[tuple[int, int], ...]:
         pairs = [tuple(map(_read_number, pair.split(":"))) for pair in text.split(",") if pair]
         return tuple((one, other) for one, other in pairs)
     except (AttributeError, ValueError) as error:
-        raise damaged(name, f"{show(text)} is not a list of pairs of whole numbers") from error
+        raise damaged(
+            name, f"{show(text)} is not a list of pairs of whole numbers of up to 18 digits"
+        ) from error
 
 
 def _decode(name: str, text: Any) -> bytes:
@@ -115,7 +122,7 @@ def _decode(name: str, text: Any) -> bytes:
 
 
 def show(value: object) -> str:
-    """The `repr` of a value for a message, shortened to `SHOWN_CHARACTERS` characters."""
+    """The `repr` of a value for a message, shortened to about `SHOWN_CHARACTERS` characters."""
     shown = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | bytes) else value)
     return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
 
@@ -134,7 +141,7 @@ def encode_residues(residues: Residues | None) -> str:
 
     The stream holds little-endian int32 values: the size in bytes of every residue, then the
     residues. It begins with the low bytes of all values, then has their second bytes, and so on.
-    This layout compresses faster, and to three quarters of the size.
+    This layout compresses faster, and to about three quarters of the size.
     """
     if residues is None:
         return ""
@@ -171,9 +178,9 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """An upper bound on the decoded size of all residues, in bytes.
+    """The most bytes that all residues may have when they are decoded, sizes included.
 
-    It assumes that each document before a cursor has a span in a separate open row.
+    Up to a fixed limit, it allows a span in a separate open row for each document before a cursor.
     """
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))
@@ -184,7 +191,7 @@ def _unpack(data: bytes, most: int) -> bytes:
     unpacked = decoder.decompress(data, most + 1)
     if len(unpacked) > most:
         raise ValueError(
-            f"they unpack to more than {most:,} bytes, the most that these cursors allow"
+            f"they unpack to more than {most:,} bytes, the most that is allowed for these cursors"
         )
     if not decoder.eof or decoder.unused_data:
         raise ValueError("they are not one complete zlib stream")
