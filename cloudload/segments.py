@@ -58,9 +58,9 @@ def cu_seqlens(
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], int]:
     """Compute the bounds of the segments in the flattened batch, and the longest segment's length.
 
-    Pass them to `flash_attn_varlen_func` as `cu_seqlens_q` and `max_seqlen_q`, and as their `_k`
-    counterparts. The bounds are int32 [segments + 1]; the last one is `num_rows * seq_len`. Raises
-    `ValueError` if the spans of a row are longer than seq_len.
+    Pass them to `flash_attn_varlen_func` as `cu_seqlens_q` (a tensor) and `max_seqlen_q`, and as
+    their `_k` counterparts. The bounds are int32 [segments + 1]; the last one is
+    `num_rows * seq_len`. Raises `ValueError` if the spans of a row are longer than seq_len.
     """
     padded = _padded(rows, lengths, shape)
     padded = padded[padded > 0]

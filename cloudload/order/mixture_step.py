@@ -34,7 +34,7 @@ def find_step(num_lanes: int) -> int:
     The golden ratio is even over windows of any length, but deviates by up to 2.65 in 1,000 rows.
     The few steps that deviate by less than 2 are close to a fraction with a denominator of 500 or
     about 1,000. This step is one of them, and so is its multiple by `num_lanes`. Among those found,
-    the continued fractions of the two have the smallest terms, so that they are fairly even over
+    the continued fractions of the two have the smallest terms, so both walks are fairly even over
     windows of other lengths, too. A different choice would change the rows of every saved run with
     a mixture.
     """

@@ -4,8 +4,8 @@ no effect on rows        world, workers, batch_size, …       they are not part
 from the next row on     shares of streams, streams added    the mixture keeps earlier rows
 different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
-refused                  everything else, listed with both values; the user may accept a change
-                         of some fields with `on_change`
+refused                  other fields of the recipe, listed with both values; the user may accept
+                         a change of some of them with `on_change`
 """
 
 from __future__ import annotations
