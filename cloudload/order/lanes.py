@@ -35,7 +35,7 @@ class Lanes:
     def first_positions(self) -> Ints:
         """The first position of each lane: int64 [num_lanes].
 
-        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`. They belong
+        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`. All belong
         to one canonical node, except perhaps at the end of an epoch, or with fewer documents than
         lanes. Neighboring nodes may share the shard at their border, so a machine should read
         consecutive nodes. With P machines of equally many ranks, a machine reads lanes congruent

@@ -163,9 +163,9 @@ class ConcatLanes:
 def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
     """Split each document at the row boundaries of its lane, which are multiples of `seq_len`.
 
-    Rows take tokens [starts, taken) of its lane from a document; `first_rows` is the first row of
-    that lane. All three are int64 [documents]; `table` is the document table. Returns int64
-    [pieces, 4].
+    Rows take tokens [starts, taken) of the document's lane from each document; `first_rows` is the
+    first row of that lane. All three are int64 [documents]; `table` is the document table. Returns
+    int64 [pieces, 4].
     Example: seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document, start, stop)
     0 0 0 4 · 0 1 0 1 · 1 1 1 6.
     """
