@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudload.system.temp_files import register, unregister
+from cloudload.system.temp_files import creation, register, unregister
 
 
 @contextlib.contextmanager
@@ -38,20 +38,27 @@ def acquire(path: Path, *, wait: bool) -> int | None:
     and another thread or process holds the lock. Raises `OSError` if the file cannot be created.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with creation():
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_free = True
+                # the previous holder may have deleted the file between our open and our lock
+                if _is_same_file(path, descriptor):
+                    register(path, descriptor)
+                    return descriptor
+            except BlockingIOError:
+                is_free = False
+            except BaseException:
+                os.close(descriptor)
+                raise
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            # the previous holder may have deleted the file between our open and our lock
-            if _is_same_file(path, descriptor):
-                register(path, descriptor)
-                return descriptor
-        except BlockingIOError:
+            if wait and not is_free:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the holder has deleted the file
+        finally:
             os.close(descriptor)
+        if not wait and not is_free:
             return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
 
 
 def release(path: Path, descriptor: int) -> None:

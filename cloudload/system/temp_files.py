@@ -30,15 +30,26 @@ Cleanup and eviction ignore all folders without it.
 
 _PARTIAL_NAME = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
 
-_SETTLE_S = 0.1
+_SETTLE_S, _MOST_CREATION_S = 0.1, 5.0
 
 _registered: dict[Path, int | None] = {}
 
 # contains this process's ID once the process is exiting
 _exiting: set[int] = set()
 
-# a forked child does not own its parent's temporary files
-os.register_at_fork(after_in_child=_registered.clear)
+# held from the creation of a lock file to its registration; reentrant, because a signal handler
+# may need it in the thread that holds it
+_creation = threading.RLock()
+
+
+def _reset_after_fork() -> None:
+    """Forget the parent's temporary files, and its threads that were creating some."""
+    global _creation  # noqa: PLW0603
+    _registered.clear()
+    _creation = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def make_folder(folder: Path) -> None:
@@ -62,7 +73,8 @@ def partial_file(path: Path) -> Iterator[Path]:
     The file is removed at the end unless the caller renamed it.
     """
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{PART_SUFFIX}")
-    register(part)
+    with creation():
+        register(part)
     try:
         yield part
     finally:
@@ -83,14 +95,24 @@ def target_of(temporary: Path) -> Path:
     return temporary.with_name(temporary.name.rsplit(".", pieces)[0])
 
 
-def register(path: Path, descriptor: int | None = None) -> None:
-    """Register `path` for removal at exit. For a lock, pass the descriptor that holds it.
+@contextlib.contextmanager
+def creation() -> Iterator[None]:
+    """Create and register a temporary file in this context, so that an exiting process removes it.
 
     In an exiting process, this blocks daemon threads forever so that they do not create more files.
     """
-    _registered[path] = descriptor
-    while os.getpid() in _exiting and threading.current_thread().daemon:
+    with _creation:
+        is_exiting = os.getpid() in _exiting
+        if not is_exiting or not threading.current_thread().daemon:
+            yield
+            return
+    while True:
         time.sleep(_SETTLE_S)
+
+
+def register(path: Path, descriptor: int | None = None) -> None:
+    """Register `path` for removal at exit. For a lock, pass the descriptor that holds it."""
+    _registered[path] = descriptor
 
 
 def unregister(path: Path) -> None:
@@ -111,6 +133,8 @@ def remove_all() -> None:
 def remove_all_and_stop() -> None:
     """Remove all registered files before this process exits, and block creation of new ones."""
     _exiting.add(os.getpid())
-    for _ in range(2):
-        remove_all()
-        time.sleep(_SETTLE_S)  # let threads that are creating a file register it
+    if _creation.acquire(timeout=_MOST_CREATION_S):  # no file is created but not registered
+        _creation.release()
+    remove_all()
+    time.sleep(_SETTLE_S)  # a thread may be about to open a partial file that is registered
+    remove_all()

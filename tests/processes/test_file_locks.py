@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import random
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import remove_all_and_stop
 from tests.support import ROOT
 
 
@@ -29,3 +35,32 @@ for _ in range(200):
     assert [process.wait(60) for process in processes] == [0] * 4
     assert (tmp_path / "counter").read_text() == "800"
     assert not path.exists()
+
+
+def take_locks_until_told_to_end(folder: Path, seconds: float) -> None:
+    """Threads take and release locks, and some wait for another process's, when it ends."""
+
+    def take_locks() -> None:
+        while True:
+            with locked(folder / f"{random.randrange(6)}.lock"):
+                time.sleep(0.002 * random.random())
+
+    for _ in range(6):
+        threading.Thread(target=take_locks, daemon=True).start()
+    time.sleep(seconds)
+    remove_all_and_stop()
+    os._exit(0)
+
+
+def test_processes_that_end_while_they_take_locks_leave_none(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    for _ in range(8):
+        processes = [
+            fork.Process(target=take_locks_until_told_to_end, args=(tmp_path, 0.1 + 0.005 * number))
+            for number in range(3)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert list(tmp_path.iterdir()) == []
