@@ -7,7 +7,7 @@ A rank's message for a window of rows contains the window's end, the rank's virt
 row that a lane could not fill, statistics, and the lanes' cursors and residues after each of the
 rank's rows. All ranks gather all messages asynchronously, over a CPU process group that only the
 loader uses. From the same messages, every rank computes the same cursor table and statistics, and
-makes the same decision whether the lanes have ended.
+decides in the same way whether the lanes have ended.
 
 A data-parallel rank may be several processes that share the work on its rows (tensor, pipeline,
 context parallelism). Then several groups exchange in parallel. Each group has one process of every

@@ -6,7 +6,7 @@
 A finite run has three phases, which are classes in `workers.plan`:
 
     Steady       rows are cut from the lanes, until an exchange reports a dry row: one that its lane
-                 cannot fill. That batch is discarded, and so are the batches fetched after it.
+                 cannot fill. Its batch is discarded, and so are the batches fetched after it.
     Measuring    new workers report the sizes of the documents left in their lanes. The ranks
                  exchange the sizes and pack the same tail (`tail_exchange`).
     InTail       new workers continue at the first row not handed out: rows before the dry row come

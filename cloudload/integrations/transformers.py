@@ -37,7 +37,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         self._saved = loader.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """The state after the last completed step, even if a checkpoint is saved within the next."""
+        """The state after the last completed step, because a checkpoint may be saved mid-step."""
         return {"args": {}, "attributes": {"loader": self._saved}}
 
     def note(self) -> None:

@@ -49,8 +49,8 @@ class Prefetcher:
         """Start fetching the shards of `needed`, then those of its lanes' next documents.
 
         To limit overhead, does nothing until a lane has used half of its look-ahead, because the
-        shards of `needed` were requested before. While the training loop waits for its first batch
-        (`is_awaited`), fetches only the shards of `needed`.
+        shards of `needed` were usually requested before. While the training loop waits for its
+        first batch (`is_awaited`), fetches only the shards of `needed`.
         """
         if is_awaited:
             self._documents.prefetch(needed.samples)

@@ -26,7 +26,7 @@ _EXTRA_BYTES_PER_ROW = 1024
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """A block in shared memory: the slot holds its tokens, followed by the rest of the block."""
+    """A block in shared memory: its slot holds its tokens, then the rest of it, if they fit."""
 
     slot: int
     """The index of the slot."""
