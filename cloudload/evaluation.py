@@ -11,9 +11,9 @@ from cloudload.loader import CloudLoader
 class FromStart:
     """A view of a loader for evaluation, in which every pass reads the same batches.
 
-    Every pass starts at the loader's position when the view was created. Do not use the loader for
-    anything else. It needs `epochs=1`, or `stop_every` to read part of the data. Raises
-    `ValueError` for a loader with neither `epochs` nor `stop_every`.
+    Every pass starts at the position that the loader had when the view was created. Do not use the
+    loader for anything else. It needs `epochs` (usually 1), or `stop_every` to read part of the
+    data. Raises `ValueError` if it has neither.
     """
 
     def __init__(self, loader: CloudLoader) -> None:

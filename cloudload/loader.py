@@ -69,26 +69,26 @@ _NO_DATASET = "A CloudLoader is not a dataset: iterate over it, and do not wrap 
 class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text.
 
-    The rows are exact to the token across restarts and world sizes. Iterating starts at the
-    loader's position: after the last batch handed out, or where `load_state_dict` or `seek` put it.
-    It continues to the end of the run, or until `stop_every` ends the pass. A loader has one live
-    iterator: the first batch of a new one ends the old one, which then raises `WorkerError`.
-    Dropping an iterator ends its workers. After the last batch of `epochs`, iterating yields
-    nothing.
+    Restarts and the world size do not affect the rows. Iterating starts at the loader's position:
+    the start of the run, the end of the last batch handed out or skipped, or where
+    `load_state_dict` or `seek` put it. It continues to the end of the run, or until `stop_every`
+    ends the pass. A loader has one live iterator: the first batch of a new one ends the old one,
+    which then raises `WorkerError`. Dropping an iterator before its end also ends its workers. Once
+    a finite run has ended, iterating yields nothing.
 
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of them, which is read as one
             corpus, or mixed if its streams have proportions or there is a `schedule`.
-        tokenizer: name, folder, tokenizer.json, `PreTrainedTokenizerFast`, or
-            `tokenizers.Tokenizer`.
+        tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
+            `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}
 
-    The options are the fields of `cloudload.config.RowsConfig` and `DeliveryConfig`. `RowsConfig`
-    determines which tokens are read and in which order, so a state must match it, except as
-    `load_state_dict` says. `DeliveryConfig` determines how rows are delivered, and may change on
-    every resume.
+    The other arguments are fields of `cloudload.config.RowsConfig` or `DeliveryConfig`.
+    `RowsConfig` determines which tokens are read and in which order, so a state must match it,
+    except as `load_state_dict` says. `DeliveryConfig` determines how rows are delivered, and may
+    change on every resume.
 
     Raises:
         ValueError: if an argument is invalid or contradicts another; the message says what to use.
@@ -144,7 +144,9 @@ class CloudLoader:
         if device_mesh is not None:
             if dp_rank is not None or dp_world_size is not None:
                 raise ValueError(
-                    "device_mesh sets dp_rank and dp_world_size. Pass either the mesh or these two"
+                    "device_mesh sets dp_rank and dp_world_size, but dp_rank is "
+                    f"{dp_rank} and dp_world_size is {dp_world_size}. Pass either the mesh or "
+                    "these two"
                 )
             options["dp_rank"], options["dp_world_size"] = place_in_mesh(device_mesh)
         self._asked, self._delivery = read_options({**options, "has_mesh": device_mesh is not None})
@@ -181,8 +183,8 @@ class CloudLoader:
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first.
 
-        Call it on every rank. Skipped rows are still read, because later rows begin where they end.
-        They count as `skipped_rows`, and the state records them.
+        Call it on every rank with the same `number`. Skipped rows are still read, because later
+        rows begin where they end. They count as `skipped_rows`, and the state records them.
         """
         iteration = self._iteration()
         if iteration is None or iteration.is_over:
@@ -195,19 +197,19 @@ class CloudLoader:
         return kept or self._iterate()
 
     def _keep_iteration(self, iteration: Iteration) -> None:
-        """Keep an iteration for the next pass. Its workers continue to read ahead."""
+        """Keep an iteration for the next pass unless it is over. Its workers keep reading ahead."""
         self._kept = None if iteration.is_over else iteration
 
     def _count_passes(self, position: Position | None = None) -> int:
         """Count the passes completed at a position; by default, at the current one."""
         if self._delivery.stop_every is None:
-            return 0  # called for each batch, and finding the world takes as long as a batch
+            return 0  # called for each batch, and finding the world takes tens of microseconds
         position = position or self._log.position
         return count_passes(position, self._recipe, self._delivery, self._find_world())
 
     @property
     def is_at_stop(self) -> bool:
-        """Whether the last batch handed out was the last of a pass that `stop_every` ends."""
+        """Whether the last batch handed out or skipped completed a pass of `stop_every`."""
         before, after = self._log.last_step
         return self._count_passes(after) > self._count_passes(before)
 
@@ -219,8 +221,9 @@ class CloudLoader:
     def __len__(self) -> int:
         """Number of batches in a full pass, or in the whole run without `stop_every`.
 
-        Raises `TypeError` if it is unknown. With stop_every=N it is N. The length of a run is known
-        only if every document is one row, because otherwise it depends on the tokens.
+        With stop_every=N it is N. Without `stop_every`, it is known only for a finite run in which
+        every document becomes exactly one row, because otherwise it depends on the tokens. Raises
+        `TypeError` if it is unknown, as with stop_every="epoch".
         """
         if isinstance(self._delivery.stop_every, int):
             return self._delivery.stop_every
@@ -228,7 +231,7 @@ class CloudLoader:
             raise TypeError(
                 "the number of batches is known only with stop_every=N, or if every document is "
                 "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
-                f"transform, min_tokens or stop_every. ({_NO_DATASET})"
+                f"transform, stop_every, or min_tokens above 1. ({_NO_DATASET})"
             )
         rows = (self._asked.epochs or 0) * self._recipe.components[0].lanes.num_positions
         global_batch = self._delivery.batch_size * self._find_world().size
@@ -244,8 +247,9 @@ class CloudLoader:
         """Create the plan for this rank's workers, starting at the current position.
 
         Also creates the cache folder and builds the orders of the current epochs. Raises
-        `CacheError` if the cache folder cannot be used or `cache_limit` is below the working set,
-        and `ValueError` if the world size does not divide `num_lanes`.
+        `CacheError` if the cache folder cannot be used, if an order cannot be written, or if
+        `cache_limit` is below the working set. Raises `ValueError` if the world size does not
+        divide `num_lanes`.
         """
         plan, world = self._plan(), self._find_world()
         if plan.num_workers < self._delivery.num_workers:
@@ -313,10 +317,11 @@ class CloudLoader:
     def state_dict(self, lag: int = 0) -> State:
         """Return the state after the last batch handed out, or `lag` batches (0 to 3) earlier.
 
-        It is the same on every rank and requires no communication. `lag` is for loops that fetch
-        batches ahead. Raises `RanksDisagreeError` if the ranks cannot communicate; then use
-        `local_state_dict`. Raises `ValueError` for a `lag` that is out of range, or exceeds the
-        number of batches since the loader was created, loaded a state, or was moved by `seek`.
+        It is the same on every rank after the same batch, and requires no communication. `lag` is
+        for loops that fetch batches ahead. Raises `RanksDisagreeError` if ranks that cannot
+        communicate have read batches; then use `local_state_dict`. Raises `ValueError` for a `lag`
+        that is out of range, or exceeds the number of batches since the loader was created, loaded
+        a state, or was moved by `seek`.
         """
         position = self._log.past(lag)
         if not self._knows_all_lanes and self._log.has_read:
@@ -348,16 +353,17 @@ class CloudLoader:
     ) -> None:
         """Continue from the position of a saved state, with any world size that divides its lanes.
 
-        `seq_len` and all options of `DeliveryConfig` may change, too. New proportions, a new
-        schedule, and streams added at the end take effect with the next row. Any other change is
-        refused. You can accept changes of some fields: `on_change={"min_tokens": "accept"}`, and
-        likewise `open_rows`, `epochs`, `data`, `tokenizer`, `bos_eos`, `text_key`, `transform` and
-        `overflow`. If one of the last six changes, each lane drops the rest of the documents that
-        it was reading.
+        All options of `DeliveryConfig` may change, too, and so may `seq_len` if the state was saved
+        at an exchange. For mixed streams, new proportions, a new schedule, and streams added at the
+        end take effect with the next row. Any other change that could affect the rows is refused.
+        If the state was saved at an exchange and before the tail of a finite run, you can accept
+        changes of some fields: `on_change={"min_tokens": "accept"}`, and likewise `open_rows`,
+        `epochs`, `data`, `tokenizer`, `bos_eos`, `text_key`, `transform` and `overflow`. If one of
+        the last six changes, each lane drops the rest of the documents that it was reading.
 
-        Raises `StreamChangedError` if the state is damaged or does not match; the message lists
-        every field that differs. Raises `ValueError` for an invalid `on_change` or a world size
-        that does not divide the lanes.
+        Raises `StreamChangedError` if the state is damaged or does not match; the message names the
+        damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
+        a world size that does not divide the lanes.
         """
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
@@ -369,7 +375,7 @@ class CloudLoader:
         if state["tokenizer_backend"] != self._backend.versions:
             logger.info(
                 "the state was saved with %s; the run continues with %s, which gives the same "
-                "token IDs",
+                "token IDs for the same tokenizer",
                 state["tokenizer_backend"],
                 self._backend.versions,
             )
@@ -381,8 +387,8 @@ class CloudLoader:
         """Move to row `rows` of the run, which is then the first row of the next batch.
 
         The next iteration reads the rows in between and drops them. The statistics count them,
-        except for rows of a finite run's tail. Raises `ValueError` for a row before the loader's
-        position.
+        unless row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the
+        loader's position.
         """
         position = self._log.position
         if rows < position.rows:
@@ -419,7 +425,7 @@ class CloudLoader:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the run handed out or skipped so far, by all ranks together."""
+        """Number of rows that all ranks together have handed out, skipped, or passed by `seek`."""
         return self._log.position.rows
 
     @property
@@ -428,11 +434,11 @@ class CloudLoader:
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:
-        """Return the statistics of the run up to the last batch handed out.
+        """Return the statistics of the run up to the last batch handed out or skipped.
 
         With `exchange_every` above 1, the counts of tokens and documents cover the run only up to
-        the last exchange. Ranks that cannot communicate count only their own rows. `delivery`
-        covers this rank since this loader was created.
+        the last exchange. Ranks that cannot communicate add only their own rows to these counts.
+        `delivery` covers this rank since this loader was created.
         """
         return self._log.stats(self._recipe, self._backend)
 

@@ -1,8 +1,8 @@
 """Statistics of a run so far: exact, and the same on every rank and for every world size.
 
-A token is counted with its row, and a document with the row that completes it. `Stats.delivery` is
-an exception: it covers one rank and one loader, and is not exact. Ranks that cannot communicate
-count only their own rows.
+A token is counted with its row, and a document with the row after which its lane is past it. With
+`exchange_every` above 1, the counts are those of the last exchange. Ranks that cannot communicate
+count only their own rows. `Stats.delivery` covers one rank and one loader, and is not exact.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StreamStats:
     truncated: int
     """Number of tokens cut off by `one_per_row`."""
     epoch: float
-    """Progress in epochs: 1.5 is halfway through the second epoch. Without proportions, all streams
+    """Progress in epochs: 1.5 is halfway through the second epoch. Streams that are not mixed all
     have the same value."""
     share: float
     """The stream's share of the run's tokens, from 0 to 1; 0 before the first token."""
@@ -47,7 +47,7 @@ class Traffic(NamedTuple):
     misses: int = 0
     """Number of shards opened after a fetch, by this process or another one."""
     bytes_downloaded: int = 0
-    """Number of stored bytes downloaded, excluding failed downloads."""
+    """Number of stored bytes in completed downloads, valid or not."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(self[0] + other[0], self[1] + other[1], self[2] + other[2])
@@ -62,15 +62,15 @@ class DeliveryStats:
     """
 
     stall_s: float
-    """Seconds that the training loop waited in `next()` or `skip`: for workers, including their
-    start, and for other ranks."""
+    """Seconds that the training loop spent in `next()` or `skip`, mostly waiting for workers
+    (including their start) or other ranks. Excludes the setup of an iteration."""
     cache_hits: int
     """Number of shards that workers opened without a fetch. A shard counts again if it is opened
     again. Shards that are mapped in place are not counted."""
     cache_misses: int
     """Number of shards that workers opened after a fetch, by themselves or another process."""
     bytes_downloaded: int
-    """Number of stored bytes that workers downloaded, excluding failed downloads."""
+    """Number of stored bytes in the workers' completed downloads, valid or not."""
 
 
 class DeliveryMeter:
@@ -86,13 +86,14 @@ class DeliveryMeter:
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a run, up to the last batch handed out.
+    """Statistics of a run, up to the last batch handed out or skipped.
 
-    Fields without a description are sums over the streams; see `StreamStats`.
+    With `exchange_every` above 1, the counts of tokens and documents are those of the last
+    exchange. Fields without a description are sums over the streams; see `StreamStats`.
     """
 
     rows: int
-    """Number of rows handed out or skipped, by all ranks together."""
+    """Number of rows that all ranks together have handed out, skipped, or passed by `seek`."""
     tokens: int
     documents: int
     filtered: int

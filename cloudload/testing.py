@@ -1,7 +1,7 @@
 """Check the two laws of a loader, in cloudload's tests and in yours.
 
     check_resume    a new loader, restored after any batch, reads the same remaining rows
-    check_worlds    a run that changes its world size reads the same rows as one rank that does not
+    check_worlds    a run that changes its world size reads the same rows as a run on one rank
 
 Both take a function that creates the loader of one rank. They run all ranks in this process, in
 lockstep, with inline workers.
@@ -80,7 +80,7 @@ class Row:
 
     @property
     def is_padding(self) -> bool:
-        """Whether the row is only padding."""
+        """Whether all labels are masked, as in a row of padding."""
         return all(label == IGNORED_LABEL for label in self.labels)
 
 
@@ -139,10 +139,10 @@ def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int
 
 
 def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
-    """Check the second law: the legs read the same rows as one rank that never stops.
+    """Check the second law: the legs read the same rows as one run on one rank.
 
-    Returns the rows. Raises an `AssertionError` that names the first row that differs, and the
-    errors of `run_leg`.
+    Ignores padding rows at the end. Returns the rows. Raises an `AssertionError` that names the
+    first row that differs, and the errors of `run_leg`.
     """
     rows = run_legs(make_loader, legs)
     is_to_end = legs[-1].batches is None
@@ -184,7 +184,7 @@ def _trimmed(rows: list[Row]) -> list[Row]:
 
 
 class _Ranks:
-    """The loaders of all ranks of a leg, each iterated in its own thread, in lockstep."""
+    """The loaders of all ranks of a leg, iterated in threads, in lockstep."""
 
     def __init__(self, make_loader: MakeLoader, leg: Leg) -> None:
         self._hub = _Hub(leg.ranks)
@@ -201,7 +201,7 @@ class _Ranks:
             loader.close()
 
     def start(self) -> None:
-        """Start a pass that ignores `stop_every` on every rank."""
+        """On every rank, start a pass that ignores `stop_every`."""
         self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
 
     def next_batches(self) -> list[Batch]:

@@ -12,7 +12,9 @@ from cloudload.errors import RanksDisagreeError
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 
-_RANKS_PER_NODE = "LOCAL_WORLD_SIZE (set it to 1 if nodes have different numbers of ranks)"
+_RANKS_PER_NODE = (
+    "ranks per node, from LOCAL_WORLD_SIZE (set it to 1 if nodes have different numbers of ranks)"
+)
 
 
 def list_facts(
@@ -39,7 +41,7 @@ def list_facts(
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
     """Raise `RanksDisagreeError` if ranks without communication must end on the same step.
 
-    They must with `epochs` and with stop_every="epoch".
+    This is the case with `epochs` or stop_every="epoch".
     """
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:

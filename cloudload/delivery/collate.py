@@ -26,7 +26,7 @@ def join_blocks(
     rows: range,
     delivery: DeliveryConfig,
 ) -> Batch:
-    """Join the workers' parts of one batch, which has index `number` in each block.
+    """Join the workers' parts of the batch with index `number` in each block.
 
     `rows` are the batch's rows in the run. For each worker, `batch_rows` has the indices of its
     rows within the batch: int64 [rows], or a slice.
@@ -34,7 +34,7 @@ def join_blocks(
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
     input_ids, labels = (_new_tensor(shape, pin_memory) for _ in range(2))
-    # fill tensors through NumPy, because torch would wake a thread for every core
+    # fill tensors through NumPy, because torch may wake a thread for every core
     ids, targets = input_ids.numpy(), labels.numpy()
     parts: SpanParts = []
     for block, own in zip(blocks, batch_rows, strict=True):
@@ -53,7 +53,7 @@ def join_blocks(
 def _new_tensor(shape: tuple[int, int], pin_memory: bool) -> torch.Tensor:
     if pin_memory:
         return torch.empty(shape, dtype=torch.int64, pin_memory=True)
-    # allocate with NumPy, which is several times as fast
+    # NumPy allocates faster
     return torch.from_numpy(np.empty(shape, np.int64))
 
 

@@ -24,18 +24,21 @@ class Environment:
     """The processes of a job: the ranks, and this rank's workers."""
 
     def find_world(self, delivery: DeliveryConfig) -> World:
-        """Find the current world, which changes if torch.distributed is initialized later.
+        """Find the current world, which may change when torch.distributed is initialized.
 
         Raises `ValueError` as `world.find_world` does.
         """
         return find_world(delivery.dp_rank, delivery.dp_world_size)
 
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
-        """Open the exchange with the other ranks. All processes must call it together."""
+        """Open the exchange with the other ranks. All processes must call it together.
+
+        It is for this rank alone if there are no others, or torch.distributed is not initialized.
+        """
         import torch.distributed as dist
 
-        # with a mesh, the processes of a single rank compare their facts, too; with dp_rank and
-        # dp_world_size, the other processes may have nothing to do with this loader
+        # with a mesh, even the processes of a single rank compare their facts; with
+        # dp_world_size=1, the other processes may have nothing to do with this loader
         has_others = delivery.has_mesh or self.find_world(delivery).size > 1
         is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if has_others and is_ready:
@@ -43,7 +46,7 @@ class Environment:
         return Exchange()
 
     def open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
-        """Start the workers of a plan, and repeatedly yield one block of each."""
+        """Start the workers of a plan, and repeatedly yield a list with one block of each."""
         return process_blocks(plan) if plan.delivery.num_workers else inline_blocks(plan)
 
 

@@ -1,4 +1,4 @@
-"""The exchange: every rank learns the cursors of all lanes, off the critical path.
+"""The exchange: every rank learns the cursors of all lanes while the model trains.
 
     rank 0    batch t arrives ──► start ─────────────► finish ──► batch t is handed out
     rank 1      batch t arrives ──► start ───────────► finish ──► batch t is handed out
@@ -38,14 +38,14 @@ class Exchange:
     is_alone: ClassVar[bool] = True
     """Whether this rank receives only its own messages."""
     runs_ahead: ClassVar[bool] = False
-    """Whether each batch is fetched one step early, so that its exchange overlaps with training."""
+    """Whether batches are fetched one step early, so that their exchange overlaps with training."""
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
         """Start sending `message` (int64 [n], of any length) to all ranks.
 
         Returns a function that waits for the messages of all ranks and returns them. All ranks must
         start and finish their messages in the same order. The function raises `RanksDisagreeError`
-        if another rank has stopped, is out of step, or does not answer in time.
+        if the exchange fails, such as when another rank stops or does not answer in time.
         """
         return lambda: [message]
 
@@ -53,7 +53,7 @@ class Exchange:
         """Compare facts with all other processes, before the first message of an iteration.
 
         Raises `RanksDisagreeError` if facts differ, or if ranks have different numbers of
-        processes.
+        processes. Does nothing without communication.
         """
 
     def close(self) -> None:
@@ -63,10 +63,10 @@ class Exchange:
 class DistributedExchange(Exchange):
     """Exchanges messages over torch.distributed, in separate gloo groups.
 
-    All processes must call the constructor and every method together. They all compare their facts,
-    but each sends messages only within its group. Messages are gathered in buffers of equal size.
-    If one does not fit, all ranks see this from the sizes, immediately gather the rest, and use
-    larger buffers from then on.
+    All processes must call the constructor and the methods in the same order. They all compare
+    their facts, but each sends messages only within its group. Messages are gathered in buffers of
+    equal size. If one does not fit, all ranks see this from the sizes, gather the rest, and use
+    larger buffers for later messages.
     """
 
     is_alone = False
@@ -115,8 +115,9 @@ class DistributedExchange(Exchange):
             except RuntimeError as error:
                 raise RanksDisagreeError(
                     "the exchange between ranks failed: another rank has stopped, is out of step, "
-                    f"or did not answer within {self._timeout.total_seconds():,g} s. Look at the "
-                    "first rank that failed, and resume from the last state"
+                    f"or did not answer within {self._timeout.total_seconds():,g} s, or the "
+                    "network failed. Look at the first rank that failed, and resume from the last "
+                    "state"
                 ) from error
             return [tensor.numpy() for tensor in gathered]
 
@@ -133,7 +134,7 @@ class DistributedExchange(Exchange):
         if differing:
             lines = [f"  {name}: {[other.get(name) for other in everybody]}" for name in differing]
             raise RanksDisagreeError(
-                "the ranks would read different streams of rows; these values differ, by process:\n"
+                "the ranks of one run must agree on these values, which differ (one per process):\n"
                 + "\n".join(lines)
                 + "\nUse the same config and load the same state on every rank"
             )
@@ -162,9 +163,8 @@ def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
     if (numbers != numbers[0]).any():
         raise RanksDisagreeError(
             f"the {len(ranks)} processes cannot be grouped evenly: the data-parallel ranks 0 to "
-            f"{world_size - 1} have "
-            f"{numbers.tolist()} processes. Use the same number for each rank: pass device_mesh, "
-            "or dp_rank and dp_world_size"
+            f"{world_size - 1} have {numbers.tolist()} processes. Give each rank the same number: "
+            "pass device_mesh, or the right dp_rank and dp_world_size, in every process"
         )
     groups: list[list[int]] = np.argsort(ranks, kind="stable").reshape(world_size, -1).T.tolist()
     return groups

@@ -3,15 +3,15 @@
     workers ─► fetch: join blocks, start the exchange ─► hand out: finish it, move the position
                                                               └─► batch
 
-A finite run ends in three phases, as values of `workers.plan`:
+A finite run has three phases, which are classes in `workers.plan`:
 
     Steady       rows are cut from the lanes, until an exchange reports a dry row: one that its lane
-                 cannot fill. That batch is discarded, and so are the batches fetched after it.
+                 cannot fill. Its batch is discarded, and so are the batches fetched after it.
     Measuring    new workers report the sizes of the documents left in their lanes. The ranks
                  exchange the sizes and pack the same tail (`tail_exchange`).
-    InTail       new workers rebuild the discarded batch: rows before the dry row from the lanes,
-                 the others from the tail. The tail ends on the same step on every rank. If its last
-                 batch is not full, it is padded, or dropped with tail="drop".
+    InTail       new workers continue at the first row not handed out: rows before the dry row come
+                 from the lanes, all others from the tail. The tail ends on the same step on every
+                 rank. If its last batch is not full, it is padded, or dropped with tail="drop".
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Iteration(Iterator[Batch]):
         self._has_handed_out = self._is_skipping = self.is_over = False
         self._failure: Exception | None = None
         self._lanes_end = plan.position
-        """The position at which the lanes ended. In the tail, cursors do not move."""
+        """Once the tail is packed, the position at which the lanes ended. In the tail, cursors do
+        not move."""
         self._discarded_tokens = 0
         """Number of tokens in the discarded batch before the dry row: this rank's, or those of all
         ranks once the tail is packed."""
@@ -130,14 +131,15 @@ class Iteration(Iterator[Batch]):
             self._is_skipping = False
 
     def close(self, reason: str = "") -> None:
-        """End the workers. The next iteration reads the rows again that they read ahead.
+        """End the workers. The next iteration rereads the rows that they had read ahead.
 
-        With a `reason`, later calls of `next` raise `WorkerError`, because `StopIteration` would
-        look like the end of the data.
+        With a `reason`, later calls of `next` raise an error unless the data had ended, because
+        `StopIteration` would look like the end of the data.
         """
         if reason and not self.is_over:
             self._failure = self._failure or WorkerError(
-                f"this iteration has ended: {reason}. Iterate over the loader again"
+                f"this iteration has ended: {reason}. Iterate over the loader again, unless you "
+                "already have a newer iterator"
             )
         self.is_over = True
         self._fetched.clear()
@@ -267,7 +269,7 @@ class Iteration(Iterator[Batch]):
         self._plan = replace(self._plan, position=position, phase=Measuring(first_dry))
 
     def _enter_tail(self) -> None:
-        """Pack the tail, and continue with the batch in which the lanes ended."""
+        """Pack the tail, and continue at the first row that was not handed out."""
         plan = self._plan
         self._open_plan(plan)
         self._advance()

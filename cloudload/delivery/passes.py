@@ -1,9 +1,9 @@
-"""Passes over a loader: each starts at the loader's position, and `stop_every` ends it.
+"""Passes over a loader: each starts at the loader's position, and `stop_every` may end it.
 
     stop_every=3    first pass: batches 1 2 3 · next: 4 5 6
                     resumed after batch 4: 5 6 · next: 7 8 9
 
-The workers keep running, and reading ahead, from one pass to the next.
+When `stop_every` ends a pass, its workers keep running, and reading ahead, for the next one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from cloudload.stats import READ
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
     """The number of passes completed at a position; 0 without `stop_every`.
 
-    It is computed from the rows delivered, or from the documents read with stop_every="epoch", so
-    earlier batches may have had a different size.
+    Computed from the rows delivered, in units of the current global batch, or, with
+    stop_every="epoch", from the documents read. It therefore also works if earlier batches had a
+    different size.
     """
     every = delivery.stop_every
     if every is None:
@@ -56,10 +57,10 @@ class Source(Protocol):
 
 
 class Pass(Iterator[Batch]):
-    """One pass. It starts workers only when its first batch is requested.
+    """One pass. It starts no workers before its first batch is requested.
 
-    `has_stop` is False for a pass that `stop_every` does not end. With a `reason`, the first batch
-    raises `ValueError(reason)`.
+    `has_stop` is False for a pass that `stop_every` does not end. With a `reason`, requesting a
+    batch raises `ValueError(reason)`.
     """
 
     def __init__(self, source: Source, *, has_stop: bool = True, reason: str | None = None) -> None:
@@ -81,7 +82,7 @@ class Pass(Iterator[Batch]):
             raise StopIteration
         batch = next(self._iteration)
         if self._is_at_stop():
-            # end now, because a caller that uses len() never requests another batch
+            # end now, because a caller that counts to len() never requests another batch
             self._end(self._iteration)
         return batch
 
@@ -95,8 +96,9 @@ class Pass(Iterator[Batch]):
 
 # ---------------------------------------------------------------- frameworks that need an adapter
 
-# without an adapter, Composer does not save the loader's state, and on resume skips batches itself;
-# Lightning saves the state one batch late, and does not load one saved at the end of an epoch
+# without an adapter, Composer does not save the loader's state, and skips batches itself on resume;
+# Lightning prefetches a batch if the loader has no length, so its saved state is one batch ahead of
+# training, and in epoch-based training it ignores a state saved at the end of an epoch
 _LIGHTNING = (
     "datamodule=CloudloadDataModule(loader), from cloudload.integrations.lightning, to Lightning; "
     "for evaluation, pass cloudload.FromStart(loader)"
@@ -116,4 +118,4 @@ def reason_to_refuse_caller() -> str | None:
     Only frameworks in `_ADAPTERS` are refused.
     """
     adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
-    return adapter and f"without an adapter, a resume would lose or repeat batches. Pass {adapter}"
+    return adapter and f"without an adapter, a resume may lose or repeat batches. Pass {adapter}"

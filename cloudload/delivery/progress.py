@@ -1,4 +1,4 @@
-"""Merge the reports of all ranks on a window of rows into a cursor table, equal on every rank.
+"""Merge all ranks' reports on a window of rows into a cursor table that all ranks agree on.
 
     blocks of a batch ─► Report ─► merged over a Window ─► exchanged ─► Update ─► lane arrays
 
@@ -51,9 +51,10 @@ def report_batch(
     stop: int,
     rank_index: int,
 ) -> Report:
-    """Report on the batch with index `number` in the workers' blocks, which ends before row `stop`.
+    """Report on a batch of this rank, which ends before row `stop` of the run.
 
-    For each worker, `batch_rows` has the indices of its rows within the rank's batch.
+    `number` is its index in the workers' blocks. For each worker, `batch_rows` has the indices of
+    the worker's rows within the rank's batch.
     """
     first_dry = min(block.first_dry for block in blocks)
     first_dry = first_dry if first_dry < stop else NEVER
@@ -78,7 +79,7 @@ def report_batch(
 
 
 def merge_reports(reports: Sequence[Report]) -> Report:
-    """Merge one rank's reports on the batches of a window, which must be in order."""
+    """Merge one rank's reports on the batches of a window, given in order."""
     if len(reports) == 1:
         return reports[0]
     return reports[-1]._replace(
@@ -98,7 +99,11 @@ class Window(NamedTuple):
     recipe: Recipe
 
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], list[Report]]:
-        """Start gathering the reports of all ranks, and return a function that waits for them."""
+        """Start gathering the reports of all ranks, and return a function that waits for them.
+
+        It returns them, or only `report` if the exchange is for this rank alone. Raises
+        `RanksDisagreeError` as `Exchange.start` says.
+        """
         if exchange.is_alone:
             return lambda: [report]
         finish = exchange.start(self._encode(report))

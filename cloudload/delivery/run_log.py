@@ -2,7 +2,7 @@
 
     iteration ── record, record_end ──► RunLog ◄── state_dict, stats, seek ── loader
 
-The loader owns the log and the iteration writes to it. Neither references the other.
+The loader owns the log. An iteration writes to it without a reference to the loader.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ class RunLog:
 
     @property
     def position(self) -> Position:
-        """The position after the last batch, or at which the log starts."""
+        """The position after the last batch, or the latest one passed to `move_to`."""
         return self._positions[-1]
 
     @property
     def last_step(self) -> tuple[Position, Position]:
-        """The positions before and after the last batch. They are equal before the first batch."""
+        """The positions before and after the last batch; equal if none followed `move_to`."""
         return self._positions[-min(2, len(self._positions))], self._positions[-1]
 
     def past(self, lag: int) -> Position:
         """The position `lag` batches ago.
 
-        Raises `ValueError` if `lag` is not from 0 to 3, or exceeds the number of batches since the
-        start of the log.
+        Raises `ValueError` if `lag` is not from 0 to 3, or exceeds the number of batches since
+        `move_to`.
         """
         if not 0 <= lag < _KEPT_POSITIONS:
             raise ValueError(f"lag is {lag!r}; it must be from 0 to {_KEPT_POSITIONS - 1}")
         if lag >= len(self._positions):
             handed_out = len(self._positions) - 1
             raise ValueError(
-                f"lag is {lag}, but only {handed_out} batches were handed out since the loader was "
-                "created, loaded a state, or was moved by seek. Use a lag of at most "
+                f"lag is {lag}, but only {handed_out} batches were handed out or skipped since the "
+                "loader was created, loaded a state, or was moved by seek. Use a lag of at most "
                 f"{handed_out}"
             )
         return self._positions[-1 - lag]

@@ -61,7 +61,8 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
     except ValueError as error:
         raise StreamChangedError(
             f"{error}. The state is damaged, or was saved with a different corpus, tokenizer or "
-            "transform. Load an earlier state, or restore the data and the config"
+            "transform, or the transform is not deterministic. Load an earlier state, restore the "
+            "data and the config, or fix the transform"
         ) from error
     if not tail.end:
         raise DatasetError(
@@ -77,7 +78,7 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
 
 
 def count_remnants(plan: Plan, remnants: Ints) -> Ints:
-    """Count the documents left over, all without tokens, if the tail has no row that counts them.
+    """Count the documents of a tail without rows, none of which has tokens left.
 
     `remnants` is int64 [remnants, 5]. Returns int64 [streams, counts].
     """

@@ -1,6 +1,6 @@
 """The working set of a node: the peak number of shard bytes that it uses at a time.
 
-A cache limit below the working set is refused, because the cache would thrash.
+A cache limit below the working set is refused, because the cache could thrash.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def check_cache_limit(
     if limit_bytes < needed:
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
-            f"uses at a time. Raise it to {needed:,} or more, or reduce shuffle_block_size or "
-            "num_canonical_nodes"
+            f"uses at a time. Raise it to {needed:,} or more. Fewer num_workers or "
+            "download_threads also lower this minimum; in a new run, so may a smaller "
+            "shuffle_block_size or num_canonical_nodes"
         )
 
 
@@ -52,12 +53,13 @@ def measure_working_set(
     world: World,
     downloads_at_once: int,
 ) -> int:
-    """The peak number of shard bytes that this node uses at a time, downloads included.
+    """Estimate the peak number of shard bytes that this node uses at a time, downloads included.
 
-    The node's lanes advance through their canonical nodes in step. A shard is in use from the first
-    to the last step at which the component's order reads one of its documents. `orders` has the
-    order of one epoch for each component. Components with `repeat` or `choose` are not counted,
-    because they read a shard again later. Shards that are mapped in place count as 0 bytes.
+    Assumes that the node's lanes advance through their canonical nodes in step. A shard is then in
+    use from the first to the last step at which the component's order reads one of its documents.
+    `orders` has the order of one epoch for each component. Components with `repeat` or `choose` are
+    not counted, because they read a shard again later. Shards that are mapped in place count as 0
+    bytes.
     """
     sizes = _cached_bytes(corpus)
     needed = int(downloads_at_once * sizes.max(initial=0))

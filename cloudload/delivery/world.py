@@ -37,8 +37,9 @@ class World:
     def index(self) -> int:
         """The virtual index of this rank, which determines its lanes.
 
-        Consecutive indices are on different nodes, so that the lanes of a node share canonical
-        nodes. If `ranks_per_node` does not divide `size`, it is the rank itself.
+        If there are several nodes, consecutive indices are on different ones, so that the lanes of
+        a node share canonical nodes. If `ranks_per_node` does not divide `size`, the index is the
+        rank itself.
         """
         if self.size % self.ranks_per_node:
             return self.rank
@@ -98,10 +99,10 @@ def _environment_number(name: str, default: int) -> int:
 
 
 def check_world(num_lanes: int, world_size: int) -> None:
-    """Raise `ValueError` if the ranks cannot share the lanes evenly."""
+    """Raise `ValueError` if `world_size` does not divide `num_lanes`."""
     if num_lanes % world_size:
         raise ValueError(
-            f"cannot share {num_lanes} lanes over {world_size} ranks: {num_lanes % world_size} "
-            f"would be left over. Use a world size from {divisors(num_lanes)}, or start a new run "
-            "with a different num_lanes"
+            f"cannot divide {num_lanes} lanes evenly among {world_size} ranks: "
+            f"{num_lanes % world_size} would be left over. Use a world size from "
+            f"{divisors(num_lanes)}, or start a new run with a different num_lanes"
         )

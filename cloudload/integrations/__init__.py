@@ -5,7 +5,7 @@
     torchtitan     CloudloadDataLoader, CloudloadMetrics
     torchdata      CloudloadNode, CloudloadDataset
 
-Each module saves the loader's state in the framework's checkpoints, so a resume neither repeats nor
-loses a batch. Those of composer, lightning, torchtitan and transformers can also log
+Each module lets the framework save the loader's state in its checkpoints, so that a resume neither
+repeats nor loses a batch. Those of composer, lightning, torchtitan and transformers can also log
 `loader.stats()`. The composer module also makes Composer count rows and tokens as the loader does.
 """

@@ -1,4 +1,4 @@
-"""Composer: a `DataSpec` that counts rows and tokens and saves the loader in the checkpoints.
+"""Composer: a `DataSpec` that counts rows and tokens, and saves the loader's state.
 
     Trainer(
         train_dataloader=data_spec(loader),
@@ -36,7 +36,7 @@ Tensors = Mapping[str, torch.Tensor]
 def data_spec(loader: CloudLoader) -> DataSpec:
     """Wrap a loader for training. Composer then counts rows as samples, and tokens without padding.
 
-    A `max_duration` in epochs requires a loader with `stop_every=<batches>`.
+    For a `max_duration` in epochs, use a loader with `stop_every=<batches>`.
     """
     return _count(_DataLoader(loader))
 
@@ -44,13 +44,13 @@ def data_spec(loader: CloudLoader) -> DataSpec:
 def eval_spec(loader: CloudLoader) -> DataSpec:
     """Wrap a loader for evaluation, so that every evaluation reads the same batches.
 
-    The loader needs `epochs=1` or `stop_every`. Raises `ValueError` for an endless loader.
+    The loader needs `epochs` (usually 1) or `stop_every`. Raises `ValueError` if it has neither.
     """
     return _count(FromStart(loader))
 
 
 class CloudloadMonitor(Callback):
-    """Logs `loader.stats()` as `cloudload/…` after every `every` batches and after each epoch."""
+    """Logs `loader.stats()` as `cloudload/…` every `every` batches, and after each epoch."""
 
     def __init__(self, loader: CloudLoader, every: int = 10) -> None:
         self._loader, self._every = loader, every
@@ -150,7 +150,7 @@ def _count_rows(batch: Tensors) -> int:
 
 
 def _count_tokens(batch: Tensors) -> dict[str, int]:
-    """Count all tokens, and those with a label after a causal model shifts the labels by 1."""
+    """Count a batch's tokens, and those with a label after a causal model shifts labels by 1."""
     loss_generating = int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
     # Composer needs only loss_generating of a microbatch, which is a plain dict without spans
     return {
@@ -162,8 +162,8 @@ def _count_tokens(batch: Tensors) -> dict[str, int]:
 def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, torch.Tensor]]:
     """Split a batch into microbatches of `microbatch_size` rows; the last may be shorter.
 
-    Each microbatch has the same keys as the batch. Its `cu_seqlens` covers only its rows and starts
-    at 0, and its `max_seqlen` is the length of its longest segment.
+    Each microbatch has the same keys as the batch. Its `cu_seqlens`, if any, covers only its rows
+    and starts at 0, and its `max_seqlen` is the length of its longest segment.
     """
     size, (num_rows, seq_len) = int(microbatch_size), batch["input_ids"].shape
     microbatches = []

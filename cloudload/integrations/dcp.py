@@ -3,8 +3,8 @@
     dcp.save({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)  # or async_save
     dcp.load({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)
 
-The string is the same on every rank, so DCP stores it once and any number of ranks can load it. DCP
-would flatten a mapping, and load only the keys that the new loader has.
+The string is the same on every rank, so DCP stores it once, and a different number of ranks can
+load it. DCP would flatten a mapping, and load only the keys that the new loader has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudload.loader import CloudLoader
 
 
 class LoaderState(Stateful):
-    """Wraps a loader so that DCP saves its state and loads it in place."""
+    """Wraps a loader so that DCP saves its state, and loads a state into it."""
 
     def __init__(self, loader: CloudLoader) -> None:
         self._loader = loader

@@ -4,7 +4,7 @@
     trainer.fit(model, datamodule=CloudloadDataModule(loader), ckpt_path="last")
 
 Lightning reads one batch ahead if the loader has no length, so the data module counts the batches
-trained on and saves the state after the last of them.
+trained on, and saves the state after the last of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class CloudloadDataModule(LightningDataModule):
-    """Trains on `loader` and validates on `eval_loader`, which needs `epochs=1` or `stop_every`.
+    """Trains on `loader`, and validates on `eval_loader`, which needs `epochs` or `stop_every`.
 
     Raises `StreamChangedError` if training resumes from a checkpoint without the loader's state,
     and `ValueError` if validation starts with an endless `eval_loader`.
@@ -79,9 +79,9 @@ class CloudloadDataModule(LightningDataModule):
 
 
 class CloudloadMonitor(Callback):
-    """Logs `loader.stats()` as `cloudload/…` whenever Lightning logs, and after each epoch.
+    """Logs `loader.stats()` as `cloudload/…` every `log_every_n_steps` steps, and after each epoch.
 
-    The statistics include a batch that Lightning has read ahead.
+    The statistics may include a batch that Lightning has read ahead.
     """
 
     def __init__(self, loader: CloudLoader) -> None:

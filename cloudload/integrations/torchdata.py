@@ -3,8 +3,8 @@
     torchdata.nodes.Loader(CloudloadNode(loader))
     StatefulDataLoader(CloudloadDataset(loader), batch_size=None, num_workers=0)
 
-The loader starts its own workers. Keep `num_workers=0`, because each of torchdata's workers would
-read all of the data.
+The loader starts its own workers. Keep `num_workers=0` in the StatefulDataLoader, because each of
+its workers would read all of the data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CloudloadNode(BaseNode[Batch]):
 
     A reset without a state, as at the start of an epoch, continues from the loader's position. If a
     `Prefetcher` has read ahead, that position is past the batches trained on. So to continue an
-    abandoned pass, use `load_state_dict`.
+    abandoned pass, load the state of torchdata's `Loader` after the last batch trained on.
     """
 
     def __init__(self, loader: CloudLoader) -> None:

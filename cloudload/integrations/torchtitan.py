@@ -4,9 +4,10 @@
     Trainer.Config(dataloader=data, ...)
 
 A row has one token more than torchtitan's sequences. Inputs are all tokens but the last, and labels
-all but the first. The state is a single JSON string, the same on every rank, so any number of ranks
-can load a checkpoint. DCP refuses a checkpoint from a different dataloader, because it lacks that
-string; `checkpoint.exclude_from_loading=["dataloader"]` loads the rest and starts the data over.
+all but the first. The state is a single JSON string, the same on every rank, so a different number
+of ranks can load a checkpoint. DCP refuses a checkpoint from a different dataloader, because it
+lacks that string; `checkpoint.exclude_from_loading=["dataloader"]` loads the rest and starts the
+data over.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class CloudloadDataLoader(BaseDataLoader):
         """Settings of the dataloader.
 
         `data` is the argument of `CloudLoader`, and `options` are its other arguments by name. The
-        tokenizer is torchtitan's unless `options` has one. By default, no document attends to or
-        predicts another, as with torchtitan's loaders. To allow both, set `fields` to () and
-        `mask_edges` to False in `options`.
+        tokenizer is torchtitan's unless `options` has one. By default, positions restart at each
+        document, so that a model can keep documents from attending to one another, and no document
+        predicts the first token of the next. To change both, set `fields` to () and `mask_edges` to
+        False in `options`.
         """
 
         data: Any = None
@@ -95,7 +97,7 @@ class CloudloadDataLoader(BaseDataLoader):
         # torchtitan ends training when an iteration ends, so ignore stop_every
         for batch in self.loader.take(sys.maxsize):
             ids = batch["input_ids"]
-            # torchtitan's models require positions, because they build attention masks from them
+            # torchtitan's models require positions, from which they can build attention masks
             positions = batch.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids))
             inputs = {
                 "input": self._shape(ids[:, :-1]),

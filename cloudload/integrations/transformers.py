@@ -37,7 +37,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         self._saved = loader.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """The state after the last completed step, because a checkpoint may be saved within one."""
+        """The state after the last completed step, because a checkpoint may be saved mid-step."""
         return {"args": {}, "attributes": {"loader": self._saved}}
 
     def note(self) -> None:
@@ -90,8 +90,9 @@ class CloudloadTrainer:
     def get_train_dataloader(self) -> Any:
         """Return the loader.
 
-        Raises `ValueError` if the Trainer would lose gradients accumulated at the end of a pass,
-        and warns if it may.
+        Raises `ValueError` if the number of batches in a pass is not a multiple of
+        `gradient_accumulation_steps`, and warns if it is unknown, because the Trainer may then lose
+        the gradients accumulated at the end of the pass.
         """
         self._state.note()
         accumulate = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
@@ -102,13 +103,13 @@ class CloudloadTrainer:
             raise ValueError(
                 f"a pass over the loader has {len(self.loader)} batches, which is not a multiple "
                 f"of gradient_accumulation_steps {accumulate}: the gradients accumulated at its "
-                "end would be lost. Set stop_every to a multiple of gradient_accumulation_steps, "
-                "or change gradient_accumulation_steps"
+                "end may be lost. Set stop_every to a multiple of gradient_accumulation_steps, or "
+                "change gradient_accumulation_steps"
             )
         if rest is None:
             logger.warning(
                 "gradients accumulated at the end of a pass over the loader may be lost, because "
-                "the Trainer takes no step with them. Set stop_every to a multiple of "
+                "the Trainer may take no step with them. Set stop_every to a multiple of "
                 "gradient_accumulation_steps"
             )
         return self.loader

@@ -1,4 +1,4 @@
-"""Find the rows and documents of a run, using only one of its states and the data.
+"""Find the rows and documents of a run from one of its states, its data and its tokenizer.
 
     load_state      checkpoint ─► state
     open_run        state ─► Run ─► a loader at the state's position

@@ -64,7 +64,8 @@ def find_document(
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    `stream` and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
+    An endless run is searched epoch by epoch, until 3 epochs in a row have no occurrence. `stream`
+    and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
     `ValueError` for a `last_step` that is not after the state, and for a stream or sample that does
     not exist. Also raises the errors of `Run.loader`.
     """
@@ -78,7 +79,7 @@ def find_document(
         # a residue may still hold documents of the previous epoch
         epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0
         # lanes are rarely one epoch apart, and two only if there are fewer documents than lanes, so
-        # 3 epochs in a row without an occurrence are past `last_row`
+        # if every epoch reads the document, 3 in a row without an occurrence are past `last_row`
         while missed < _MISSED_EPOCHS:
             found: list[Occurrence] = []
             for lane in _lanes_of(plan, stream, sample, epoch):
@@ -92,9 +93,9 @@ def find_document(
 def _occurrences(
     run: Run, loader: CloudLoader, document: tuple[int, int], epoch: int | None, last_row: int
 ) -> Iterator[Occurrence]:
-    """Yield each occurrence of a document in rows up to `last_row`; in any epoch if it is None.
+    """Yield each occurrence of a document in rows up to `last_row`.
 
-    `document` is (stream, sample).
+    `document` is (stream, sample). Yields occurrences in all epochs if `epoch` is None.
     """
     for batch in loader:
         rows = batch.rows[batch.spans[:, SPAN_ROW]]

@@ -36,7 +36,8 @@ class Run:
     def saved(self) -> Saved:
         """The parsed state.
 
-        Raises `StreamChangedError` if it is damaged, has another version, or is only a rank's part.
+        Raises `StreamChangedError` if it is damaged, has a different format version, or is only a
+        rank's part.
         """
         return read_state(self.state)
 
@@ -59,13 +60,13 @@ class Run:
         if step <= position.batches:
             raise ValueError(
                 f"step {step:,} is not after the state, which was saved after step "
-                f"{position.batches:,}. Use an earlier state"
+                f"{position.batches:,}. Use a later step or an earlier state"
             )
         start = position.rows + (step - 1 - position.batches) * self.global_batch
         return range(start, start + self.global_batch)
 
     def step_of_row(self, row: int) -> int:
-        """The step that contains a row, given by its index in the run."""
+        """The step that contains a row after the state, given by its index in the run."""
         position = self.saved.position
         return position.batches + 1 + (row - position.rows) // self.global_batch
 
@@ -73,9 +74,10 @@ class Run:
 def load_state(path: str | Path) -> dict[str, Any]:
     """Load the cloudload state from a JSON file, or from a file written by `torch.save`.
 
-    Finds a state nested in mappings and lists to any depth, and loads torch files with
-    `weights_only=True`, which runs no code. Raises `StreamChangedError` if the file has neither
-    format or no state, and `OSError` if it cannot be read.
+    Finds the first state nested in mappings and lists, to any depth, but not one inside a string.
+    Loads torch files with `weights_only=True`, so that they cannot run code. Raises
+    `StreamChangedError` if the file has neither format or no state, and `OSError` if it cannot be
+    read.
     """
     try:
         content = json.loads(Path(path).read_bytes())
@@ -84,7 +86,8 @@ def load_state(path: str | Path) -> dict[str, Any]:
     found = _find_state(content)
     if found is None:
         raise StreamChangedError(
-            f"{path} has no cloudload state. Use a file that contains loader.state_dict()"
+            f"{path} has no cloudload state. Use a file that contains loader.state_dict() as a "
+            "mapping"
         )
     return found
 
@@ -207,8 +210,8 @@ def _import(path: str) -> Transform:
         transform: Transform = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"transform {path!r} cannot be imported ({error}). Use module:function, with its "
-            "folder in PYTHONPATH"
+            f"transform {path!r} cannot be imported ({error}). Use module:function, with the "
+            "module's folder in PYTHONPATH"
         ) from error
     return transform
 

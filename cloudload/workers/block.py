@@ -39,7 +39,7 @@ class Block:
     block."""
     tokens: Tokens
     """int32 [rows, seq_len], by ascending row of the run; [0, seq_len] in a block of replayed
-    rows."""
+    rows, and [0, 0] in the phase `Measuring`."""
     lengths: Ints
     """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
     `Measuring`, the sizes of documents, int64 [documents]."""

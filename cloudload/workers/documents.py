@@ -87,7 +87,10 @@ class DocumentReader:
         return shard, shard.read_columns(within, columns)
 
     def where(self, sample: int) -> str:
-        """Describe a sample for a message: its index in its shard, the shard, and its ID if any."""
+        """Describe a sample for a message: its index in its shard, the shard, and its ID, if any.
+
+        Raises the errors of `ShardCache.shard`.
+        """
         shard, within = self._find(sample)
         return shard.where(within)
 
@@ -115,7 +118,7 @@ class DocumentReader:
         if text is not None and not isinstance(text, str):
             raise DatasetError(
                 f"the transform returned {type(text).__name__} for {shard.where(sample)}; return "
-                "str, or None to filter it out"
+                "str, or None to filter this sample out"
             )
         return text
 
@@ -166,7 +169,7 @@ class LaneDocuments:
         """Find the epoch and sample of each document, and omit the holes at the ends of epochs.
 
         `flat_lanes` and `ordinals` are int64 [documents]. Raises `CacheError` if the order of an
-        epoch cannot be written.
+        epoch is not on disk and cannot be written.
         """
         if len(self._components) == 1:
             epochs, samples = self._find(0, flat_lanes, ordinals)
@@ -198,9 +201,10 @@ class LaneDocuments:
     def read(self, found: FoundDocuments, has_begun: Flags | None = None) -> Documents:
         """Read and tokenize documents, in their order. Columns `BUFFER` and `START` are 0.
 
-        `has_begun` (bool [documents]) marks documents that already have tokens in rows. These are
-        never filtered out. Raises a `TokenizerError` that names the sample if its text cannot be
-        encoded, and the errors of `DocumentReader.read`.
+        `has_begun` (bool [documents]) marks documents that are exempt from filtering, because they
+        were accepted before: the one that a cursor is inside, those in a residue or in rows of the
+        tail, and those that are traced. Raises `TokenizerError` if a text cannot be encoded, and
+        the errors of `DocumentReader.read`.
         """
         table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
         table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
@@ -235,7 +239,10 @@ class LaneDocuments:
         return self._orders[component].is_ready(epoch)
 
     def build_order(self, component: int, epoch: int) -> None:
-        """Start building the order of an epoch in a background process, and return immediately."""
+        """Build the order of an epoch in a background process, unless it is cheap or available.
+
+        Returns immediately.
+        """
         self._orders[component].build_in_background(epoch)
 
     def decode(self, tokens: Tokens) -> str:

@@ -30,8 +30,8 @@ from cloudload.workers.prefetch import Prefetcher
 _GUESSED_BYTES_PER_TOKEN = 4
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
-# a call reads up to 8 times the missing tokens, to amortize its fixed cost; the bytes limit the
-# memory for documents that wait in the packers
+# a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
+# documents that wait in the packers would then use more than about `_WAITING_BYTES`
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 
 
@@ -62,7 +62,8 @@ class LaneReader:
         self.next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
         """The ordinal of each lane's next document: int64 [flat_lanes]."""
         self.ends = _find_ends(plan)
-        """The ordinal at which each lane has read all epochs: int64 [flat_lanes]."""
+        """The ordinal at which each lane has read all epochs: int64 [flat_lanes]; `NEVER` if it is
+        endless."""
         self.begun = np.where(cursors[:, CURSOR_OFFSET] > 0, self.next_ordinals, -1)
         """The ordinal of the document that each lane's starting cursor is inside, or -1 if it is
         between documents: int64 [flat_lanes]."""
@@ -82,10 +83,11 @@ class LaneReader:
     def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
         """Cut the next `wanted` rows of each lane (int64 [lanes] both), or fewer at its end.
 
-        While the training loop waits for its first batch (`is_awaited`), fetches no shards beyond
-        those of the documents read. Raises `ValueError` if a cursor or residue does not match the
-        documents, `DatasetError` if an endless lane has no tokens, and the errors of
-        `LaneDocuments.find` and `read`.
+        Reads further ahead for a block of more batches (`num_batches`). While the training loop
+        waits for its first batch (`is_awaited`), fetches no shards beyond those of the documents
+        read. Raises `ValueError` if a cursor or residue does not match the documents,
+        `DatasetError` if an endless lane finds no tokens, and the errors of `LaneDocuments.find`
+        and `read`.
         """
         self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
         self._prefetch.build_orders(lanes)
@@ -113,7 +115,7 @@ class LaneReader:
             eagerness *= 2
 
     def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
-        """Read and pack documents. `again` means that a saved residue has already packed them."""
+        """Read and pack documents. With `again`, they are in a saved residue, so packed before."""
         if not len(found):
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)
@@ -146,9 +148,9 @@ class LaneReader:
             self._check_barren(lane)
 
     def _check_barren(self, flat_lane: int) -> None:
-        """Raise `DatasetError` if an endless lane read too many documents without tokens in a row.
+        """Raise `DatasetError` if too many consecutive documents of an endless lane have no tokens.
 
-        The limit is the number of documents in an epoch of all lanes.
+        The limit is the number of documents in an epoch of the lane's component.
         """
         number, lane = divmod(flat_lane, self._num_lanes)
         component = self._components[number]
@@ -157,8 +159,9 @@ class LaneReader:
             urls = ", ".join(self._labels[stream] for stream in component.streams)
             raise DatasetError(
                 f"lane {lane} of {urls} gave no tokens: its last {self._barren[flat_lane]:,} "
-                "documents, more than an epoch has, are all empty or filtered out. Use more "
-                "documents, fewer lanes (num_lanes), an eos, or a different transform or min_tokens"
+                "documents, more than an epoch has, are all empty or filtered out. Use an eos or a "
+                "different transform or min_tokens, or start a new run with more documents or a "
+                "smaller num_lanes"
             )
 
 

@@ -25,7 +25,8 @@ from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.tokenization.backend import Choice
 
-# rows of a block, by backend: enough to amortize fixed costs, but few enough to keep latency low
+# most rows of a block, for up to `_TOKENS_OF_ROW` tokens per row: enough to amortize fixed costs,
+# but few enough to keep latency low
 _ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024}
 _TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
@@ -105,7 +106,10 @@ class Plan:
         return position.table_rows if position.rows < self.phase.start else position.rows
 
     def replays(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges [start, stop) of rows to read again. Workers make one block per range."""
+        """Yield ranges [start, stop) of rows to read and drop before the first batch.
+
+        They are rows of all ranks. Each worker makes one block per range.
+        """
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)

@@ -1,9 +1,9 @@
 """Prefetch the shards of the documents that lanes read next, and build the next epoch's order.
 
     lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►
-                          by default, two shards for each canonical node
+                          by default, about two shards for each canonical node
 
-Prefetching affects only when bytes arrive, never which bytes are read.
+Prefetching affects only when shards arrive, never which documents are read.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Prefetcher:
         """Start fetching the shards of `needed`, then those of its lanes' next documents.
 
         To limit overhead, does nothing until a lane has used half of its look-ahead, because the
-        shards of `needed` were requested before. While the training loop waits for its first batch
-        (`is_awaited`), fetches only the shards of `needed`.
+        shards of `needed` were usually requested before. While the training loop waits for its
+        first batch (`is_awaited`), fetches only the shards of `needed`.
         """
         if is_awaited:
             self._documents.prefetch(needed.samples)
@@ -77,9 +77,10 @@ class Prefetcher:
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
 
     def _epoch_ends(self, flat_lanes: Ints) -> Ints:
-        """The ordinal at which the last epoch with an available order ends: int64 [lanes].
+        """The ordinal before which each lane may look ahead: int64 [lanes].
 
-        Looking further ahead would have to wait until the next order is built.
+        It is the end of the lane's epoch. For a lane in the latest epoch, it is the end of the next
+        one if that order is available, so that looking ahead does not wait until it is built.
         """
         ends = np.empty_like(flat_lanes)
         components = flat_lanes // self._plan.num_lanes

@@ -3,8 +3,8 @@
     trainer ◄── started, the slot of each block, an error ── worker
             ──────────── a slot is free again ─────────────►
 
-Each worker has its own socket pair, and shares no lock with another process. If a worker is killed,
-the trainer reads the end of its stream, so no process waits for a dead worker.
+Each worker has its own socket pair, which needs no lock. The trainer notices a worker's death from
+the end of its stream, or by checking the process, so it does not wait for a dead worker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Failed:
 
 
 class WorkerProcess:
-    """The training process's handle on one worker process.
+    """The training process's handle to one worker process.
 
     `number` is the worker's index in its rank. `ring` has `slots_each` slots for each worker.
     """
@@ -71,8 +71,8 @@ class WorkerProcess:
         """Wait until the process reports its start.
 
         A forked child has one thread, but copies of the locks of all threads. If a lock was held
-        during the fork, the child waits for it forever (python/cpython#84559). A forked child that
-        does not report within 60 s is therefore replaced. Raises `WorkerError` after three
+        during the fork, the child may wait for it forever (python/cpython#84559). A forked child
+        that does not report within 60 s is therefore replaced. Raises `WorkerError` after three
         attempts, or if the process dies.
         """
         for _ in range(_STARTS):
@@ -105,7 +105,8 @@ class WorkerProcess:
             raise item
         if isinstance(item, _Failed):
             raise WorkerError(
-                f"a worker process failed. Resume from the last state\n\n{item.traceback}"
+                "a worker process failed with an unexpected error. Fix its cause, and resume from "
+                f"the last state\n\n{item.traceback}"
             )
         self._has_block = True
         assert item is None or isinstance(item, PackedBlock)
@@ -158,7 +159,7 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -s
 
 
 def _describe_end(code: int | None) -> str:
-    """Describe how a process with this exit code ended, and the next step."""
+    """Describe how a process with this exit code ended; for a crash or SIGKILL, with advice."""
     if code == SIGTERM_STATUS:
         return "was terminated by SIGTERM"
     if code is None or code >= 0:
@@ -167,13 +168,13 @@ def _describe_end(code: int | None) -> str:
     what = f"was killed by {names.get(-code, f'signal {-code}')}"
     if code in _CRASHES:
         what += (
-            " (native code of a transform or the tokenizer crashed: try tokenizer_backend='hf' and "
-            "num_workers=0 to find out which)"
+            " (native code crashed, perhaps that of a transform or the tokenizer: to find out, use "
+            "tokenizer_backend='hf', or num_workers=0 with python -X faulthandler)"
         )
     if code == -signal.SIGKILL:
         what += (
-            " (unless someone killed it, the machine ran out of memory: check its kernel log, and "
-            "use fewer workers)"
+            " (probably the machine or container ran out of memory: check the kernel log, and use "
+            "fewer workers)"
         )
     return what
 

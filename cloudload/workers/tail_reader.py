@@ -74,8 +74,8 @@ class TailReader:
     def cut(self, block: BlockBuilder, tail: Tail, first_block_row: int) -> Pieces:
         """Cut the block's rows from `first_block_row` on, and count the documents they finish.
 
-        Raises `StreamChangedError` if a document's size differs from the saved one, and the errors
-        of `LaneDocuments.find` and `read`.
+        Raises `StreamChangedError` if the size of a document that was counted before has changed,
+        and the errors of `LaneDocuments.find` and `read`.
         """
         remnants: list[Ints] = []
         pieces: list[Ints] = []
@@ -112,11 +112,15 @@ class TailReader:
                 raise StreamChangedError(
                     f"lane {lane}: document {ordinal} had {stop} tokens, but now has {found}. The "
                     "state is damaged, or was saved with a different corpus, tokenizer or "
-                    "transform. Load an earlier state, or restore the data and the config"
+                    "transform, or the transform is not deterministic. Load an earlier state, "
+                    "restore the data and the config, or fix the transform"
                 )
 
     def _read(self, keys: list[tuple[int, int]]) -> None:
-        """Read those of the documents that are not held yet, and release all others."""
+        """Read the documents of `keys` that are not held yet, and release those not in `keys`.
+
+        A key is (lane, ordinal).
+        """
         held = {key: self._held[key] for key in keys if key in self._held}
         missing = [key for key in dict.fromkeys(keys) if key not in held]
         if missing:

@@ -26,7 +26,7 @@ _EXTRA_BYTES_PER_ROW = 1024
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """A block in shared memory: the slot holds its tokens, followed by the rest of the block."""
+    """A block in shared memory: its slot holds its tokens, then the rest of it, if they fit."""
 
     slot: int
     """The index of the slot."""
@@ -37,7 +37,7 @@ class PackedBlock:
     tokens: bytes | None = None
     """The tokens as int32 bytes, if they did not fit in the slot."""
     rest: bytes | None = None
-    """The rest, if it did not fit in the slot."""
+    """The rest, if it or the tokens did not fit in the slot."""
 
 
 def slot_bytes(plan: Plan) -> int:
@@ -71,7 +71,7 @@ class Slots:
         return self._ring.array(self._number, np.int32, (num_rows, seq_len))
 
     def pack(self, block: Block) -> PackedBlock:
-        """Write the rest of a block after its tokens, and return the message to send."""
+        """Write the rest of a block after its tokens if it fits, and return the message to send."""
         sizes = np.array([len(residue) for residue in block.residues], np.int64)
         arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
         lengths = [array.size for array in arrays]
@@ -94,7 +94,7 @@ _HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
-    """Unpack a block. Its tokens stay in the slot, valid until the next block is requested."""
+    """Unpack a block. Tokens in a slot stay there, valid until the next block is requested."""
     rows, seq_len = packed.shape
     rest = packed.rest
     if rest is None:

@@ -35,8 +35,8 @@ def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) ->
     batch, so that training starts early, and each later one has twice as many as the one before, up
     to `Plan.batches_at_once`.
 
-    Raises `StreamChangedError` if the plan's position does not match the documents, and the errors
-    of `LaneDocuments.find` and `read`.
+    Raises `StreamChangedError` if the plan's position does not match the documents, `DatasetError`
+    if an endless lane finds no tokens, and the errors of `LaneDocuments.find` and `read`.
     """
     cache = open_cache(plan)
     try:
@@ -83,7 +83,10 @@ class _Worker:
         return block.build(self._new_tokens(0, 0), NEVER, self._traffic.take())
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
-        """Make this worker's part of consecutive batches, from row `start` to each of `stops`."""
+        """Make this worker's part of consecutive batches.
+
+        The first one begins at row `start`. Each ends before one of the rows `stops`.
+        """
         plan = self._plan
         rows = plan.worker_rows(self._worker, start, stops[-1])
         bounds = np.searchsorted(rows, [start, *stops])
@@ -133,7 +136,8 @@ class _Worker:
         except ValueError as error:
             raise StreamChangedError(
                 f"{error}. The state is damaged, or was saved with a different corpus, tokenizer "
-                "or transform. Load an earlier state, or restore the data and the config"
+                "or transform, or the transform is not deterministic. Load an earlier state, "
+                "restore the data and the config, or fix the transform"
             ) from None
         block_rows = np.argsort(flat_lanes, kind="stable")
         is_cut = count_within(wanted) < np.repeat(cut.num_rows, wanted)

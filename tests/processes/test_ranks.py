@@ -231,7 +231,7 @@ def test_ranks_that_would_not_read_one_stream_are_an_error(
         launch(corpus, tmp_path, 0, Run(2, 2, 0, 2))
     with pytest.raises(subprocess.CalledProcessError) as failure:
         launch(corpus, tmp_path, 1, Run(2, 2, 0, 2), differ_in=fault)
-    assert "the ranks would read different streams of rows" in failure.value.stderr
+    assert "the ranks of one run must agree on these values" in failure.value.stderr
     assert message in failure.value.stderr
 
 

@@ -18,7 +18,7 @@ def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:
     check_world(12, 6)
     with pytest.raises(
         ValueError,
-        match=r"cannot share 12 lanes over 5 ranks: 2 would be left over\. "
+        match=r"cannot divide 12 lanes evenly among 5 ranks: 2 would be left over\. "
         r"Use a world size from \[1, 2, 3",
     ):
         check_world(12, 5)
