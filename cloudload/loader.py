@@ -54,6 +54,7 @@ from cloudload.run.position import Position
 from cloudload.run.recipe import open_recipe
 from cloudload.run.resume import resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state
+from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
 from cloudload.tokenization.backend import choose_backend
@@ -228,7 +229,9 @@ class CloudLoader:
                 "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
                 f"transform, min_tokens or stop_every. ({_NO_DATASET})"
             )
-        rows = (self._asked.epochs or 0) * self._recipe.components[0].lanes.num_positions
+        lanes = self._recipe.components[0].lanes
+        before = self._log.position.origin.count_documents(lanes)
+        rows = (self._asked.epochs or 0) * lanes.num_positions - before
         global_batch = self._delivery.batch_size * self._find_world().size
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
 
@@ -371,6 +374,24 @@ class CloudLoader:
                 state["tokenizer_backend"],
                 self._backend.versions,
             )
+        self._stop_iteration("a state was loaded")
+        self._log.start_at(position)
+        self._knows_all_lanes = self._is_resumed = True
+
+    def load_streaming_state(self, state: Mapping[str, Any]) -> None:
+        """Start after exactly the samples that a StreamingDataset has read.
+
+        `state` is its `state_dict()`, or a Composer checkpoint as `torch.load` returns it. The
+        loader reads the remainder of that epoch in StreamingDataset's order, and then the next
+        epochs. It needs the same data, shuffle, shuffle_algo, and seed (Streaming's shuffle_seed);
+        the canonical nodes come from the state. Rows and statistics count from 0.
+
+        Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
+        if the world size does not divide the lanes.
+        """
+        recipe, position = start_from_streaming(self._opened, state)
+        check_world(recipe.num_lanes, self._find_world().size)
+        self._opened = self._recipe = recipe
         self._stop_iteration("a state was loaded")
         self._log.start_at(position)
         self._knows_all_lanes = self._is_resumed = True
