@@ -201,6 +201,8 @@ class CloudLoader:
 
     def _count_passes(self, position: Position | None = None) -> int:
         """Count the passes completed at a position; by default, at the current one."""
+        if self._delivery.stop_every is None:
+            return 0  # called for each batch, and finding the world takes as long as a batch
         position = position or self._log.position
         return count_passes(position, self._recipe, self._delivery, self._find_world())
 
