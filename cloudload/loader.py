@@ -7,6 +7,8 @@ options ─► recipe ─► plan ─► iteration ─► log of positions ─�
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import logging
 import os
@@ -57,6 +59,7 @@ from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
+from cloudload.streaming_arguments import adopt_streaming
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -79,7 +82,9 @@ class CloudLoader:
 
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of them, which is read as one
-            corpus, or mixed if its streams have proportions or there is a `schedule`.
+            corpus, or mixed if its streams have proportions or there is a `schedule`. Also a
+            `StreamingDataset`, whose settings become options of the loader, or
+            `streaming.Stream` objects. Their proportions set how often an epoch reads each sample.
         tokenizer: name, folder, tokenizer.json, `PreTrainedTokenizerFast`, or
             `tokenizers.Tokenizer`.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
@@ -148,6 +153,7 @@ class CloudLoader:
                     "device_mesh sets dp_rank and dp_world_size. Pass either the mesh or these two"
                 )
             options["dp_rank"], options["dp_world_size"] = place_in_mesh(device_mesh)
+        options = adopt_streaming(options, _find_defaults(), retry or Retry())
         self._asked, self._delivery = read_options({**options, "has_mesh": device_mesh is not None})
         self._environment = current_environment()
         if num_lanes is not None:
@@ -504,6 +510,13 @@ class CloudLoader:
             f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows handed out, "
             f"data {data})"
         )
+
+
+@functools.cache
+def _find_defaults() -> Mapping[str, Any]:
+    """The default of each argument of `CloudLoader`."""
+    parameters = inspect.signature(CloudLoader).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _no_iteration() -> None:

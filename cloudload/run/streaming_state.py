@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudload.errors import StreamChangedError
+from cloudload.order.streaming_shuffles import default_block_size
 from cloudload.run.position import Origin, Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.state_codec import show
-
-_LEAST_BLOCK_SIZE, _BLOCKED_SAMPLES = 1 << 18, 4_000_000
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,11 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
             "StreamingDataset reads all streams in one order. Use repeat or choose; "
             "StreamingDataset computes choose from its proportions"
         )
+    if config.shuffle_algo == "seekable":
+        raise StreamChangedError(
+            "shuffle_algo: StreamingDataset has no 'seekable'. Create the loader with the "
+            "shuffle_algo of the dataset; its default is 'py1e'"
+        )
     _compare("seed", "shuffle_seed", config.seed, saved.shuffle_seed)
     if config.num_canonical_nodes is not None:
         name = "num_canonical_nodes"
@@ -62,7 +66,7 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
             "counterpart here. Start a new run"
         )
     nodes = saved.num_canonical_nodes
-    block_size = config.shuffle_block_size or max(_BLOCKED_SAMPLES // nodes, _LEAST_BLOCK_SIZE)
+    block_size = config.shuffle_block_size or default_block_size(nodes)
     recipe = recipe.reconfigure(num_canonical_nodes=nodes, shuffle_block_size=block_size)
     count = count_read(saved.sample_in_epoch, num_samples, nodes)
     origin = Origin(saved.epoch, count)
