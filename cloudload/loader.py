@@ -7,6 +7,8 @@ options ─► recipe ─► plan ─► iteration ─► log of positions ─�
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import logging
 import os
@@ -54,8 +56,10 @@ from cloudload.run.position import Position
 from cloudload.run.recipe import open_recipe
 from cloudload.run.resume import resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state
+from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
+from cloudload.streaming_arguments import adopt_streaming
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -78,7 +82,9 @@ class CloudLoader:
 
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of them, which is read as one
-            corpus, or mixed if its streams have proportions or there is a `schedule`.
+            corpus, or mixed if its streams have proportions or there is a `schedule`. Also a
+            `StreamingDataset`, whose settings become options of the loader, or a list of
+            `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
             `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
@@ -149,6 +155,7 @@ class CloudLoader:
                     "these two"
                 )
             options["dp_rank"], options["dp_world_size"] = place_in_mesh(device_mesh)
+        options = adopt_streaming(options, _find_defaults(), retry or Retry())
         self._asked, self._delivery = read_options({**options, "has_mesh": device_mesh is not None})
         self._environment = current_environment()
         if num_lanes is not None:
@@ -233,7 +240,9 @@ class CloudLoader:
                 "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
                 f"transform, stop_every, or min_tokens above 1. ({_NO_DATASET})"
             )
-        rows = (self._asked.epochs or 0) * self._recipe.components[0].lanes.num_positions
+        lanes = self._recipe.components[0].lanes
+        before = self._log.position.origin.count_documents(lanes)
+        rows = (self._asked.epochs or 0) * lanes.num_positions - before
         global_batch = self._delivery.batch_size * self._find_world().size
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
 
@@ -383,6 +392,24 @@ class CloudLoader:
         self._log.start_at(position)
         self._knows_all_lanes = self._is_resumed = True
 
+    def load_streaming_state(self, state: Mapping[str, Any]) -> None:
+        """Start after exactly the samples that a StreamingDataset has read.
+
+        `state` is its `state_dict()`, or a Composer checkpoint as `torch.load` returns it. The
+        loader reads the remainder of that epoch in StreamingDataset's order, and then the next
+        epochs. It needs the same data, shuffle, shuffle_algo, and seed (Streaming's shuffle_seed);
+        the canonical nodes come from the state. Rows and statistics count from 0.
+
+        Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
+        if the world size does not divide the lanes.
+        """
+        recipe, position = start_from_streaming(self._opened, state)
+        check_world(recipe.num_lanes, self._find_world().size)
+        self._opened = self._recipe = recipe
+        self._stop_iteration("a state was loaded")
+        self._log.start_at(position)
+        self._knows_all_lanes = self._is_resumed = True
+
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.
 
@@ -489,6 +516,13 @@ class CloudLoader:
             f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows handed out, "
             f"data {data})"
         )
+
+
+@functools.cache
+def _find_defaults() -> Mapping[str, Any]:
+    """The default of each argument of `CloudLoader`."""
+    parameters = inspect.signature(CloudLoader).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _no_iteration() -> None:

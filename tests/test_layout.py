@@ -22,7 +22,7 @@ storage segments
 config
 mds order tokenization
 cache packing convert
-run batch
+run batch streaming_arguments
 workers
 delivery
 loader

@@ -237,7 +237,14 @@ class Iteration(Iterator[Batch]):
         if self._is_skipping:
             skipped = _join_ranges(skipped, (before.rows, rows))
         self._position = Position(
-            rows, table_rows, lanes, tail, skipped, before.batches + 1, rows - before.rows
+            rows=rows,
+            table_rows=table_rows,
+            lanes=lanes,
+            tail=tail,
+            skipped=skipped,
+            batches=before.batches + 1,
+            global_batch=rows - before.rows,
+            origin=before.origin,
         )
         return True
 

@@ -35,7 +35,8 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
     if isinstance(every, int):
         return position.rows // (every * delivery.batch_size * world.size)
     [component] = recipe.components
-    num_read = int(position.counts[:, READ].sum())
+    before = position.origin.count_documents(component.lanes)
+    num_read = before + int(position.counts[:, READ].sum())
     # the last epoch is not counted, because the run ends with it
     return min(num_read // component.lanes.num_positions, (recipe.config.epochs or NEVER) - 1)
 

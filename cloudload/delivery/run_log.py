@@ -84,7 +84,8 @@ class RunLog:
         num_tokens = max(1, int(totals[:, TOKENS].sum()))
         streams = {}
         for component in recipe.components:
-            num_read = int(totals[component.streams][:, READ].sum())
+            before = position.origin.count_documents(component.lanes)
+            num_read = before + int(totals[component.streams][:, READ].sum())
             for stream in component.streams:
                 each = dict(zip(COUNTS, totals[stream].tolist(), strict=True))
                 del each["padding"]

@@ -84,6 +84,14 @@ class Lanes:
         end = self.epochs * self.stride
         return max(0, -(-(end - int(self.first_positions[lane])) // self.num_lanes))
 
+    def ordinals_after(self, epoch: int, count: int) -> Ints:
+        """The ordinal of each lane's first document that is not among the first `count` of `epoch`.
+
+        int64 [num_lanes]. Earlier epochs count as read.
+        """
+        position = epoch * self.stride + count
+        return np.maximum(0, -(-(position - self.first_positions) // self.num_lanes))
+
     def hosts_of_nodes(self, num_hosts: int) -> Ints:
         """The index of the machine that reads each canonical node: int64 [num_nodes].
 

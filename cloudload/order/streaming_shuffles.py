@@ -30,6 +30,11 @@ from cloudload.arrays import Ids
 _SORTED_AT_ONCE = 1 << 16
 
 
+def default_block_size(num_nodes: int) -> int:
+    """StreamingDataset's default shuffle block size, in samples."""
+    return max(4_000_000 // num_nodes, 1 << 18)
+
+
 @dataclass(frozen=True)
 class _Spans:
     """The spans of one node, ids [begin, end): int64 [spans] each."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.order.lanes import Lanes
+from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.packing.tail import Stages
 from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS
@@ -115,6 +117,20 @@ class LaneLog:
         return arrays
 
 
+class Origin(NamedTuple):
+    """Where a run started: after `num_read` documents of `epoch`, and after all earlier epochs."""
+
+    epoch: int = 0
+    num_read: int = 0
+
+    def count_documents(self, lanes: Lanes) -> int:
+        """Number of documents before the start of the run."""
+        return self.epoch * lanes.num_positions + self.num_read
+
+
+DATA_START = Origin()
+
+
 @dataclass(frozen=True)
 class Position:
     """A point in the run: `rows` rows are delivered, and `lanes` are as of row `table_rows`.
@@ -134,16 +150,20 @@ class Position:
     """Number of global batches delivered or skipped."""
     global_batch: int = 0
     """Number of rows in the last global batch."""
+    origin: Origin = DATA_START
+    """Where in the data the run started."""
 
     @staticmethod
-    def start(recipe: Recipe) -> Position:
+    def start(recipe: Recipe, origin: Origin = DATA_START) -> Position:
         """The position before the first row."""
         arrays = LaneArrays.blank(
             (len(recipe.components), recipe.num_lanes),
             len(recipe.labels),
             has_residues=recipe.packing.has_residue,
         )
-        return Position(0, 0, LaneLog(arrays))
+        for component, cursors in zip(recipe.components, arrays.cursors, strict=True):
+            cursors[:, CURSOR_ORDINAL] = component.lanes.ordinals_after(*origin)
+        return Position(0, 0, LaneLog(arrays), origin=origin)
 
     @property
     def cursors(self) -> Ints:

@@ -111,6 +111,12 @@ class Recipe:
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
         }
 
+    def reconfigure(self, **options: Any) -> Recipe:
+        """A copy of the recipe with other options of its config; the layout is resolved again."""
+        config = replace(self.config, **options)
+        layout, components = _settle(config, self.components, None)
+        return replace(self, config=config, layout=layout, components=components)
+
     def settle(self, saved: Layout | None) -> Recipe:
         """Return a copy that uses the `saved` layout where the config sets none.
 

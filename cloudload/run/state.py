@@ -15,6 +15,8 @@
     counts, skipped         statistics by stream; and the ranges of rows skipped, as "100:164,…"
     batches, global_batch   number of global batches delivered or skipped, and of rows in the last
                             one; a trace uses them to count steps
+    origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
+                            after `num_read` documents of `epoch`; otherwise there is no such key
     mixture                 names and weights of the streams, and the rows from which they apply
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
                             component are joined by commas
@@ -42,7 +44,7 @@ from cloudload.errors import StreamChangedError
 from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
-from cloudload.run.position import UNKNOWN, LaneArrays, LaneLog, Position
+from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import HELD_CONFIG_FIELDS, Recipe
 from cloudload.run.state_codec import (
     damaged,
@@ -76,6 +78,7 @@ _PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backe
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
 ) | {"mixture"}
+_OPTIONAL_KEYS = frozenset({"origin"})
 
 
 def build_state(
@@ -86,6 +89,7 @@ def build_state(
     `tokenizer_backend` is `Choice.versions`. `part` is "" for a whole state. For a local state, it
     is "index/size": the rank's virtual index and the world size.
     """
+    origin = position.origin
     return {
         "version": VERSION,
         "cloudload": __version__,
@@ -104,6 +108,7 @@ def build_state(
         "counts": encode_counts(position.counts),
         "cursors": encode_cursors(position.cursors),
         "residues": encode_residues(position.residues),
+        **({"origin": join_pairs([origin])} if any(origin) else {}),
     }
 
 
@@ -179,8 +184,8 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
         raise StreamChangedError("there are no local states to merge. Pass one from every rank")
     for state in states:
         _check_keys(state)
-    for name in ("rows", *sorted(_KEYS - {"rows", *_PARTIAL})):
-        values = [state[name] for state in states]
+    for name in ("rows", *sorted((_KEYS | _OPTIONAL_KEYS) - {"rows", *_PARTIAL})):
+        values = [state.get(name) for state in states]
         if any(value != values[0] for value in values):
             advice = (
                 "Save the states of all ranks after the same batch"
@@ -245,7 +250,10 @@ def _check_keys(state: Mapping[str, Any]) -> None:
             f"version: the state has {show(state['version'])}, but this cloudload reads {VERSION}. "
             f"Use the cloudload that wrote it ({show(state.get('cloudload', 'unknown'))})"
         )
-    missing, unknown = sorted(_KEYS - state.keys()), sorted(map(show, state.keys() - _KEYS))
+    missing, unknown = (
+        sorted(_KEYS - state.keys()),
+        sorted(map(show, state.keys() - _KEYS - _OPTIONAL_KEYS)),
+    )
     if missing or unknown:
         raise StreamChangedError(
             f"the state lacks fields {missing} and has unknown fields [{', '.join(unknown)}]. "
@@ -271,6 +279,9 @@ def _read_position(state: Mapping[str, Any]) -> Position:
         raise damaged(
             "skipped", f"{show(state['skipped'])} are not ascending ranges of rows before {rows}"
         )
+    origin = [Origin(*pair) for pair in read_pairs("origin", state.get("origin", ""))]
+    if len(origin) > 1:
+        raise damaged("origin", f"{show(state['origin'])} is not one place in the data")
     residues, counts = decode_residues(state, cursors), read_counts(state["counts"])
     return Position(
         rows=rows,
@@ -280,4 +291,5 @@ def _read_position(state: Mapping[str, Any]) -> Position:
         skipped=skipped,
         batches=state["batches"],
         global_batch=state["global_batch"],
+        origin=origin[0] if origin else DATA_START,
     )

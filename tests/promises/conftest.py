@@ -1,18 +1,21 @@
 """Fixtures of the promises.
 
-scratch    a folder in memory
-write      writes the corpus of a finite run
+scratch                 a folder in memory
+write                   writes the corpus of a finite run
+alone_with_streaming    no other process of this test run has a StreamingDataset
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cloudload.system.file_locks import locked
 from tests.support.finite_runs import Write, write_corpus
 
 
@@ -29,3 +32,11 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
     return lambda documents, **settings: write_corpus(
         tmp_path_factory.mktemp("corpus"), documents, **settings
     )
+
+
+@pytest.fixture
+def alone_with_streaming(run_folder: Path) -> Iterator[None]:
+    """StreamingDatasets of two processes would find each other's shared memory: one at a time."""
+    with locked(run_folder / "streaming.lock"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,22 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.order.spec import OrderConfig, Sampling
-from cloudload.system.file_locks import locked
 from tests.support.corpora import write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.reference_order import Weight, canonical_order, interleave, sampling_of
+from tests.support.streaming_work import streaming_dataset
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]
-
-
-@pytest.fixture
-def _alone_with_streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """StreamingDatasets of two processes would find each other's shared memory: one at a time."""
-    folder = tmp_path_factory.getbasetemp()
-    is_parallel = "PYTEST_XDIST_WORKER" in os.environ
-    with locked((folder.parent if is_parallel else folder) / "streaming.lock"):
-        yield
 
 
 def read_by_streaming(
@@ -55,7 +44,7 @@ def read_by_streaming(
     return epochs, dataset.epoch_size
 
 
-@pytest.mark.usefixtures("_alone_with_streaming")
+@pytest.mark.usefixtures("alone_with_streaming")
 @pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive", None])
 @pytest.mark.parametrize("num_nodes", [1, 4, 8])
 def test_a_real_streaming_dataset_yields_our_order(
@@ -100,7 +89,7 @@ def without_padding(ids: list[int], num_positions: int, num_nodes: int) -> list[
     return [ids[first] for first in sorted(np.unique(places, return_index=True)[1])]
 
 
-@pytest.mark.usefixtures("_alone_with_streaming")
+@pytest.mark.usefixtures("alone_with_streaming")
 @pytest.mark.parametrize(
     "weights",
     [
@@ -173,7 +162,7 @@ def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
     seed: int,
     epoch: int,
 ) -> None:
-    from streaming import Stream, StreamingDataset
+    from streaming import Stream
     from streaming.base.batching import generate_work
     from streaming.base.world import World
 
@@ -189,28 +178,9 @@ def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
     assert sampling.num_positions == epoch_size
 
     num_nodes = min(num_nodes, epoch_size)
-    num_shards = np.array(list(map(len, streams)))
-    dataset = SimpleNamespace(
-        streams=theirs,
-        num_streams=len(streams),
-        shards_per_stream=num_shards,
-        shard_offset_per_stream=np.cumsum(num_shards) - num_shards,
-        samples_per_shard=shards,
-        sample_offset_per_shard=np.cumsum(shards) - shards,
-        sampling_method="balanced",
-        sampling_granularity=1,
-        epoch_seed_change=algorithm is not None,
-        epoch_size=epoch_size,
-        shuffle=algorithm is not None,
-        shuffle_algo=algorithm or "py1e",
-        shuffle_seed=seed,
-        shuffle_block_size=8,
-        partition_algo="relaxed",
-        num_canonical_nodes=num_nodes,
-        initial_physical_nodes=None,
-        batch_size=1,
+    dataset = streaming_dataset(
+        streams, weights, algorithm, num_nodes=num_nodes, seed=seed, block_size=8
     )
-    dataset.resample_streams = lambda epoch: StreamingDataset.resample_streams(dataset, epoch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         work = generate_work("random", dataset, World(1, 1, 1, 0), epoch, 0).ravel().tolist()

@@ -1,0 +1,224 @@
+"""A StreamingDataset, or its Streams, as a loader's data: the same samples, as often, in the same
+order."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudload import CloudLoader, Retry
+from cloudload.streaming_arguments import choose_by_proportion
+from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+
+SHARDS = {"a": [7, 30, 1, 12], "b": [1], "c": [25, 9, 18]}
+OPTIONS: dict[str, Any] = {
+    "tokenizer": byte_tokenizer(),
+    "eos": EOS,
+    "seq_len": 8,
+    "batch_size": 4,
+    "num_workers": 0,
+    "packing": "one_per_row",
+    "num_lanes": 8,
+    "epochs": 1,
+}
+pytestmark = pytest.mark.usefixtures("alone_with_streaming")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Three datasets of numbered documents."""
+    first, found = 0, []
+    for name, shards in SHARDS.items():
+        texts = map(str, range(first, first + sum(shards)))
+        found.append(write_mds(tmp_path / name, texts, shard_samples=shards))
+        first += sum(shards)
+    return found
+
+
+def streaming_dataset(kind: type | None = None, **options: Any) -> Any:
+    import streaming
+
+    streaming.base.util.clean_stale_shared_memory()
+    return (kind or streaming.StreamingDataset)(**options)
+
+
+def read(loader: CloudLoader) -> collections.Counter[int]:
+    """The documents of the run."""
+    with loader:
+        rows = [row for batch in loader for row in batch["input_ids"].tolist()]
+    decode = byte_tokenizer().decode
+    return collections.Counter(
+        int(decode(row[: row.index(EOS_ID)]).replace(" ", "")) for row in rows if EOS_ID in row
+    )
+
+
+def config_of(loader: CloudLoader) -> dict[str, Any]:
+    return {**vars(loader._asked), **vars(loader._delivery)}
+
+
+def streams_of(folders: Sequence[str], weights: Sequence[dict[str, float]]) -> list[Any]:
+    from streaming import Stream
+
+    return [Stream(local=folder, **weight) for folder, weight in zip(folders, weights, strict=True)]
+
+
+PROPORTIONS = [{"proportion": 0.2}, {"proportion": 0.1}, {"proportion": 0.7}]
+
+
+@pytest.mark.parametrize(
+    ("weights", "epoch_size"),
+    [
+        ([{}, {}, {}], None),
+        ([{}, {}, {}], 150),
+        ([{"repeat": 2}, {}, {"choose": 20}], None),
+        (PROPORTIONS, None),
+        (PROPORTIONS, 150),
+    ],
+)
+def test_a_dataset_is_read_as_often_as_it_reads_itself(
+    folders: list[str], tmp_path: Path, weights: list[dict[str, float]], epoch_size: int | None
+) -> None:
+    dataset = streaming_dataset(
+        streams=streams_of(folders, weights),
+        epoch_size=epoch_size,
+        shuffle=True,
+        shuffle_seed=5,
+        shuffle_block_size=30,
+        num_canonical_nodes=1,
+        batch_size=1,
+    )
+    theirs = collections.Counter(int(sample["text"]) for sample in dataset)
+    assert read(CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")) == theirs
+
+
+def test_streams_with_proportions_are_read_as_a_dataset_of_them_is(
+    folders: list[str], tmp_path: Path
+) -> None:
+    weights = [{"proportion": 3.0}, {"proportion": 1.0}, {"proportion": 2.5}]
+    dataset = streaming_dataset(
+        streams=streams_of(folders, weights), shuffle=True, shuffle_seed=17, batch_size=1
+    )
+    ours = CloudLoader(streams_of(folders, weights), **OPTIONS, local=tmp_path / "cache")
+    theirs = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+    assert ours._recipe.fields["choose"] == theirs._recipe.fields["choose"]
+    assert [stream.choose for stream in ours._asked.streams] == [
+        stream.choose for stream in dataset.streams
+    ]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=9),
+    shares=st.lists(st.floats(0.01, 100), min_size=9, max_size=9),
+    epoch_size=st.none() | st.integers(1, 10**7),
+    seed=st.integers(0, 1000),
+)
+def test_proportions_are_counted_as_streaming_counts_them(
+    sizes: list[int], shares: list[float], epoch_size: int | None, seed: int
+) -> None:
+    from streaming import Stream
+
+    shares = shares[: len(sizes)]
+    theirs = [SimpleNamespace(proportion=share) for share in shares]
+    Stream.apply_weights(theirs, np.array(sizes), epoch_size, seed)
+    chosen = choose_by_proportion(shares, sizes, seed, epoch_size)
+    assert chosen == [stream.choose for stream in theirs]
+
+
+SETTINGS = [
+    ({"shuffle": True}, {"shuffle": True}),
+    ({}, {"shuffle": False, "seed": 9176, "shuffle_algo": "py1e", "num_canonical_nodes": None}),
+    ({"shuffle_algo": "py1br"}, {"shuffle_algo": "py1br"}),
+    ({"shuffle_seed": 8}, {"seed": 8}),
+    ({"shuffle_block_size": 77}, {"shuffle_block_size": 77}),
+    ({"num_canonical_nodes": 2}, {"num_canonical_nodes": 2, "shuffle_block_size": 2_000_000}),
+    ({"num_canonical_nodes": 8}, {"num_canonical_nodes": 8, "shuffle_block_size": 500_000}),
+    ({"cache_limit": "1gb"}, {"cache_limit": 1 << 30}),
+    ({"predownload": 99}, {"predownload": 99}),
+    ({"batch_size": 9}, {"predownload": None, "batch_size": 4}),
+    (
+        {"download_retry": 4, "download_timeout": 30},
+        {"retry": Retry(timeout_s=30, deadline_s=150)},
+    ),
+    ({"validate_hash": "xxh64"}, {"verify": "once"}),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), SETTINGS, ids=str)
+def test_a_datasets_setting_becomes_an_option(
+    folders: list[str], tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    dataset = streaming_dataset(local=folders[0], **{"batch_size": 1, **theirs})
+    config = config_of(CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache"))
+    assert {name: config[name] for name in ours} == ours
+
+
+def test_an_option_of_the_loader_wins(folders: list[str], tmp_path: Path) -> None:
+    dataset = streaming_dataset(local=folders[0], shuffle_seed=3, shuffle_algo="naive")
+    loader = CloudLoader(dataset, **OPTIONS, seed=4, local=tmp_path / "cache")
+    assert (loader._asked.seed, loader._asked.shuffle_algo) == (4, "naive")
+
+
+def test_remote_and_split_are_the_url(folders: list[str], tmp_path: Path) -> None:
+    above, split = folders[0].rsplit("/", 1)
+    dataset = streaming_dataset(remote=above, local=str(tmp_path / "local"), split=split)
+    loader = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+    assert [stream.url for stream in loader._asked.streams] == [folders[0]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"sampling_method": "fixed"}, "sampling_method='fixed'.*a new selection"),
+        ({"sampling_granularity": 2}, "sampling_granularity=2.*one by one"),
+        ({"batching_method": "per_stream"}, "batching_method='per_stream'.*one order"),
+        ({"allow_unsafe_types": True}, "allow_unsafe_types=True.*cannot be read"),
+        ({"replication": 1}, "replication=1.*device_mesh"),
+        ({"keep_zip": True}, "keep_zip=True.*raw shards only"),
+    ],
+)
+def test_a_setting_without_a_counterpart_is_named_in_a_warning(
+    folders: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    setting: dict[str, Any],
+    message: str,
+) -> None:
+    dataset = streaming_dataset(local=folders[0], **setting)
+    with caplog.at_level(logging.WARNING, "cloudload"):
+        CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+    [record] = [record for record in caplog.records if record.name.startswith("cloudload")]
+    assert record.levelname == "WARNING"
+    assert re.search(message, record.getMessage())
+
+
+def test_a_subclass_that_changes_samples_is_refused(folders: list[str], tmp_path: Path) -> None:
+    import streaming
+
+    class Tokenized(streaming.StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)["text"]
+
+    dataset = streaming_dataset(Tokenized, local=folders[0])
+    with pytest.raises(ValueError, match=r"Tokenized overrides __getitem__.*transform="):
+        CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+
+
+def test_streams_of_both_libraries_are_not_mixed(folders: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"data mixes streaming\.Stream objects with others"):
+        CloudLoader([*streams_of(folders[:1], [{}]), folders[1]], **OPTIONS)
+
+
+def test_a_proportion_for_some_streams_only_is_refused(folders: list[str]) -> None:
+    streams = streams_of(folders, [{"proportion": 1.0}, {}, {"proportion": 1.0}])
+    with pytest.raises(ValueError, match="Set it for all of them, or for none"):
+        CloudLoader(streams, **OPTIONS)

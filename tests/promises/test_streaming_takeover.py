@@ -1,0 +1,308 @@
+"""A loader starts where a StreamingDataset stopped: what both read is the epoch, each sample once.
+
+What Streaming read is by its own `generate_work`; what the loader reads, by its decoded rows.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
+
+from cloudload import CloudLoader, Stream
+from cloudload.batch import Batch
+from cloudload.config.choices import ShuffleAlgorithm
+from cloudload.errors import StreamChangedError
+from cloudload.testing import Leg, check_resume, check_worlds
+from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from tests.support.examples import EXAMPLES
+from tests.support.streaming_work import (
+    Physical,
+    Weight,
+    order_of_epoch,
+    read_steps,
+    streaming_dataset,
+)
+
+ALGORITHMS: list[ShuffleAlgorithm | None] = ["py1e", "py1br", "py1s", "py2s", "naive", None]
+SAMPLES = 41
+STATE = {
+    "epoch": 0,
+    "sample_in_epoch": 8,
+    "num_canonical_nodes": 2,
+    "shuffle_seed": 9176,
+    "initial_physical_nodes": 1,
+}
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """A run by Streaming, and how the loader continues it."""
+
+    streams: tuple[tuple[int, ...], ...]
+    weights: tuple[Weight, ...]
+    algorithm: ShuffleAlgorithm | None
+    partition: str
+    num_nodes: int
+    legs: tuple[tuple[Physical, int], ...]
+    """The machines of each part of the run, and its steps."""
+    epoch: int
+    lanes_of_node: int
+
+
+@st.composite
+def takeovers(draw: st.DrawFn) -> Takeover:
+    num_nodes = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]))
+    streams = draw(
+        st.lists(
+            st.lists(st.integers(1, 25), min_size=1, max_size=6).map(tuple),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    while sum(map(sum, streams)) <= num_nodes:
+        streams = [*streams, (draw(st.integers(17, 40)),)]
+    unweighted: st.SearchStrategy[Weight] = st.just({})
+    kinds = unweighted | st.fixed_dictionaries({"repeat": st.floats(1, 2.5)})
+    weights = [draw(kinds) for _ in streams]
+    nodes = [
+        nodes
+        for nodes in range(1, 17)
+        if num_nodes % nodes == 0 or (nodes % num_nodes == 0 and nodes > num_nodes)
+    ]
+    ranks, workers = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    first = Physical(draw(st.sampled_from(nodes)), ranks, workers, draw(st.integers(1, 4)))
+    legs = [(first, draw(st.integers(0, 12)))]
+    if draw(st.booleans()):
+        # Streaming resumes on other nodes if the global batch stays what it was
+        fitting = [each for each in nodes if first.global_batch % (each * ranks) == 0]
+        other = draw(st.sampled_from(fitting))
+        batch_size = first.global_batch // (other * ranks)
+        legs.append((Physical(other, ranks, workers, batch_size), draw(st.integers(1, 6))))
+    return Takeover(
+        streams=tuple(streams),
+        weights=tuple(weights),
+        algorithm=draw(st.sampled_from(ALGORITHMS)),
+        partition=draw(st.sampled_from(["relaxed", "orig"])),
+        num_nodes=num_nodes,
+        legs=tuple(legs),
+        epoch=draw(st.integers(0, 3)),
+        lanes_of_node=draw(st.integers(1, 4)),
+    )
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(takeover=takeovers())
+def test_what_streaming_and_then_the_loader_read_is_the_epoch(takeover: Takeover) -> None:
+    seed, block_size = 23, 9
+    dataset = streaming_dataset(
+        takeover.streams,
+        takeover.weights,
+        takeover.algorithm,
+        num_nodes=takeover.num_nodes,
+        seed=seed,
+        block_size=block_size,
+        partition=takeover.partition,
+    )
+    state = {
+        "epoch": takeover.epoch,
+        "sample_in_epoch": 0,
+        "num_canonical_nodes": takeover.num_nodes,
+        "shuffle_seed": seed,
+        "initial_physical_nodes": 0,
+    }
+    read: collections.Counter[int] = collections.Counter()
+    for physical, steps in takeover.legs:
+        # otherwise Streaming reads the remainder again
+        assume(state["sample_in_epoch"] % physical.nodes == 0)
+        try:
+            of_leg, state = read_steps(dataset, physical, state, steps)
+        except ValueError:
+            reject()  # Streaming cannot pad so few samples for so many nodes
+        read += of_leg
+    samples = order_of_epoch(dataset, takeover.epoch)
+    with TemporaryDirectory() as folder:
+        streams = write_streams(Path(folder), takeover)
+        loader = CloudLoader(
+            streams,
+            **NUMBERS,
+            shuffle=takeover.algorithm is not None,
+            shuffle_algo=takeover.algorithm or "py1e",
+            seed=seed,
+            shuffle_block_size=block_size,
+            num_lanes=takeover.num_nodes * takeover.lanes_of_node,
+            epochs=takeover.epoch + 1,
+            local=folder + "/cache",
+        )
+        if read.total() == len(samples):
+            with pytest.raises(StreamChangedError, match="nothing is left to read"):
+                loader.load_streaming_state(state)
+            return
+        loader.load_streaming_state(state)
+        with loader:
+            rest = collections.Counter(numbers_in(loader))
+            assert {each.epoch for each in loader.stats().streams.values()} == {takeover.epoch + 1}
+    assert read + rest == collections.Counter(samples.tolist())
+
+
+@pytest.fixture
+def make_loader(tmp_path: Path) -> Callable[..., CloudLoader]:
+    """Loaders of 41 numbered documents that continue a StreamingDataset."""
+    data = write_mds(tmp_path / "data", map(str, range(SAMPLES)), shard_samples=[9, 20, 12])
+
+    def make_loader(**options: Any) -> CloudLoader:
+        defaults = {"seed": 9176, "num_lanes": 8, "epochs": 2, "local": tmp_path / "cache"}
+        return CloudLoader(data, **{**NUMBERS, **defaults, **options})
+
+    return make_loader
+
+
+def test_a_run_that_continues_streaming_resumes_as_any_other(
+    make_loader: Callable[..., CloudLoader],
+) -> None:
+    def make_continued(**rank: Any) -> CloudLoader:
+        loader = make_loader(**rank)
+        loader.load_streaming_state(STATE)
+        return loader
+
+    with make_continued() as loader:
+        expected = numbers_in(loader)
+    assert len(expected) == 2 * SAMPLES - STATE["sample_in_epoch"]
+    assert len(make_continued()) == -(-len(expected) // 4)
+    for steps in (0, 3, 9, 15):
+        with make_continued() as loader:
+            before = [number for batch in loader.take(steps) for number in documents_of(batch)]
+            state = json.loads(json.dumps(loader.state_dict()))
+        assert state["origin"] == "0:8"
+        with make_loader() as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            assert [*before, *numbers_in(loader)] == expected
+    assert "origin" not in make_loader().state_dict()
+    check_resume(make_continued, global_batch=4, num_batches=6)
+    check_worlds(make_continued, [Leg(2, 2, 2), Leg(4, 1, 3), Leg(1, 8, 2)])
+
+
+def test_passes_count_the_epoch_that_streaming_began(
+    make_loader: Callable[..., CloudLoader],
+) -> None:
+    loader = make_loader(stop_every="epoch", batch_size=1, num_lanes=1, num_canonical_nodes=1)
+    with loader:
+        loader.load_streaming_state({**STATE, "num_canonical_nodes": 1})
+        assert [len(numbers_in(loader)) for _ in range(2)] == [SAMPLES - 8, SAMPLES]
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "origin"),
+    [
+        ({"epoch": 0, "sample_in_epoch": 8, "batch": 2}, "0:8"),
+        # at the end of an epoch, the dataset still has the epoch before
+        ({"epoch": 1, "sample_in_epoch": 0, "batch": 11}, "1:0"),
+    ],
+)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_composer_checkpoint_has_the_state(
+    make_loader: Callable[..., CloudLoader],
+    timestamp: dict[str, int],
+    origin: str,
+    is_whole: bool,
+) -> None:
+    own = {**STATE, "sample_in_epoch": timestamp["sample_in_epoch"]}
+    state = {
+        "dataset_state": {"train": own, "eval": {}},
+        "timestamp": {"Timestamp": timestamp},
+    }
+    loader = make_loader()
+    loader.load_streaming_state({"state": state, "rng": []} if is_whole else state)
+    assert loader.state_dict()["origin"] == origin
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epoch": -1}, "epoch: the state has -1, so its dataset was never iterated"),
+        ({"epoch": "1"}, "epoch: the state has '1', which is not a whole number of at least 0"),
+        ({"sample_in_epoch": -8}, "sample_in_epoch: the state has -8"),
+        ({"num_canonical_nodes": 0}, "num_canonical_nodes: the state has 0"),
+        ({"shuffle_seed": 5}, "shuffle_seed: the state has 5, but the loader has seed=9176"),
+        ({"num_canonical_nodes": 41}, "num_canonical_nodes: the state has 41 for 41 samples"),
+        ({"epoch": 2}, "the state has read 2 epochs .* epochs is 2, so nothing is left"),
+    ],
+)
+def test_a_state_that_cannot_be_continued_is_refused(
+    make_loader: Callable[..., CloudLoader], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StreamChangedError, match=message):
+        make_loader().load_streaming_state({**STATE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_canonical_nodes": 4}, "the state has 2, but the loader has num_canonical_nodes=4"),
+        ({"shuffle_algo": "seekable"}, "StreamingDataset has no 'seekable'"),
+        ({"schedule": [(0, {"a": 1.0})], "epochs": None}, "StreamingDataset reads all streams"),
+    ],
+)
+def test_a_loader_with_another_order_is_refused(
+    make_loader: Callable[..., CloudLoader], options: dict[str, Any], message: str
+) -> None:
+    if "schedule" in options:
+        label = make_loader()._recipe.labels[0]
+        options = {**options, "schedule": [(0, {label: 1.0})]}
+    with pytest.raises(StreamChangedError, match=message):
+        make_loader(**options).load_streaming_state(STATE)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"epoch": 1}, {"dataset_state": {"train": None}, "timestamp": {}}, [], None]
+)
+def test_what_is_not_a_state_is_refused(
+    make_loader: Callable[..., CloudLoader], state: Any
+) -> None:
+    with pytest.raises(
+        StreamChangedError, match=r"no state of a training|not a StreamingDataset's"
+    ):
+        make_loader().load_streaming_state(state)
+
+
+NUMBERS: dict[str, Any] = {
+    "tokenizer": byte_tokenizer(),
+    "eos": EOS,
+    "seq_len": 8,
+    "batch_size": 4,
+    "num_workers": 0,
+    "packing": "one_per_row",
+}
+"""Options with which each row is one document, which is its number."""
+
+
+def write_streams(folder: Path, takeover: Takeover) -> list[Stream]:
+    """Datasets whose documents are the numbers of their samples."""
+    first, streams = 0, []
+    for place, (shards, weight) in enumerate(zip(takeover.streams, takeover.weights, strict=True)):
+        texts = map(str, range(first, first + sum(shards)))
+        url = write_mds(folder / str(place), texts, shard_samples=shards)
+        streams.append(Stream(url, **weight))
+        first += sum(shards)
+    return streams
+
+
+def numbers_in(loader: CloudLoader) -> list[int]:
+    """The documents of the batches that remain."""
+    return [number for batch in loader for number in documents_of(batch)]
+
+
+def documents_of(batch: Batch) -> list[int]:
+    rows = batch["input_ids"].tolist()
+    decode = byte_tokenizer().decode
+    # a row without an end of text is padding
+    return [int(decode(row[: row.index(EOS_ID)]).replace(" ", "")) for row in rows if EOS_ID in row]

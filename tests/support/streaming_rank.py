@@ -1,0 +1,48 @@
+"""One rank of a run on a StreamingDataset, which stops after some steps, as a training job does.
+
+    python -m tests.support.streaming_rank '{"remote": …, "local": …, "out": …, "steps": 5,
+                                             "workers": 2, "options": {…}}'
+
+Writes `out/read-RANK.json`, the documents that it read; rank 0 also the loader's `state_dict()`, to
+`out/state.json`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    from streaming import StreamingDataLoader, StreamingDataset
+    from streaming.base.shared import memory
+
+    options = json.loads(sys.argv[1])
+    # a node has shared memory and lock files to itself
+    name_of_node = options["local"].strip("/").replace("/", "_")
+    open_shared = memory.BuiltinSharedMemory
+    memory.BuiltinSharedMemory = lambda name, *rest: open_shared(f"{name_of_node}_{name}", *rest)
+    tempfile.tempdir = options["local"]
+    Path(options["local"]).mkdir(exist_ok=True)
+    out, rank = Path(options["out"]), os.environ["RANK"]
+    dataset = StreamingDataset(
+        remote=options["remote"], local=options["local"] + "/shards", **options["options"]
+    )
+    loader = StreamingDataLoader(
+        dataset, batch_size=options["options"]["batch_size"], num_workers=options["workers"]
+    )
+    read = [text for batch in itertools.islice(loader, options["steps"]) for text in batch["text"]]
+    state = loader.state_dict()
+    (out / f"read-{rank}.json").write_text(json.dumps(read))
+    if rank == "0":
+        (out / "state.json").write_text(json.dumps(state))
+
+
+if __name__ == "__main__":
+    main()
