@@ -52,8 +52,8 @@ class RowsUnit:
             raise
         except Exception as error:
             raise ConvertError(
-                f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Run again "
-                "to resume"
+                f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Correct "
+                "the cause, and run again to resume"
             ) from error
 
 
