@@ -49,7 +49,7 @@ def add_convert(commands: Commands) -> None:
     add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
     hashes = "hash algorithms for each shard, or none (default: xxh64)"
     add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
-    size = "maximum raw size of a shard (default: 64m)"
+    size = "maximum raw size of a shard that holds several documents (default: 64m)"
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     skip = "leave out and count bad records instead of stopping"

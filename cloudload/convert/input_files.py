@@ -108,8 +108,9 @@ def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
 def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:
     """Yield the stored bytes, starting at `offset`.
 
-    If a connection breaks, reopens the file and continues. Raises `StoreError` after 5 reconnects
-    without a byte read, and immediately for a local file.
+    If a connection breaks, reopens the file and continues. Raises `StoreError` if the file cannot
+    be opened, after 5 reconnects without a byte read, and at the first failure of a local file or
+    stdin.
     """
     position, failures = offset, 0
     while True:

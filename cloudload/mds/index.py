@@ -81,7 +81,8 @@ class FileInfo:
 class ShardInfo:
     """A shard, as described by the index.
 
-    `zipped` is the stored file of a compressed shard, and None for an uncompressed one.
+    `zipped` is the stored file of a compressed shard. For an uncompressed one, `zipped` and
+    `compression` are None.
     """
 
     samples: int

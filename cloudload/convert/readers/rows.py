@@ -58,7 +58,7 @@ class RowsUnit:
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:
-    """Select the columns that the conversion reads; do not decode others, such as images."""
+    """Select the columns that the conversion reads, if possible, so that others are not decoded."""
     names = getattr(rows, "column_names", None) or ()
     wanted = [name for name in names if name in fields]
     can_select = wanted and hasattr(rows, "select_columns")
