@@ -6,9 +6,9 @@
 
 A process checks a shard's size and header before it maps the file. With `verify="once"`, it also
 checks the hash, unless the file is unmodified since it was last verified; with "always", it checks
-the hash each time; with "off", never. An invalid shard is fetched again. Except with "off", so is a
-modified one whose hash is not in the index. The kernel releases the lock of a killed process, and
-the next process that fetches the shard removes the partial file.
+the hash every time; with "off", never. An invalid shard is fetched again, and so is a modified one
+whose hash is not in the index, except with "off". The kernel releases the lock of a killed process,
+and the next process that fetches the shard removes the partial file.
 """
 
 from __future__ import annotations

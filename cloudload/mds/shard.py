@@ -84,7 +84,7 @@ class Shard:
         return offsets
 
     def _check_header(self) -> None:
-        """Raise `DatasetError` if there is a header and its columns differ from the index's."""
+        """Raise `DatasetError` if the header, which some writers omit, contradicts the index."""
         start, stop = 4 * (self.info.samples + 2), self._starts[0]
         if start == stop:
             return

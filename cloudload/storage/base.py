@@ -64,8 +64,8 @@ class Backend(Protocol):
     def open(self, url: str, retry: Retry) -> BinaryIO:
         """Open a buffered stream of the object's stored bytes, without decompressing them.
 
-        Reading must raise an error if the body is shorter than its Content-Length, if it has one;
-        see `LengthCheckedReader`.
+        Reading must raise an error if the body is shorter than its Content-Length, where that is
+        known; see `LengthCheckedReader`.
         """
         ...
 

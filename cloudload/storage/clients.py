@@ -121,7 +121,7 @@ def failure_kind_of_connection(error: BaseException) -> FailureKind:
 
 
 def failure_kind_of_any(error: BaseException) -> FailureKind:
-    """The failure kind of any client's error, from its class or its HTTP status."""
+    """The failure kind of any client's error, from its class, HTTP status, or message."""
     if isinstance(error, FileNotFoundError):
         return FailureKind.MISSING_OBJECT
     if isinstance(error, PermissionError):

@@ -41,7 +41,7 @@ _ADVICE = {
     FailureKind.MISSING_OBJECT: "There is no such object. Check the location",
     FailureKind.MISSING_BUCKET: "There is no such bucket. Check the location",
     FailureKind.DENIED: "The store or a proxy denied access. Check the credentials and their "
-    "permissions, and the login of a proxy",
+    "permissions, and your proxy's login if you use one",
     FailureKind.NO_CREDENTIALS: "No credentials were found, and the store refused an anonymous "
     "request. Configure credentials",
     FailureKind.BAD_CREDENTIALS: "The credentials were rejected or could not be loaded. Check the "
@@ -64,7 +64,7 @@ _ADVICE = {
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
-    """Read an object and return its bytes, but at most the first `most_bytes` + 1 of them."""
+    """Read an object and return its bytes; with `most_bytes`, only the first `most_bytes` + 1."""
     buffer = io.BytesIO()
     download_object(url, buffer, retry, most_bytes)
     return buffer.getvalue()
@@ -75,8 +75,8 @@ def download_object(
 ) -> int:
     """Write an object to the seekable `target` from its current position; return the byte count.
 
-    `target` is truncated after the object. A retry starts over. At most `most_bytes` + 1 bytes are
-    written, so that the caller can detect an object that is larger than `most_bytes`.
+    `target` is truncated after the object. A retry starts over. With `most_bytes`, only the
+    first `most_bytes` + 1 bytes are written, so that the caller can detect a larger object.
     """
     retry, backend = retry or Retry(), backend_of(url)
     start = target.tell()

@@ -37,7 +37,7 @@ _SECRET_FIELD = re.compile(
 
 
 def redact(text: str) -> str:
-    """Remove HTTP queries, and the passwords, tokens and keys that it recognizes, from a text.
+    """Remove HTTP queries and recognized passwords, tokens and keys from a URL or a message.
 
     The value of a known secret environment variable becomes its name, such as `$HF_TOKEN`, if it
     has at least 8 characters.
