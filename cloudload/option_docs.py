@@ -27,7 +27,10 @@ def explained(cls: C) -> C:
 
 
 def explained_by(*configs: type) -> Callable[[C], C]:
-    """Decorate a class: replace `{options}` in its docstring with the config fields it accepts."""
+    """Decorate a class: replace `{options}` in its docstring with its options.
+
+    These are the fields of `configs` that the class takes as arguments.
+    """
 
     def explain(cls: C) -> C:
         taken = inspect.signature(cls).parameters
@@ -43,7 +46,10 @@ def explained_by(*configs: type) -> Callable[[C], C]:
 
 
 def explain_fields(options: Iterable[Field[Any]], docs: dict[str, str]) -> str:
-    """Format options as the indented lines of an `Args` section, with their defaults."""
+    """Format options as the indented lines of an `Args` section.
+
+    A default is added unless it is None and the text already explains it.
+    """
     lines = []
     for option in options:
         text = f"{option.name}: {docs[option.name]}{_explain_default(option, docs[option.name])}"
@@ -65,7 +71,7 @@ def _explain_default(option: Field[Any], text: str) -> str:
 def field_docs(cls: type) -> dict[str, str]:
     """The docstring below each field of a class, by field name, as one line.
 
-    It is empty if there is no docstring or the source cannot be read.
+    The text of a field without a docstring, or whose source cannot be read, is empty.
     """
     found = dict.fromkeys((option.name for option in fields(cls)), "")
     for statement in _parse_module(cls.__module__):

@@ -1,4 +1,4 @@
-"""The shard cache of a node: shards are downloaded once, verified, shared, and evicted by LRU.
+"""The shard cache of a node: shards are downloaded, checked, shared, and evicted by LRU.
 
     reader ──shard(7)──► shard_cache   mapped already? ──────────────────────► Shard
                               │ no

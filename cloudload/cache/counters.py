@@ -3,8 +3,8 @@
     threads that fetch   count_miss(7)  count_bytes(9_120)
     reader               count_open(7)  count_open(8)  take() ─► 1 hit, 1 miss, 9,120 bytes
 
-Each opening of a cached shard counts once. It is a miss if the shard was missing or invalid on disk
-at any time since it was last opened, otherwise a hit.
+Each opening of a cached shard counts once. It is a miss if a fetch has found the shard missing or
+invalid on disk since it was last opened, otherwise a hit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TrafficCounter:
         self._lock, self._missed, self._traffic = threading.Lock(), set[int](), Traffic()
 
     def count_miss(self, shard: int) -> None:
-        """Record that the shard with index `shard` is missing or invalid on disk."""
+        """Record that a fetch found the shard with index `shard` missing or invalid on disk."""
         with self._lock:
             self._missed.add(shard)
 

@@ -3,8 +3,9 @@
     stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
                                                                      ─► None, or the fault
 
-The stored file's hash is checked if the index has one, otherwise the raw shard's hash. A fault is
-text that follows the file's name, such as "has 10 of the 20 bytes that the index lists".
+The stored file's hash is checked if the index has one that Python can compute, otherwise the raw
+shard's hash. A fault is text that follows the file's name, such as "has 10 of the 20 bytes that the
+index lists".
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def download_shard(
 ) -> str | None:
     """Download a shard, write its raw bytes to `file`, and return its fault or None.
 
-    Checks the sizes, and the hash if `checks_hash` is True. Passes the number of downloaded bytes
-    to `count_bytes`, even if there is a fault. Raises `StoreError` if the download fails.
+    Checks the sizes, and the hash if `checks_hash` is True, but not the header. Passes the number
+    of downloaded bytes to `count_bytes`, even if there is a fault. Raises `StoreError` if the
+    download fails.
     """
     file.seek(0)
     if info.zipped is None or info.compression is None:
@@ -65,7 +67,7 @@ def check_header(path: Path, info: ShardInfo) -> str | None:
     try:
         Shard(path, info)
     except DatasetError as error:
-        # drop the path, which may be a temporary name
+        # drop the path, which may be temporary, and the advice
         return str(error).removeprefix(f"{path} ").removesuffix(f". {REPAIR_ADVICE}")
     return None
 

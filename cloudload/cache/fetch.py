@@ -1,13 +1,14 @@
-"""Fetch a shard into the cache. One process downloads it, and others see it only once verified.
+"""Fetch a shard into the cache. One process downloads it; others see it only when it is checked.
 
     valid on disk? ─ yes ─────────────────────────────────────────────────────────► path
       │ no
     lock ─► valid by now? ─► reserve bytes (evicts) ─► download ─► check ─► rename ─► path
 
-A process checks a shard's size and header before it maps the file. It checks the hash if the file
-was modified since it was verified, always with `verify="always"`, and never with "off". An invalid
-shard is fetched again. The kernel releases the lock of a killed process, and the next process that
-fetches the shard removes the partial file.
+A process checks a shard's size and header before it maps the file. With `verify="once"`, it also
+checks the hash, unless the file is unmodified since it was last verified; with "always", it checks
+the hash every time; with "off", never. An invalid shard is fetched again, and so is a modified one
+whose hash is not in the index, except with "off". The kernel releases the lock of a killed process,
+and the next process that fetches the shard removes the partial file.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Fetcher:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise CacheError(
-                    f"{path} goes through a symbolic link that points outside the cache. Remove "
-                    f"{folder} and run again"
+                    f"{path} is outside {folder}, because of a symbolic link. Remove the link and "
+                    "run again"
                 )
             with locked(lock_path(path), wait=wait) as is_held:
                 if not is_held:
@@ -82,7 +83,10 @@ class Fetcher:
         return path
 
     def discard(self, path: Path, info: ShardInfo) -> None:
-        """Remove a shard if it is still invalid; another process may have replaced it."""
+        """Remove a shard if its size or header is still invalid.
+
+        Another process may have replaced it.
+        """
         with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
             if fault := check_header(path, info):
                 logger.warning("%s %s; fetching it again", path, fault)
@@ -139,8 +143,9 @@ class Fetcher:
                 if attempt == 1:
                     logger.warning("%s %s; fetching it again", redact(url), fault)
         raise DatasetError(
-            f"{redact(url)} {fault}, in both of two downloads. If the dataset was republished in "
-            "the meantime, start again; otherwise upload the shard again"
+            f"{redact(url)} {fault}. This was the second invalid download. If the dataset was "
+            "republished during the run, restart to read its new index; otherwise convert or copy "
+            "the shard again"
         )
 
     def _explain(self, error: OSError, info: ShardInfo) -> str:
@@ -148,9 +153,9 @@ class Fetcher:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return (
                 f"no space left in {self.root} for {what}: {error}. Free some space, set `local` "
-                "to a different folder, or set cache_limit"
+                "to a different folder, or set or lower cache_limit"
             )
         return (
-            f"cannot write {what} to the cache {self.root}: {error}. Set `local` to a different "
-            "folder"
+            f"cannot write {what} to the cache {self.root}: {error}. Correct the cause, or set "
+            "`local` to a different folder"
         )

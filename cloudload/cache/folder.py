@@ -1,7 +1,7 @@
 """The cache folder of a node: names, disk space, and cleanup after killed processes.
 
     root/<dataset>-<hash>/CACHEDIR.TAG                        marks a folder made by cloudload
-    root/<dataset>-<hash>/shard.00000.mds                     a complete, verified raw shard
+    root/<dataset>-<hash>/shard.00000.mds                     a complete raw shard
     root/<dataset>-<hash>/shard.00000.mds.lock                held while the shard is fetched
     root/<dataset>-<hash>/shard.00000.mds.<random>.part       a partial download
     root/space.lock                                           held while bytes are reserved
@@ -54,7 +54,7 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
 
 
 def open_cache_folder(root: Path, corpus: Corpus) -> None:
-    """Create a cache folder, and remove partial files and locks of killed processes from it.
+    """Create a cache folder, and `sweep` it.
 
     Raises `CacheError` if that fails, or if the folder is inside a local dataset.
     """
@@ -63,8 +63,8 @@ def open_cache_folder(root: Path, corpus: Corpus) -> None:
             local_path(dataset.url).resolve()
         ):
             raise CacheError(
-                f"the cache folder {root} is inside the dataset {dataset.url}, which cloudload "
-                "never modifies. Set `local` to a different folder"
+                f"the cache folder {root} is inside the dataset {dataset.url}, which a loader "
+                "must not modify. Set `local` to a different folder"
             )
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -85,8 +85,8 @@ def reserve(
     """Reserve `size` bytes in a partial file beside `path`; yield its path and the open file.
 
     The file is removed at the end unless the caller renamed it. Shards are evicted to stay within
-    `limit_bytes`. Raises `CacheError` if evicting all of them is not enough, and `OSError` if the
-    disk is full.
+    `limit_bytes` (None for no limit). Raises `CacheError` if evicting all of them is not enough,
+    and `OSError` if the disk is full or the file cannot be created.
     """
     with partial_file(path) as part:
         with locked(lock_path(root / "space")):
@@ -125,7 +125,7 @@ def _make_room(root: Path, size: int, limit_bytes: int) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove the partial files and locks that killed processes left in a cache folder."""
+    """Remove the partial files and locks that killed processes left among shards and orders."""
     for path in _own_files(root, ["", ORDERS_FOLDER]):
         if is_temporary(path):
             _remove_if_orphaned(path)
@@ -145,7 +145,8 @@ def _remove_if_orphaned(path: Path) -> bool:
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
     """Yield the files of all folders with a `CACHEDIR.TAG` in the subfolders `places` of `root`.
 
-    Folders without this file are ignored, because cloudload did not create them.
+    The tags themselves are left out. Folders without a tag are ignored, because they may not be
+    cloudload's.
     """
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -1,10 +1,10 @@
 """The shard cache of one process, which maps shards into memory and prefetches them in threads.
 
     prefetch([7, 8, 9]) ──► threads ──► fetch ──► files on disk, shared by the node
-    shard(7) ── maps the file ──► Shard          unmapped by LRU above `_MOST_OPEN_SHARDS`
+    shard(7) ── maps the file ──► Shard          unmapped by LRU above `_most_open`
 
-A mapped shard stays readable after another process evicts its file. An uncompressed shard of a
-local dataset is mapped in place, and never copied or modified.
+A mapped shard stays readable after its file is evicted. An uncompressed shard of a local dataset is
+mapped in place, and never copied or modified.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class ShardCache:
     def shard(self, number: int) -> Shard:
         """Return the shard with index `number`, mapped into memory; fetch it if necessary.
 
-        Raises `StoreError` if the download fails, `DatasetError` if the shard is invalid or missing
-        from a local dataset, and `CacheError` if it does not fit in the cache or cannot be written.
+        Raises `StoreError` if the download fails, `DatasetError` if the shard is invalid, or should
+        be mapped in place but is missing, and `CacheError` if it does not fit in the cache or
+        cannot be written.
         """
         if number in self._open:
             shard, used_at = self._open[number]
@@ -127,8 +128,8 @@ class ShardCache:
                     raise
                 self._fetcher.discard(path, info)
         raise CacheError(
-            f"{path} was repeatedly evicted before it could be mapped, because the shards in use "
-            "do not fit in the cache. Raise cache_limit"
+            f"{path} was removed {_ATTEMPTS} times before it could be mapped. If the shards in use "
+            "exceed cache_limit, raise it, in every job that shares the cache"
         )
 
     def _map_in_place(self, dataset: Dataset, info: ShardInfo) -> Shard:

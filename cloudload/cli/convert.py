@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from cloudload.convert.journal import ConvertReport
 
 _CONVERT_EXAMPLE = """\
-A conversion that was stopped or killed resumes when you run it again. It recognizes its input by
-file names and sizes.
+A conversion that was stopped or killed resumes when you run it again, without --overwrite. It
+recognizes its input by file names and sizes.
 
 example:
   cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
@@ -30,7 +30,7 @@ def add_convert(commands: Commands) -> None:
         description="Convert raw corpora to an MDS dataset. The output has the same bytes for any "
         "number of processes.",
         epilog=_CONVERT_EXAMPLE,
-        after_interrupt="Run the same command again to resume",
+        after_interrupt="To resume, run the same command again, without --overwrite",
     ).add_argument
     where = "a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME"
     add("inputs", nargs="+", metavar="INPUT", help=where)
@@ -41,7 +41,7 @@ def add_convert(commands: Commands) -> None:
     add("--format", default="auto", choices=formats, help=form)
     text = "field that holds the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
-    identifier = "field that holds the id; without it, the id is file:line (default: id)"
+    identifier = "field that holds the id; without it, the id is FILE or FILE:LINE (default: id)"
     add("--id-key", default="id", metavar="FIELD", help=identifier)
     kept = "additional field to keep; may be repeated"
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
@@ -49,14 +49,14 @@ def add_convert(commands: Commands) -> None:
     add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
     hashes = "hash algorithms for each shard, or none (default: xxh64)"
     add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
-    size = "maximum raw size of a shard (default: 64m)"
+    size = "maximum raw size of a shard that holds several documents (default: 64m)"
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     skip = "leave out and count bad records instead of stopping"
     add("--skip-bad", action="store_true", help=skip)
     remove = "first remove the dataset or unfinished conversion at OUT"
     add("--overwrite", action="store_true", help=remove)
-    add("--quiet", action="store_true", help="no progress bar, no logs")
+    add("--quiet", action="store_true", help="no progress bar; log only warnings")
     add("--json", action="store_true", help="print the report as JSON")
     add("--report", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SHOWN_CHARACTERS = 160
 _TRACE_EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. In
-an endless run, --row is much faster, because it reads a single lane.
+an endless run, --row is much faster for a few steps, because it reads one lane per step.
 
 example:
   cloudload trace checkpoint.pt --steps 81200:81205 --row 3
@@ -36,8 +36,8 @@ def add_trace(commands: Commands) -> None:
         "trace",
         _trace,
         help="list the documents that steps read",
-        description="List the documents in the rows of given steps, using only a state and the "
-        "data.",
+        description="List the documents in the rows of given steps, from a state, the data and the "
+        "tokenizer.",
         epilog=_TRACE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
@@ -55,8 +55,8 @@ def add_where(commands: Commands) -> None:
         "where",
         _where,
         help="find the steps that read a document",
-        description="Find the steps and rows that read a document, using only a state and the "
-        "data.",
+        description="Find the steps and rows that read a document, from a state, the data and the "
+        "tokenizer.",
         epilog=_WHERE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
@@ -72,7 +72,7 @@ def add_where(commands: Commands) -> None:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("state", metavar="STATE", type=Path, help="a JSON file or torch checkpoint with a state")
-    data = "a stream's current folder, with its index.json; once for each stream, in order"
+    data = "if the data has moved: a stream's folder with index.json; once per stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, if it has moved or the state does not record it"
     add("--tokenizer", metavar="NAME", help=tokenizer)
@@ -82,7 +82,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     add("--workers", type=int, default=2, metavar="N", help="worker processes (default: 2)")
     add("--json", action="store_true", help="print JSON Lines")
-    add("--quiet", action="store_true", help="no logs")
+    add("--quiet", action="store_true", help="log only warnings")
 
 
 def _steps(text: str) -> range:
@@ -127,8 +127,8 @@ def _trace(options: argparse.Namespace) -> int:
         for span in spans:
             print(_describe_span(step, span.row - first_row, span, options))
     if num_steps < len(options.steps):
-        last = options.steps.start + num_steps - 1
-        print(f"cloudload: the data ends after step {last:,}", file=sys.stderr)
+        missing = options.steps.start + num_steps
+        print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
     return 0
 
 
@@ -163,7 +163,10 @@ def _where(options: argparse.Namespace) -> int:
                 print(_describe_occurrence(occurrence))
     if not is_found:
         until = f"{options.until:,}"
-        print(f"cloudload: no step after the state, up to step {until}, reads it", file=sys.stderr)
+        print(
+            f"cloudload: no step after the state, up to step {until}, reads the document",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -1,6 +1,6 @@
 """The options of a loader, in two configs. Each option is defined and documented once.
 
-    RowsConfig        which tokens, in which order; saved in the state, and checked on resume
+    RowsConfig        which tokens, in which order; most may not change on resume
       Stream            a dataset: location, share, boundary tokens
       transform         a function from a sample to its text, and the name that identifies it
     DeliveryConfig    how rows are delivered; may change on every resume

@@ -9,13 +9,15 @@ from typing import Any
 def parse_bytes(value: int | str) -> int:
     """Parse a size such as `1024`, `"500mb"`, `"1.5tb"`, or `"64MiB"` into bytes.
 
-    The units kb, mb, … are powers of 1024, as in Streaming. Raises `ValueError` for any other value
-    or a size below 1 byte.
+    The units kb, mb, … are powers of 1024, as in Streaming. Raises `ValueError` if `value` is not a
+    size of at least 1 byte.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgtp]?)i?b?\s*", str(value).lower())
     size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
     if size < 1:
-        raise ValueError(f"{value!r} is not a size; use bytes, or a number with kb, mb, gb or tb")
+        raise ValueError(
+            f"{value!r} is not a size; use a number of bytes above 0, or one with kb, mb, gb or tb"
+        )
     return size
 
 
@@ -31,7 +33,9 @@ def check_count(name: str, value: Any) -> None:
 
 def check_token(name: str, value: Any) -> None:
     if not isinstance(value, str | None):
-        raise ValueError(f"{name} is {value!r}; use the text of a token, None, or 'auto'")
+        raise ValueError(
+            f"{name} is {value!r}; use a token, None, 'auto', or (for a Stream) 'same'"
+        )
 
 
 def is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The accepted values of options with a fixed set of choices."""
+"""Named values of options, and the accepted values of options with a fixed set of choices."""
 
 from __future__ import annotations
 

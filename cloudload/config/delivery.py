@@ -29,7 +29,8 @@ from cloudload.storage.base import Retry
 class DeliveryConfig:
     """How rows are delivered: the options that may change on every resume.
 
-    Raises `ValueError` if an option is invalid.
+    Raises `ValueError` if an option is invalid, except for a `dp_rank` outside the world, which the
+    loader refuses.
     """
 
     batch_size: int
@@ -42,26 +43,26 @@ class DeliveryConfig:
     """Tensors to add to each batch besides input_ids and labels: `position_ids`, `segment_ids`,
     `cu_seqlens` (with `max_seqlen`)."""
     mask_edges: bool = False
-    """Whether to mask the label of each document's first token, because the model could predict it
-    only from the previous document."""
+    """Whether to mask the label of a document's first token in each row, because any tokens before
+    it are of other documents."""
     local: str | os.PathLike[str] | None = None
-    """Folder of the node's cache for shards and epoch orders. By default `$CLOUDLOAD_CACHE`, else
-    `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    """Folder of the node's cache for shards, epoch orders and tokenizer checks. By default
+    `$CLOUDLOAD_CACHE`, else `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
     tokenizer_backend: TokenizerBackend = "auto"
-    """The library that encodes text: `hf`, `fastokens`, or `auto`, which uses fastokens if it
-    passes every check against hf, and hf otherwise. Token IDs do not depend on it."""
+    """The library that encodes text: `hf`, `fastokens`, or `auto`. If fastokens fails a check that
+    it gives the same token IDs as hf, `fastokens` is an error, and `auto` uses hf."""
     num_workers: int = 4
-    """Number of worker processes per rank. A rank uses at most one per lane. With 0, the training
-    process does the work."""
+    """Number of worker processes of each loader. At most one is used for each lane of its rank.
+    With 0, the training process does the work."""
     prefetch_batches: int = 4
-    """Number of batches that workers read ahead of the training loop. They may read more, because
-    they read whole blocks of batches, and at least two blocks."""
+    """Number of batches that worker processes read ahead of the training loop. They may read more,
+    because they read whole blocks of batches, and at least two blocks."""
     predownload: int | None = None
-    """Number of documents whose shards each worker fetches ahead of time, at least one per lane. By
-    default, the workers of all ranks together look about two shards ahead in each canonical
-    node."""
+    """Approximate number of documents whose shards each worker fetches ahead of time, at least one
+    per lane. By default, the workers of all ranks together look ahead by the documents of about two
+    shards in each canonical node."""
     download_threads: int = 4
-    """Maximum number of shards that each worker fetches concurrently."""
+    """Number of threads with which each worker fetches shards ahead of time."""
     cache_limit: int | str | None = None
     """Maximum size of the node's shard cache, in bytes or as text such as `200gb`. None means no
     limit."""
@@ -70,10 +71,10 @@ class DeliveryConfig:
     only if its file was modified. `always`: also whenever a process maps it, even from a local
     dataset. `off`: never. Sizes and headers are always checked."""
     retry: Retry = field(default_factory=Retry)
-    """How long to retry requests to the object store, as a `Retry`."""
+    """How long to retry requests to stores. By default `Retry()`."""
     stop_every: int | Literal["epoch"] | None = None
     """When a pass over the loader ends. A number N: after every N batches, counted from the start
-    of the run. `epoch`: at the end of each epoch of the data. None: at the end of the run."""
+    of the run. `epoch`: at the end of each epoch of the data. None: only at the end of the run."""
     exchange_every: int = 1
     """Number of batches between exchanges of cursors among the ranks. On resume, at most
     exchange_every - 1 batches are read again. Always 1 with `epochs` or stop_every="epoch"."""

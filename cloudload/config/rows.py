@@ -1,4 +1,4 @@
-"""Which tokens, in which order: the options that are saved in the state and checked on resume."""
+"""Which tokens, in which order: the options that are saved in the state."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ from cloudload.option_docs import explained
 @explained
 @dataclass(frozen=True)
 class RowsConfig:
-    """Which tokens, in which order: the options that are saved in the state and checked on resume.
+    """Which tokens, in which order: the options that are saved in the state.
 
-    Options left at None are derived from the data where possible; `describe()` shows their values.
+    A resume compares them with the loader's, except `seq_len`, `schedule`, and the locations, names
+    and proportions of streams, which may change. If `num_lanes`, `num_canonical_nodes` or
+    `shuffle_block_size` is None, it is chosen from the data, or taken from the state on resume;
+    `describe()` shows the result.
 
-    Raises `ValueError` if an option is invalid.
+    Raises `ValueError` if an option is invalid. The loader checks the entries of `schedule`, and
+    whether options fit the data and the tokenizer.
     """
 
     streams: tuple[Stream, ...]
-    """The datasets. Without proportions, they are read as one corpus, in this order."""
+    """The datasets. Without proportions or a schedule, they form one corpus, in this order."""
     seq_len: int
     """Tokens per row. This may change on resume."""
     packing: PackingName = "concat"
@@ -47,38 +51,42 @@ class RowsConfig:
     """Whether each epoch is shuffled."""
     shuffle_algo: ShuffleAlgorithm = "py1e"
     """The shuffle algorithm: one of StreamingDataset's, or `seekable`, which is like py1br but
-    computes each position directly. Use `seekable` for 10^8 or more documents."""
+    computes the document at a position on demand. Use `seekable` for 10^8 or more documents."""
     shuffle_block_size: int | None = None
     """Approximate number of documents that are shuffled with each other in each canonical node, for
     py1e, py1br and seekable. By default, the documents of about four shards."""
     num_canonical_nodes: int | None = None
     """Number of parts into which the shuffled epoch is divided. If the number of machines divides
     it, only shards at the borders of parts are downloaded by several machines, except with the
-    naive shuffle. By default up to 64, with at least four shards each."""
+    naive shuffle, or if an epoch repeats samples. By default 1 to 64, with at least four shards
+    each unless it is 1."""
     seed: int = 17
     """Seed of the shuffle, from 0 to 2^32 - 1. Each epoch is shuffled differently."""
     num_lanes: int | None = None
     """Number of logical shards that are packed separately. Every world size must divide it. By
-    default 12 to 3,840, depending on the number of documents, and divisible by
-    `num_canonical_nodes` if that is set. 3,840 is divisible by every power of two up to 256, and by
-    3, 5 and 15 times these. For 512 or 1,024 ranks, set it to 4,096 when the run starts."""
+    default 12 to 3,840, depending on the number of documents; if `num_canonical_nodes` is set, a
+    multiple of it, which may be larger. 3,840 is divisible by every power of two up to 256, and by
+    3, 5 and 15 times these. For 512 or 1,024 ranks, set it, for example to 4,096, when the run
+    starts."""
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     """Pairs of a row and the streams' weights, by name, from that row on. The first row must be 0.
-    Streams that are not named have weight 0. None keeps the streams' proportions."""
+    Streams that are not named have weight 0. None means to use the streams' proportions."""
     text_key: str = "text"
     """The column that holds the document."""
     transform: Transform | None = None
     """A function from a sample (a dict) to its text, or to None to filter it out. It replaces
-    `text_key`. It must be deterministic, and picklable unless workers are forked."""
+    `text_key`. It must be deterministic. It must be picklable if worker processes are not
+    forked."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
     bos: str | None = AUTO
-    """Token before each document: a token, None, or `auto`, which is the token that the tokenizer's
+    """Token before each document: a token, None, or `auto`, which is the bos that the tokenizer's
     template adds, if any."""
     eos: str | None = AUTO
-    """Token after each document: a token, None, or `auto`, which is the tokenizer's eos token."""
+    """Token after each document: a token, None, or `auto`, which is the tokenizer's eos token. It
+    is an error if the tokenizer has none."""
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
@@ -98,8 +106,8 @@ class RowsConfig:
                 check_positive(name, value)
         if self.shuffle_block_size == 1:
             raise ValueError(
-                "shuffle_block_size is 1, but StreamingDataset's shuffles need at least 2. To keep "
-                "the order of the data, use shuffle=False"
+                "shuffle_block_size is 1; use at least 2. To keep the order of the data, use "
+                "shuffle=False"
             )
         for name in ("bos", "eos"):
             check_token(name, getattr(self, name))
@@ -160,7 +168,7 @@ class RowsConfig:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether each stream has its own order and epochs, by proportions or a schedule."""
+        """Whether each stream has its own order and epochs, due to proportions or a schedule."""
         return self.schedule is not None or any(
             stream.proportion is not None for stream in self.streams
         )

@@ -17,7 +17,8 @@ from cloudload.storage.urls import check_location, join_url
 class Stream:
     """An MDS dataset: its location, and how much of it to read.
 
-    Raises `ValueError` if an option is invalid.
+    Raises `ValueError` if an option other than `repeat` and `choose` is invalid; the loader checks
+    these.
     """
 
     remote: str
@@ -25,11 +26,11 @@ class Stream:
     split: str | None = None
     """Subfolder to read, such as `train`."""
     proportion: float | None = None
-    """Share of the rows, relative to the other streams' proportions. With proportions, each stream
-    has its own shuffle order and epochs."""
+    """Share of the rows, relative to the other streams' proportions; ignored with a `schedule`.
+    With proportions, each stream has its own shuffle order and epochs."""
     repeat: float | None = None
     """How many times an epoch over all streams reads this stream's samples, as in StreamingDataset.
-    With 0.5, each epoch reads a different random half of them."""
+    With 0.5, each epoch reads half of them, drawn at random."""
     choose: int | None = None
     """Number of this stream's samples that an epoch over all streams reads, as an alternative to
     `repeat`."""

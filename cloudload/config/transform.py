@@ -15,7 +15,7 @@ def name_function(function: Callable[..., Any]) -> str:
     """The name that identifies a function in a state, such as `module.name#1f0c2b9d3a4e`.
 
     It includes the arguments of a `functools.partial` and, if the source can be read, 12 hex digits
-    of the source's SHA-256. A callable object is identified by its class.
+    of the source's SHA-256. A callable object is identified only by its class.
     """
     inner = getattr(function, "func", function)  # the function of a functools.partial
     qualified = getattr(inner, "__qualname__", type(inner).__qualname__)

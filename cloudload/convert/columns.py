@@ -40,7 +40,8 @@ def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column
     """Return the columns of the kept fields.
 
     An encoding that was not given is inferred from the first record in which the field is not null.
-    Raises `ConvertError` if the first 8 blocks have no such record, and the errors of readers.
+    Raises `ConvertError` if the first 8 blocks have no such record for a field, and the errors of
+    readers.
     """
     encodings = dict(config.kept())
     missing = {name for name, encoding in encodings.items() if encoding is None}

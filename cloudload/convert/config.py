@@ -25,8 +25,9 @@ class ConvertConfig:
     text_key: str = "text"
     """The field that holds the document."""
     id_key: str = "id"
-    """The field that becomes `id` if it is an integer or a nonempty string. Otherwise `id` is the
-    file name, and the line or row number if the file has several documents."""
+    """The field that becomes `id` if it is an integer or a nonempty string. Otherwise `id` is
+    `NAME:NUMBER`, from the name of the file or dataset and the line or row; or the file name alone,
+    for a file that is one document (format `text`)."""
     keep: tuple[str, ...] = ()
     """Other fields to keep, each as `name` or `name:encoding`."""
     format: str = "auto"

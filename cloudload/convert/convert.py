@@ -65,9 +65,9 @@ def convert_to_mds(
 ) -> ConvertReport:
     """Convert the documents of `inputs` to an MDS dataset, or resume a conversion.
 
-    To resume a conversion that was stopped or killed, call this again with the same arguments.
-    `processes`, `skip_bad` and `progress` may differ. File names and sizes identify the input, so
-    an edit that keeps a file's size goes unnoticed.
+    To resume a conversion that was stopped or killed, call this again with the same arguments, but
+    without `overwrite`. `processes`, `skip_bad` and `progress` may differ. File names and sizes
+    identify the input, so an edit that keeps a file's size goes unnoticed.
 
     Args:
         inputs: one input or a list of them: a file, folder or glob, local or in a store; `-` for
@@ -77,17 +77,19 @@ def convert_to_mds(
             inside one.
         text_key: the field that holds the document.
         id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
-            is the file name, and the line or row number if the file has several documents.
+            is `NAME:NUMBER`, from the name of the file or dataset and the line or row; or the file
+            name alone, for a file that is one document (format `text`).
         keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
             it is inferred from the first record in which the field is not null.
         format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin. To
             choose for all files, pass `jsonl`, `parquet`, `text` (one document per file) or `lines`
             (one document per line).
-        split: write to this folder below `out`. Also the split of a `datasets` or `hf://` input.
+        split: write to this folder below `out`. Also the split to read from a `DatasetDict`, or
+            from an `hf://` input without `?split=`.
         compression: `zstd`, `gz` or `bz2`, optionally with `:LEVEL`; or None.
         hashes: hash algorithms. The index lists these hashes of each shard.
-        shard_bytes: the maximum raw size of a shard, 64 MiB by default. A larger document gets its
-            own shard.
+        shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
+            by default.
         block_bytes: approximate bytes of input per block, 8 MiB by default. A block is the unit of
             work.
         processes: number of worker processes, one per available core by default. With 1, all work
@@ -103,7 +105,7 @@ def convert_to_mds(
         ValueError: an argument is invalid, or a file is in the inputs twice.
         ConvertError: an input has no files or cannot be read as its format, a record is bad, a kept
             field is not found, a package is not installed, there are no documents, or `out` holds a
-            different dataset or conversion.
+            dataset or conversion that differs or cannot be compared.
         StoreError: an input is missing or cannot be read, or the output cannot be written.
         WorkerError: a worker process failed or died.
     """
@@ -209,10 +211,10 @@ def _convert(
     if not done.entries:
         journal.remove()
         first, more = units[0].name, len(units) - 1
-        name = f"{first} and {more:,} more inputs" if more else first
+        name = f"{first} and {more:,} more" if more else first
         counts = f"{done.counts.empty:,} empty, {done.counts.bad:,} bad"
         raise ConvertError(
-            f"no documents in {name}: {counts}. Check the input; nothing was written"
+            f"no documents in {name}: {counts}. Check the input; no dataset was written"
         )
     return journal.finish(done.entries, _report(journal.location, units, done, resumed))
 
@@ -264,7 +266,7 @@ def _report(
 
 
 def _progress_bar(units: Sequence[InputUnit], done_bytes: int, shown: bool) -> Any:
-    """A progress bar on stderr, or a line every 30 s if stderr is not a terminal."""
+    """A progress bar on stderr, updated at most every 30 s if stderr is not a terminal."""
     from tqdm import tqdm
 
     files = [file for unit in units for file in unit.files]

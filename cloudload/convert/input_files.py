@@ -36,8 +36,9 @@ class InputFile:
     url: str
     """`-` for stdin."""
     name: str
-    """The file's path relative to its input; document IDs are derived from it. If two inputs have
-    files of the same name, it begins with the input's index."""
+    """The file's path relative to its input (for a glob, to the folder before the wildcard), or its
+    file name if it is the input. Document IDs may be derived from it. If two files would have the
+    same name, every name begins with the index of its input among those with files."""
     bytes: int | None
     """The stored size in bytes, or None if unknown."""
     format: str
@@ -107,8 +108,9 @@ def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
 def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:
     """Yield the stored bytes, starting at `offset`.
 
-    If a connection breaks, reopens the file and continues. Raises `StoreError` after 5 reconnects
-    without a byte read, and immediately for a local file.
+    If a connection breaks, reopens the file and continues. Raises `StoreError` if the file cannot
+    be opened, after 5 reconnects without a byte read, and at the first failure of a local file or
+    stdin.
     """
     position, failures = offset, 0
     while True:
@@ -127,7 +129,8 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
             if failures > _MOST_RECONNECTS or is_local(file.url):
                 raise StoreError(
                     f"cannot read {redact(file.url)} after byte {position:,}: "
-                    f"{redact(str(error))}. Run again to resume"
+                    f"{redact(str(error))}. Check the file or the connection, and run again to "
+                    "resume"
                 ) from (None if contains_secrets(error) else error)
 
 

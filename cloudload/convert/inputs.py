@@ -118,8 +118,8 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         )
     except Exception as error:
         raise ConvertError(
-            f"cannot load {url} (split {chosen!r}); check its name, config and split: "
-            f"{type(error).__name__}: {error}"
+            f"cannot load {url} (split {chosen!r}); check its name, config and split, and the "
+            f"connection: {type(error).__name__}: {error}"
         ) from error
     return RowsUnit(PurePosixPath(name).name, loaded)
 
@@ -192,7 +192,7 @@ def _input_file(url: str, name: str, size: int, format: str) -> InputFile:
 
 
 def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
-    """Prefix every name with the index of its input if two inputs have a file of the same name.
+    """If two files have the same name, prefix every name with the index of its input in `inputs`.
 
     Names must be unique because IDs are derived from them. `inputs` are the files of each input
     that has files. Raises `ValueError` if a file is listed twice.
@@ -201,7 +201,7 @@ def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     if twice := [url for url, count in urls.items() if count > 1]:
         raise ValueError(
             f"{redact(twice[0])} is in the inputs twice, so its documents would be written twice. "
-            "Remove one of them"
+            "List it once"
         )
     names = Counter(file.name for files in inputs for file in files)
     if max(names.values(), default=0) == 1:

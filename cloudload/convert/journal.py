@@ -90,7 +90,7 @@ class ConvertReport:
     files: int
     """Number of input files; datasets and iterators are not counted."""
     input_bytes: int
-    """Stored bytes of the input files."""
+    """Stored bytes of the input files; 0 for datasets and iterators."""
     text_bytes: int
     """Bytes of UTF-8 text in the documents."""
     raw_bytes: int
@@ -120,10 +120,10 @@ class ConvertReport:
 
 @dataclass(frozen=True)
 class InputPosition:
-    """Where a shard begins in the input, and the counts before that block.
+    """Where a shard begins in the input: at a sample of a block of a unit.
 
     `unit` is the index of the unit, `start` the start of the block, and `sample` an index among the
-    block's samples.
+    block's samples. `counts` covers the blocks before this one.
     """
 
     unit: int = 0
@@ -146,9 +146,9 @@ class InputPosition:
 class FinishedWork:
     """The finished part of a conversion.
 
-    `entries` are the index entries of its shards, and `columns` those of the kept fields (None
-    until they are known). `position` is where the next shard begins (None after the last). `counts`
-    covers the blocks before that position.
+    `entries` are the index entries of its shards. `columns` are the columns of the kept fields, or
+    None until they are known. `position` is where the next shard begins, or None after the last.
+    `counts` covers the blocks before the one in which it begins; after the last shard, all blocks.
     """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
@@ -182,7 +182,8 @@ class Journal:
     def finished_report(self) -> ConvertReport | None:
         """Return the report if this conversion is already complete, otherwise None.
 
-        Raises `ConvertError` if the output holds a different dataset or conversion.
+        Removes a journal that a complete conversion left behind. Raises `ConvertError` if the
+        output holds a different dataset, or shards without a journal.
         """
         names = self._list()
         if INDEX_NAME in names:
@@ -197,8 +198,8 @@ class Journal:
             return ConvertReport.from_dict(stored["report"])
         if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
             raise ConvertError(
-                f"{self.location} holds shards of another dataset. Choose another output, or "
-                "overwrite it (--overwrite)"
+                f"{self.location} holds shards, but no journal to resume from. Choose another "
+                "output, or overwrite it (--overwrite)"
             )
         return None
 
@@ -246,8 +247,8 @@ class Journal:
     def finish(self, entries: Sequence[Mapping[str, Any]], report: ConvertReport) -> ConvertReport:
         """Store the report and then the index, remove the journal, and return the report.
 
-        The returned report includes the duration. Raises `ConvertError` if a stored shard is
-        missing or has the wrong size.
+        Adds the duration to the report. Raises `ConvertError` if a stored shard is missing or has
+        the wrong size.
         """
         names = self._list()
         if lost := [entry for entry in entries if not self._is_stored(entry, names)]:

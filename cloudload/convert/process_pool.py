@@ -3,8 +3,8 @@
     this process ── (function, argument) ──► worker process ── result ──►
                     small values are pickled; bytes of 1 MiB or more are passed as `SharedBytes`
 
-In this process, each worker has its own socket and thread. If a worker dies, its socket closes, so
-its task and all waiting tasks fail immediately instead of hanging.
+This process has a socket and a thread for each worker. If a worker dies, its socket closes, so its
+task and all waiting tasks fail instead of hanging.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class ShardJob:
 
     `parts` are the encoded samples, joined in order. `sizes` is int64 [samples], in bytes. `next`
     is None after the last shard. `counts` covers the blocks before the one in which the next shard
-    begins, or all blocks after the last shard.
+    begins; for the last shard, all blocks.
     """
 
     number: int
@@ -111,7 +111,7 @@ def _encode_record(context: ShardContext, record: Record) -> bytes:
         raise _BadRecordError(f"a kept field does not fit its column ({error})") from error
     if len(sample) > _MAX_SAMPLE_BYTES:
         raise _BadRecordError(
-            f"its {len(sample):,} bytes exceed the limit of an MDS shard ({_MAX_SAMPLE_BYTES:,})"
+            f"its {len(sample):,} bytes exceed the limit of a sample ({_MAX_SAMPLE_BYTES:,})"
         )
     return sample
 
@@ -132,7 +132,7 @@ def _values_of(context: ShardContext, record: Record) -> dict[str, Any]:
 def _text(fields: Mapping[str, Any], key: str) -> str:
     if key not in fields:
         names = ", ".join(sorted(map(str, fields))[:8]) or "none"
-        raise _BadRecordError(f"no text field {key!r}; its fields: {names}")
+        raise _BadRecordError(f"no text field {key!r}; the fields read: {names}")
     value = fields[key]
     if isinstance(value, bytes):
         try:
@@ -154,7 +154,7 @@ def _kept_value(value: Any, column: Column) -> Any:
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
     numbers = (int, float) if column.encoding.startswith("float") else (int,)
     if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
-        found = "missing" if value is None else type(value).__name__
+        found = "missing or null" if value is None else type(value).__name__
         raise _BadRecordError(
             f"the field {column.name!r} is {found}, not {column.encoding}; keep "
             f"{column.name}:json to allow any value"

@@ -117,7 +117,10 @@ class Message:
         return Message(buffer.getvalue(), tuple(pickler.shared))
 
     def send(self, pipe: socket.socket) -> None:
-        """Send the message to a process that calls `receive`. Raises `OSError` if it is gone."""
+        """Send the message to a process that calls `receive`.
+
+        Raises `OSError` if that process is gone.
+        """
         numbers = [shared.descriptor.number for shared in self.shared]
         pipe.sendall(struct.pack("<QQ", len(self.pickled), len(numbers)))
         for first in range(0, len(numbers), _DESCRIPTORS_AT_ONCE):

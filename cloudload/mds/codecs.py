@@ -1,6 +1,6 @@
 """Compression of stored shards.
 
-Decompression stops at the raw size in the index, whatever size the data declares.
+The raw size in the index limits decompression, whatever size the data declares.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def compression_extension(compression: str) -> str:
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """Compress `data`. The output is deterministic.
+    """Compress `data`. The output is deterministic for a given version of the codec.
 
     `compression` is `zstd`, `gz` or `bz2`, with an optional level, such as `zstd:7`. Raises
     `ValueError` for any other compression or a level that the codec rejects.

@@ -35,7 +35,7 @@ class Dataset:
     url: str
     shards: tuple[ShardInfo, ...]
     index_hash: str
-    """SHA-256 of `index.json`, in hex digits. A republished dataset has a different one."""
+    """SHA-256 of `index.json`, in hex digits."""
 
     def __repr__(self) -> str:
         return f"Dataset({redact(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
@@ -108,7 +108,7 @@ class Corpus:
 
 
 def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
-    """Whether a shard is mapped from the dataset's folder, because it is local and uncompressed."""
+    """Whether a shard is mapped in place, because it is local and uncompressed."""
     return is_local(dataset.url) and shard.zipped is None
 
 
@@ -122,7 +122,9 @@ def check_text_column(corpus: Corpus, text_key: str) -> None:
                 continue
             found = f"{encoding}, not text, in column" if encoding else "no column"
             names = ", ".join(name for name in encodings if encodings[name] in _TEXT_ENCODINGS)
-            advice = "It has no text columns. Convert the corpus again with a text column"
+            advice = (
+                "It has no text columns. Convert the corpus again with one, or pass a transform"
+            )
             if names:
                 advice = f"Set text_key to one of its text columns: {names}"
             raise DatasetError(f"{redact(dataset.url)} has {found} {text_key!r}. {advice}")
@@ -141,7 +143,7 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
     ]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
         urls = ", ".join(redact(dataset.url) for dataset in empty)
-        raise DatasetError(f"no samples in {urls}. Convert a corpus first, or remove the stream")
+        raise DatasetError(f"no samples in {urls}. Convert a corpus first, or remove empty streams")
     return corpus
 
 

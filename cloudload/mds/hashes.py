@@ -11,9 +11,9 @@ import xxhash
 
 
 def new_hash(algorithm: str) -> Any:
-    """Create a hash object, which has `update` and `hexdigest`, from its name in MDS indexes.
+    """Create a hash object with `update` and `hexdigest`.
 
-    Raises `ValueError` if there is no such hash.
+    `algorithm` is its name in MDS indexes. Raises `ValueError` if there is no such hash.
     """
     try:
         is_xxhash = algorithm.startswith("xxh")

@@ -81,7 +81,8 @@ class FileInfo:
 class ShardInfo:
     """A shard, as described by the index.
 
-    `zipped` is the stored file of a compressed shard, and None for an uncompressed one.
+    `zipped` is the stored file of a compressed shard. For an uncompressed one, `zipped` and
+    `compression` are None.
     """
 
     samples: int
@@ -97,9 +98,10 @@ class ShardInfo:
 
 
 def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
-    """Parse the shards of an `index.json`, in order. `dataset` is its URL, for messages.
+    """Parse the shards of an `index.json`, in order.
 
-    Raises `DatasetError` if it is not a valid MDS index or is too large.
+    `dataset` is the dataset's URL, for messages. Raises `DatasetError` if the index is invalid or
+    too large.
     """
     try:
         _check_extent(data)
@@ -115,7 +117,8 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = _explain(error)[:500]
         raise DatasetError(
-            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert the corpus again"
+            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert or copy the dataset "
+            "again"
         ) from error
 
 
@@ -132,7 +135,7 @@ def _explain(error: Exception) -> str:
 
 
 def _check_extent(data: bytes) -> None:
-    """Raise `ValueError` for a large index, because parsing needs many times its size in memory."""
+    """Raise `ValueError` if an index is too large: parsing needs many times its size in memory."""
     if len(data) > MOST_INDEX_BYTES:
         raise ValueError(
             f"it has more than {MOST_INDEX_BYTES:,} bytes; use larger shards or several datasets"
@@ -140,13 +143,16 @@ def _check_extent(data: bytes) -> None:
     count = sum(map(data.count, (b",", b"[", b"{")))
     if count > _MOST_INDEX_VALUES:
         raise ValueError(
-            f"it has {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed; use larger "
-            "shards or several datasets"
+            f"it has about {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed; use "
+            "larger shards or several datasets"
         )
 
 
 def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
-    """Convert a shard's entry to a `ShardInfo` immediately, so that dicts do not fill memory."""
+    """Convert a shard's entry to a `ShardInfo`, and return any other object unchanged.
+
+    Entries are converted while the JSON is parsed, so that their dicts do not fill memory.
+    """
     return _parse_shard(entry) if "raw_data" in entry else entry
 
 
@@ -196,8 +202,8 @@ def _parse_columns(
         known = _FIXED_SIZES.get(column.encoding, column.bytes)
         if column.bytes != known or (column.bytes or 0) > _MOST_SHARD_BYTES:
             raise ValueError(
-                f"column {column.name!r} of {column.encoding} cannot have samples of "
-                f"{column.bytes} bytes"
+                f"column {column.name!r} with encoding {column.encoding!r} cannot have the size "
+                f"{column.bytes} (bytes per sample)"
             )
     return columns
 
@@ -226,7 +232,7 @@ def _fault_of_name(name: object) -> str | None:
         return "is not printable text"
     parts = name.split("/")
     if not name.strip("/.") or parts[0] == "" or ".." in parts or "\\" in name or "://" in name:
-        return "leaves the dataset's folder"
+        return "could leave the dataset's folder"
     if "" in parts or "." in parts:
         return "has an empty or '.' path component"
     if name == INDEX_NAME:

@@ -1,7 +1,7 @@
 """Read samples from a raw shard that is mapped into memory. `cloudload.mds` shows the format.
 
-The file is untrusted, so its size and columns must match the index, its offsets must be ascending
-and within the file, and a sample's columns must fill the sample exactly.
+The file is untrusted. Its size, and its header if it has one, must match the index. Its offsets
+must be ascending and within the file, and a sample's columns must fill the sample exactly.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MOST_HEADER_BYTES = 1 << 20
 ID_KEY = "id"
 
 REPAIR_ADVICE = (
-    "If it is in the cache, delete it to fetch it again; if it is in the dataset, convert or copy "
-    "it again"
+    "If the shard is in the cache, delete it there to fetch it again; if it is damaged in the "
+    "dataset, convert or copy it again"
 )
 
 
@@ -40,7 +40,7 @@ class Shard:
     def __init__(self, path: Path, info: ShardInfo) -> None:
         self.path, self.info = path, info
         self.url = ""
-        """The shard's redacted URL, for error messages. Set by the cache."""
+        """The shard's redacted URL, for error messages; empty until the cache sets it."""
         with _open_regular(path) as file:
             size = file.seek(0, 2)
             if size != info.raw.bytes:
@@ -84,7 +84,7 @@ class Shard:
         return offsets
 
     def _check_header(self) -> None:
-        """Raise `DatasetError` if the header contradicts the index. Some writers omit a header."""
+        """Raise `DatasetError` if the header, which some writers omit, contradicts the index."""
         start, stop = 4 * (self.info.samples + 2), self._starts[0]
         if start == stop:
             return
@@ -224,8 +224,8 @@ def _open_regular(path: Path) -> BinaryIO:
         raise
     except (OSError, ValueError) as error:
         raise DatasetError(
-            f"{path} cannot be opened as a shard ({error}). Check its permissions, or convert or "
-            "copy it again"
+            f"{path} cannot be opened as a shard ({error}). Check the file and its permissions. If "
+            "it is damaged, convert or copy it again"
         ) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -22,7 +22,7 @@ DEFAULT_SHARD_BYTES = 1 << 26
 class ShardFormat:
     """The columns, compression, hashes and size of the shards to write.
 
-    Raises `ValueError` if the columns are not sorted, or if the compression or a hash is unknown.
+    Raises `ValueError` if the columns are not sorted, or if the compression or a hash is invalid.
     """
 
     columns: tuple[Column, ...]
@@ -30,9 +30,9 @@ class ShardFormat:
     compression: str | None = "zstd"
     """`zstd`, `gz` or `bz2`, with an optional level such as `zstd:7`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
-    """The algorithms whose digests of each file the index lists."""
+    """Hash algorithms. The index lists these hashes of each file."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """The maximum raw size of a shard, in bytes. A larger sample gets a shard to itself."""
+    """The maximum raw size, in bytes, of a shard that holds several samples."""
 
     def __post_init__(self) -> None:
         if list(self.columns) != sorted(self.columns, key=lambda column: column.name):
@@ -60,7 +60,10 @@ class ShardFormat:
         return json.dumps(self.config(), sort_keys=True).encode()
 
     def empty_bytes(self) -> int:
-        """The bytes of a shard without samples. Each sample adds its size and a 4-byte offset."""
+        """The size, in bytes, of a shard without samples.
+
+        Each sample adds its own size and a 4-byte offset.
+        """
         return 8 + len(self.header())
 
 

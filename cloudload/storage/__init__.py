@@ -2,7 +2,7 @@
 
     read_object("s3://bucket/key")
       objects    functions: retries, deadline, advice      ─► StoreError, redacted, with a kind
-        registry   scheme ─► one backend per process
+        registry   scheme ─► its backend, one per process
           base       Backend: open  upload  delete  list  failure_kind
             s3  gcs  local  fsspec  streaming              ─► clients: timeouts, length checks
       urls  redaction                                         schemes, paths; removes secrets

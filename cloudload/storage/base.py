@@ -29,12 +29,13 @@ class Retry:
     """
 
     timeout_s: float = 20.0
-    """Limit for each read and each attempt to connect (at most 10 s for S3)."""
+    """Limit for connecting (at most 10 s for S3), and for each read of data."""
     deadline_s: float = 120.0
-    """Limit for all attempts together, including pauses and DNS. It never interrupts an upload."""
+    """Limit for all attempts together, including pauses and DNS. For an upload, it limits only when
+    a new attempt may start; google-cloud-storage also uses it as the socket timeout of uploads."""
     pause_s: float = 0.2
-    """Minimum pause before the second attempt. The first pause is a random 1 to 2 times this, and
-    each later pause is 1 to 2 times the previous one, until pauses reach 5 to 10 s."""
+    """The first pause between attempts is a random 1 to 2 times this, and each later one 1 to 2
+    times the previous one. If that could be more than 10 s, the pause is a random 5 to 10 s."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -53,17 +54,18 @@ class StoredObject:
 class Backend(Protocol):
     """A kind of store, such as S3.
 
-    Each method takes full URLs, makes one attempt, and raises the client's errors unchanged,
-    because `objects` retries and adds advice. An implementation must disable the client's retries
-    and limit each request to `retry.timeout_s`; `objects` enforces the deadline. Methods must be
-    thread-safe.
+    Each method that takes a URL makes one attempt. It raises the client's errors unchanged, because
+    `objects` retries and adds advice, or a complete `StoreError`, which is not retried. An
+    implementation must disable the client's retries, and limit connecting and each read to
+    `retry.timeout_s`. `objects` enforces the deadline, except on uploads and local files. Methods
+    must be thread-safe.
     """
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         """Open a buffered stream of the object's stored bytes, without decompressing them.
 
-        Reading must raise an error if the body ends before the length in its header; see
-        `LengthCheckedReader`.
+        Reading must raise an error if the body is shorter than its Content-Length, where that is
+        known; see `LengthCheckedReader`.
         """
         ...
 
@@ -72,7 +74,10 @@ class Backend(Protocol):
         ...
 
     def delete(self, url: str, retry: Retry) -> None:
-        """Delete the object. If it does not exist, do nothing or raise a `MISSING_OBJECT` error."""
+        """Delete the object.
+
+        If it does not exist, do nothing, or raise an error whose kind `is_missing`.
+        """
         ...
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
@@ -83,5 +88,8 @@ class Backend(Protocol):
         ...
 
     def failure_kind(self, error: BaseException) -> FailureKind:
-        """Classify an error that another method raised. `objects` retries transient kinds."""
+        """Classify an error of another method, or of reading an open stream.
+
+        `objects` retries transient kinds.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Helpers that the backends share: timeouts, length checks, and kinds of common failures."""
+"""Helpers that the backends share: timeouts, length checks, classification of common failures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTD
 
 
 class ShortReadError(OSError):
-    """A body ended before the length in its header."""
+    """A body was shorter than its announced length."""
 
 
 class LengthCheckedReader(io.RawIOBase):
-    """A body that raises `ShortReadError` if it ends early, because some clients do not check.
+    """A stream that raises `ShortReadError` if its body has fewer than `expected_bytes`.
 
-    An `expected_bytes` of None turns the check off.
+    Some clients do not check this. None turns the check off.
     """
 
     def __init__(self, body: Any, expected_bytes: int | None) -> None:
@@ -56,8 +56,9 @@ _BROKEN = (TimeoutError, ConnectionError, ShortReadError, EOFError, socket.gaier
 def call_with_timeout(timeout_s: float, call: Callable[[], T]) -> T:
     """Run `call` in a thread and return its result, or raise `TimeoutError` after `timeout_s`.
 
-    The thread is needed because DNS lookups and some clients have no timeout. After a timeout,
-    `call` keeps running, and its result is closed when it finishes. Errors of `call` propagate.
+    The thread is needed because DNS lookups and some clients have no timeout. After a timeout or an
+    interrupt, `call` keeps running, and a result that has `close` is closed. Errors of `call`
+    propagate.
     """
     future: Future[T] = Future()
     threading.Thread(
@@ -78,7 +79,7 @@ def _close_result(future: Future[Any]) -> None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status of any client's error, or None."""
+    """The HTTP status of a client's error, or None if the error has none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         response = response.get("ResponseMetadata", {})
@@ -101,11 +102,11 @@ def failure_kind_of_status(status: int) -> FailureKind:
 
 
 def failure_kind_of_connection(error: BaseException) -> FailureKind:
-    """The failure kind of any client's connection error.
+    """The failure kind of an error without an HTTP status.
 
+    UNTRUSTED for an untrusted certificate, and DENIED for a proxy that requires a login.
     UNREACHABLE for resets, timeouts, refused connections, unknown hosts, short bodies, and any
-    other error of a client library except `ValueError`; UNTRUSTED for an untrusted certificate;
-    DENIED for a proxy that requires a login; otherwise OTHER.
+    other error class of a client library that is not a `ValueError`. Otherwise OTHER.
     """
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return FailureKind.UNTRUSTED
@@ -120,7 +121,7 @@ def failure_kind_of_connection(error: BaseException) -> FailureKind:
 
 
 def failure_kind_of_any(error: BaseException) -> FailureKind:
-    """The failure kind of any client's error, from its class, HTTP status, or connection error."""
+    """The failure kind of any client's error, from its class, HTTP status, or message."""
     if isinstance(error, FileNotFoundError):
         return FailureKind.MISSING_OBJECT
     if isinstance(error, PermissionError):
@@ -131,6 +132,6 @@ def failure_kind_of_any(error: BaseException) -> FailureKind:
         return FailureKind.BAD_CREDENTIALS
     if (status := status_of(error)) is not None:
         return failure_kind_of_status(status)
-    if type(error).__module__.startswith("paramiko"):  # the SSH session broke after login
+    if type(error).__module__.startswith("paramiko"):  # the SSH session broke
         return FailureKind.UNREACHABLE
     return failure_kind_of_connection(error)

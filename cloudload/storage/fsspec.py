@@ -14,12 +14,12 @@ from cloudload.storage.clients import LengthCheckedReader, call_with_timeout, fa
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 
-# these schemes fall back to StreamingDataset's downloader if their fsspec package is missing
+# reading from these falls back to StreamingDataset's downloader if their fsspec package is missing
 _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme that fsspec supports. Uploads are atomic only if its package supports that."""
+    """Any scheme that fsspec supports. Uploads are atomic only if the scheme's package does so."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
@@ -56,7 +56,7 @@ class FsspecStore:
 
 
 class _TimeLimitedBody:
-    """A body whose reads have a timeout, because its client has none."""
+    """A body whose reads have a timeout, because its client may have none."""
 
     def __init__(self, body: Any, filesystem: Any, timeout_s: float) -> None:
         self._body, self._filesystem, self._timeout_s = body, filesystem, timeout_s
@@ -66,16 +66,16 @@ class _TimeLimitedBody:
             return call_with_timeout(self._timeout_s, lambda: bytes(self._body.read(size)))
 
     def close(self) -> None:
-        # closing also times out if the server has stopped responding
+        # closing may block, too, if the server has stopped responding
         with contextlib.suppress(TimeoutError):
             call_with_timeout(min(self._timeout_s, 1.0), self._body.close)
 
 
 @contextlib.contextmanager
 def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
-    """Clear fsspec's cache of file systems after an error, because a connection may be broken.
+    """Clear fsspec's cache of file systems of this class after an error.
 
-    A missing file is not such an error.
+    A cached connection may be broken. A missing file does not count as an error.
     """
     try:
         yield
@@ -89,7 +89,8 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
 def _resolve(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the URL's path in it.
 
-    Raises `StoreError` if the scheme is unknown or its package is missing.
+    Raises `StoreError` if the scheme is unknown, its package is missing, or its settings are
+    invalid.
     """
     try:
         import fsspec
@@ -98,8 +99,8 @@ def _resolve(url: str) -> tuple[Any, str]:
         return filesystem, str(path)
     except (ImportError, ValueError) as error:
         raise StoreError(
-            f"cannot access {scheme_of(url)}:// URLs ({error}). Install fsspec and the package "
-            "that the scheme needs"
+            f"cannot access {scheme_of(url)}:// URLs ({error}). Install fsspec and the scheme's "
+            "package if they are missing, or else check the URL and the scheme's settings"
         ) from None
 
 

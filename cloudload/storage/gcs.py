@@ -1,4 +1,4 @@
-"""The backend for GCS, with application default credentials or anonymous."""
+"""The backend for GCS, with application default credentials, or anonymously if there are none."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from cloudload.storage.urls import is_below, split_url
 class GCSStore:
     """The backend for gs://, through google-cloud-storage and its JSON API.
 
-    Reading uses two private attributes of the client: `_http`, a signed `requests` session, and
-    `_connection.API_BASE_URL`.
+    Reading uses two private attributes of the client: `_http`, a `requests` session with the
+    credentials, and `_connection.API_BASE_URL`.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class GCSStore:
     def _failure_kind_of_answer(self, error: BaseException, status: int) -> FailureKind:
         details = getattr(error, "errors", ())
         reasons = {detail.get("reason") for detail in details if isinstance(detail, dict)}
-        if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # with status 403
+        if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # even with status 403
             return FailureKind.BUSY
         if status == 404 and "bucket does not exist" in str(error):
             return FailureKind.MISSING_BUCKET
@@ -123,7 +123,7 @@ def _make_client() -> Any:
 
 
 def _failure_kind_of_token(text: str) -> FailureKind:
-    """The failure kind of a failed access token request, from the error's text."""
+    """The failure kind of a failed request for an access token, from the error's text."""
     if "short-lived token" in text or "reasonable timeframe" in text:
         return FailureKind.WRONG_CLOCK
     if "expired" in text or "Reauthentication" in text:

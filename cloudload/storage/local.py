@@ -20,9 +20,7 @@ class LocalStore:
         path = local_path(url)
         # opening a pipe blocks until a writer opens it, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise OSError(
-                f"{path} is a pipe or a device, not a regular file. Replace it with a regular file"
-            )
+            raise OSError(f"{path} is a pipe or a device, not a regular file. Use a regular file")
         return path.open("rb")
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:

@@ -1,15 +1,16 @@
-"""Seven functions that read, write, list, and delete objects in any store.
+"""Seven functions that read, write, list, and delete objects.
 
     read_object  open_object  download_object        list_objects
     write_object  upload_file  delete_object
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
-errors (403, 404, a wrong secret) are raised immediately, and the message names the cause. The
-deadline includes DNS and connecting. It does not interrupt uploads or access to local files. It
-does not apply to reads from an open stream, which are limited to `Retry.timeout_s` each.
+errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
+connecting. It does not interrupt access to local files, or limit an upload that has begun, except
+as the socket timeout of google-cloud-storage. Reads from an open stream have no deadline; each
+that uses the network is limited to `Retry.timeout_s`.
 
-Every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from an open stream raise
-the client's errors instead.
+If a request fails, every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from
+an open stream raise the client's errors instead.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _LONGEST_PAUSE_S = 10.0
 _ADVICE = {
     FailureKind.MISSING_OBJECT: "There is no such object. Check the location",
     FailureKind.MISSING_BUCKET: "There is no such bucket. Check the location",
-    FailureKind.DENIED: "The store or a proxy denied access. Check the permissions of the "
-    "credentials",
+    FailureKind.DENIED: "The store or a proxy denied access. Check the credentials and their "
+    "permissions, and your proxy's login if you use one",
     FailureKind.NO_CREDENTIALS: "No credentials were found, and the store refused an anonymous "
     "request. Configure credentials",
     FailureKind.BAD_CREDENTIALS: "The credentials were rejected or could not be loaded. Check the "
@@ -50,18 +51,20 @@ _ADVICE = {
     "the clock",
     FailureKind.WRONG_REGION: "The bucket is in a different region. Set AWS_DEFAULT_REGION to the "
     "bucket's region",
-    FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. Set AWS_CA_BUNDLE "
-    "or REQUESTS_CA_BUNDLE to a file that contains its CA certificate",
-    FailureKind.BUSY: "The store failed or was busy every time. Run again; if it keeps failing, "
-    "send fewer requests at a time",
-    FailureKind.UNREACHABLE: "The store did not answer in time, or the connection broke. Check "
-    "that the store is reachable, and run again",
-    FailureKind.OTHER: "Check the location",
+    FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. If its CA is "
+    "private, set AWS_CA_BUNDLE (s3://), REQUESTS_CA_BUNDLE (gs://) or SSL_CERT_FILE (https://) to "
+    "a file that contains the CA's certificate",
+    FailureKind.BUSY: "The store failed or was busy. Run again; if it keeps failing, send fewer "
+    "requests at a time, for example with fewer workers",
+    FailureKind.UNREACHABLE: "The store could not be reached, did not answer in time, or broke the "
+    "connection. Check the network and the location, and run again. If a loader's connection is "
+    "slow, raise its Retry.deadline_s",
+    FailureKind.OTHER: "Check the location and the store's message",
 }
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
-    """Read an object and return its bytes, or its first `most_bytes` + 1 bytes if it is larger."""
+    """Read an object and return its bytes; with `most_bytes`, only the first `most_bytes` + 1."""
     buffer = io.BytesIO()
     download_object(url, buffer, retry, most_bytes)
     return buffer.getvalue()
@@ -72,8 +75,8 @@ def download_object(
 ) -> int:
     """Write an object to the seekable `target` from its current position; return the byte count.
 
-    `target` is truncated after the object. A retry starts over. If the object is larger than
-    `most_bytes`, only `most_bytes` + 1 bytes are written, so that the caller can detect it.
+    `target` is truncated after the object. A retry starts over. With `most_bytes`, only the
+    first `most_bytes` + 1 bytes are written, so that the caller can detect a larger object.
     """
     retry, backend = retry or Retry(), backend_of(url)
     start = target.tell()
@@ -146,8 +149,8 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     """List the objects below the folder `url`, at any depth, or the object `url` itself.
 
-    They are sorted by URL. If there are none, the list is empty, but a missing bucket or local
-    folder raises `StoreError`.
+    They are sorted by URL. If there are none, the list is empty; but a missing S3 or GCS bucket, or
+    local folder, raises `StoreError`.
     """
     retry, backend = retry or Retry(), backend_of(url)
     found = _retrying("list", url, backend, retry, lambda: list(backend.list(url, retry)))
@@ -195,6 +198,6 @@ def _explain(error: BaseException) -> str:
 
 
 def _advise(kind: FailureKind, error: BaseException) -> str:
-    # the operating system's message about a file needs no advice
+    # an unclassified OSError, such as one about a local file, needs no advice
     is_plain = kind is FailureKind.OTHER and isinstance(error, OSError)
     return "" if is_plain else f". {_ADVICE[kind]}"

@@ -13,7 +13,7 @@ _SECRET_VARIABLES = """
     DATABRICKS_TOKEN ALIPAN_WEB_REFRESH_TOKEN ALIPAN_ENCRYPT_PASSWORD
 """
 
-_LEAST_SECRET_CHARACTERS = 8  # a shorter value would match parts of ordinary words
+_LEAST_SECRET_CHARACTERS = 8  # a shorter value could match a part of an ordinary word
 
 _USER_AND_PASSWORD = re.compile(r"(\w://)[^/\s'\"<>]*:[^/\s'\"<>]*@")
 
@@ -37,9 +37,10 @@ _SECRET_FIELD = re.compile(
 
 
 def redact(text: str) -> str:
-    """Return a URL or a message without passwords, HTTP queries, tokens, and keys.
+    """Remove HTTP queries and recognized passwords, tokens and keys from a URL or a message.
 
-    The value of a secret environment variable becomes its name, such as `$HF_TOKEN`.
+    The value of a known secret environment variable becomes its name, such as `$HF_TOKEN`, if it
+    has at least 8 characters.
     """
     for name in _SECRET_VARIABLES.split():
         value = os.environ.get(name, "")
@@ -50,7 +51,10 @@ def redact(text: str) -> str:
 
 
 def contains_secrets(error: BaseException | None) -> bool:
-    """Whether the traceback of `error`, with its causes and contexts, would show a secret."""
+    """Whether a message in the traceback of `error` contains a secret.
+
+    The traceback also shows its causes and contexts.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

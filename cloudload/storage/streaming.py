@@ -39,8 +39,8 @@ class StreamingStore:
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise io.UnsupportedOperation(
-            "this store is read-only; to write or list, use s3://, gs://, or a store that fsspec "
-            "supports"
+            "cloudload can only read from this store; to write or list, use a path, s3://, gs://, "
+            "or a scheme that fsspec supports"
         )
 
     upload = delete = list = _refuse

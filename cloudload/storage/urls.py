@@ -30,7 +30,7 @@ def local_path(url: str) -> Path:
 def check_location(url: str) -> None:
     """Raise `ValueError` unless `url` is a path or a complete URL.
 
-    This rejects `s3://` followed by an empty variable, and `s3:bucket`.
+    For example, it rejects an empty location, `s3:///folder` and `s3:bucket`.
     """
     scheme, separator, rest = url.partition("://")
     if not url.strip():

@@ -7,9 +7,9 @@
 The child is not a fork because this process may have threads and store clients. It is not a
 `multiprocessing` child because worker processes are daemonic and may not have children. It inherits
 the lock, so the kernel releases the lock if the child dies. A thread in this process waits for the
-child, so that it does not become a zombie. The child's errors are not reported, because readers
-build the result themselves if it is missing. Without pidfds, the child also outlives the training
-process.
+child, so that the child does not remain a zombie. The child's errors are not reported, because a
+process that finds no result builds it itself. Without pidfds, the child may also outlive the
+training process.
 """
 
 from __future__ import annotations

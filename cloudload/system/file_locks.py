@@ -21,7 +21,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Lock the file `path` against all other threads and processes on this node.
 
     Yields True, or False if `wait` is False and another thread or process holds the lock. Raises
-    `OSError` if the file cannot be created.
+    `OSError` if the file cannot be created or locked.
     """
     descriptor = acquire(path, wait=wait)
     try:
@@ -35,7 +35,8 @@ def acquire(path: Path, *, wait: bool) -> int | None:
     """Lock the file `path`, and return a descriptor that holds the lock until it is closed.
 
     If processes inherit the descriptor, all of them must close it. Returns None if `wait` is False
-    and another thread or process holds the lock. Raises `OSError` if the file cannot be created.
+    and another thread or process holds the lock. Raises `OSError` if the file cannot be created or
+    locked.
     """
     while True:
         with creation():

@@ -1,7 +1,7 @@
 """Exit on SIGTERM, and soon after the parent or the training process ends.
 
     trainer   ──────────► SIGKILL
-    worker    ─────────────────── about a second ──► removes its temporary files, and exits
+    worker    ─────────── within about a second ──► removes its temporary files, and exits
 
 A thread watches the parent, so a blocked worker exits as promptly as a busy one. Ctrl-C reaches the
 whole process group. Workers ignore it, because the training process handles it.
@@ -25,7 +25,7 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 
 
 def exit_with_parent() -> None:
-    """Make this process exit on SIGTERM and about a second after its parent ends.
+    """Make this process exit on SIGTERM, and within about a second after its parent ends.
 
     It ignores Ctrl-C. Call this in the main thread of a `multiprocessing` child.
     """
@@ -38,7 +38,8 @@ def open_trainer_pidfd() -> int | None:
     """Return a descriptor that becomes readable when the training process ends.
 
     In a worker, the training process is the parent; otherwise it is this process. Returns None if
-    it has already ended, or if the kernel or Python does not support pidfds.
+    there is no descriptor, for example because the training process has already ended, or because
+    the kernel or Python does not support pidfds.
     """
     trainer = multiprocessing.parent_process()
     try:
@@ -60,7 +61,7 @@ def exit_with_trainer(pidfd: int) -> None:
 def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # the sentinel is a pipe that closes when the trainer ends; siblings of a forked child may keep
+    # the sentinel is a pipe that closes when the parent ends; siblings of a forked child may keep
     # its other end open, so check the parent's process ID as well
     is_child = os.getppid() == parent.pid
     while not wait([parent.sentinel], timeout=_CHECK_EVERY_S):

@@ -5,8 +5,8 @@
     trainer              read ───► read ───► read
 
 A worker has a slot for each block that it may write ahead, and one for the block being read. The
-memory is anonymous, so the kernel frees it when the last process unmaps it. It does not use
-/dev/shm, which is small in containers.
+memory is anonymous, so the kernel frees it when no process uses it anymore. It does not use
+/dev/shm, which is small in many containers.
 """
 
 from __future__ import annotations

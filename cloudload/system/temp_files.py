@@ -4,8 +4,9 @@
     shard.00000.mds.lock                    held while one of them writes the file
     shard.00000.mds.3f2a….part              the bytes written so far
 
-A process removes its temporary files when it exits; worker processes do so even on SIGTERM. The
-temporary files of a killed process are recognized by their names and removed by a later process.
+A process removes its temporary files when it exits; worker processes do so even on SIGTERM. A
+killed process leaves them behind. Those of shards and orders are recognized by their names, and
+removed by a later process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 TAG = "CACHEDIR.TAG"
 """The file that marks the cache's folders of shards and orders (https://bford.info/cachedir).
 
-Cleanup and eviction ignore all folders without it.
+Eviction, and the cleanup of shards and orders, ignore files outside such folders.
 """
 
 _PARTIAL_NAME = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
@@ -131,7 +132,10 @@ def remove_all() -> None:
 
 
 def remove_all_and_stop() -> None:
-    """Remove all registered files before this process exits, and block creation of new ones."""
+    """Remove all registered files before this process exits.
+
+    From then on, `register` blocks daemon threads.
+    """
     _exiting.add(os.getpid())
     if _creation.acquire(timeout=_MOST_CREATION_S):  # no file is created but not registered
         _creation.release()

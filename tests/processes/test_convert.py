@@ -165,7 +165,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert (
         errors.decode().strip().splitlines()[-1]
-        == "cloudload: interrupted. Run the same command again to resume"
+        == "cloudload: interrupted. To resume, run the same command again, without --overwrite"
     )
 
 

@@ -305,7 +305,7 @@ def test_a_store_that_can_only_be_read_says_so(streaming_place: Place) -> None:
         lambda: delete_object(url),
         lambda: list_objects(url),
     ):
-        with pytest.raises(StoreError, match=rf"cannot \w+ {url} .*is read-only"):
+        with pytest.raises(StoreError, match=rf"cannot \w+ {url} .*can only read"):
             act()
 
 

@@ -3,7 +3,7 @@
     file     {"text": "a"}⏎{"text": "b"}⏎{"text": "c"}⏎          block_bytes = 15
     blocks   {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
 
-A block ends at the first line end that gives it at least `block_bytes`.
+A block ends at the first line end that gives it at least `block_bytes`, or at the end of the file.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 
 @dataclass(frozen=True)
 class ParquetUnit(FileUnit):
-    """A Parquet file. Only the columns that the conversion needs are read."""
+    """A Parquet file. Only the columns that the conversion reads are decoded."""
 
     def blocks(
         self, start: BlockStart, block_bytes: int, fields: Sequence[str]

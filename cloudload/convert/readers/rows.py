@@ -52,13 +52,13 @@ class RowsUnit:
             raise
         except Exception as error:
             raise ConvertError(
-                f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Run again "
-                "to resume"
+                f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Correct "
+                "the cause, and run again to resume"
             ) from error
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:
-    """Select the columns that the conversion reads; do not decode others, such as images."""
+    """Select the columns that the conversion reads, if possible, so that others are not decoded."""
     names = getattr(rows, "column_names", None) or ()
     wanted = [name for name in names if name in fields]
     can_select = wanted and hasattr(rows, "select_columns")

@@ -107,7 +107,7 @@ def test_a_dataset_of_another_tool_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(ConvertError, match="already holds a dataset"):
         convert_lines(tmp_path, ['{"text": "a"}'])
     (tmp_path / "out" / "index.json").rename(tmp_path / "out" / "shard.00000.mds")
-    with pytest.raises(ConvertError, match="holds shards of another dataset"):
+    with pytest.raises(ConvertError, match="holds shards, but no journal"):
         convert_lines(tmp_path, ['{"text": "a"}'])
 
 

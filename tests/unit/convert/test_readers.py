@@ -121,7 +121,7 @@ def test_a_dataset_is_loaded_by_name(tmp_path: Path) -> None:
 BAD_LINES = {
     '{"text": "a"': "invalid JSON",
     "[1]": "a JSON list, not an object",
-    '{"body": "a"}': "no text field 'text'; its fields: body",
+    '{"body": "a"}': "no text field 'text'; the fields read: body",
     '{"text": 7}': "'text' is int, not a string",
     '{"text": null}': "'text' is NoneType, not a string",
     b'{"text": "\xff"}': "not UTF-8",
@@ -179,6 +179,6 @@ def test_kept_fields_may_be_missing_only_as_json(tmp_path: Path) -> None:
         {"k": [1]},
     ]
     with pytest.raises(
-        ConvertError, match="'meta' is missing, not str; keep meta:json to allow any value"
+        ConvertError, match="'meta' is missing or null, not str; keep meta:json to allow any value"
     ):
         convert_lines(tmp_path, lines, keep=["meta:str"], overwrite=True)

@@ -78,7 +78,7 @@ def test_a_million_values_are_read_but_not_more_than_an_index_of_a_million_shard
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cloudload.mds.index._MOST_INDEX_VALUES", 1_000)
-    with pytest.raises(DatasetError, match=r"it has [\d,]+ values, more than the 1,000 allowed"):
+    with pytest.raises(DatasetError, match=r"about [\d,]+ values, more than the 1,000 allowed"):
         parse_index(b'{"version": 2, "shards": [' + b"[]," * 1_000 + b"[]]}", "d")
 
 
