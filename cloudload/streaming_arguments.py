@@ -65,8 +65,9 @@ def adopt_streaming(
             "data mixes streaming.Stream objects with others. Pass only streaming.Stream objects, "
             "or only cloudload.Stream objects, URLs and folders"
         )
-    seed = options["seed"]
-    return {**options, "data": _adopt_streams(items, seed, retry)}
+    found_retry = options["retry"] or _retry_of(items)
+    streams = _adopt_streams(items, options["seed"], found_retry or retry)
+    return {**options, "data": streams, "retry": found_retry}
 
 
 def choose_by_proportion(
@@ -178,8 +179,8 @@ def _adopt_stream(stream: Any, **weights: Any) -> Stream:
 
 def _retry_of(streams: Sequence[Any]) -> Retry | None:
     """The longest patience of some streams; None if they have Streaming's defaults."""
-    retries = max(stream.download_retry for stream in streams)
-    timeout_s = max(stream.download_timeout for stream in streams)
+    retries = max(getattr(stream, "download_retry", _DOWNLOAD_RETRY) for stream in streams)
+    timeout_s = max(getattr(stream, "download_timeout", _DOWNLOAD_TIMEOUT_S) for stream in streams)
     if (retries, timeout_s) == (_DOWNLOAD_RETRY, _DOWNLOAD_TIMEOUT_S):
         return None
     return Retry(timeout_s=timeout_s, deadline_s=math.ceil((1 + retries) * timeout_s))

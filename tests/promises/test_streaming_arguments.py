@@ -213,6 +213,12 @@ def test_a_subclass_that_changes_samples_is_refused(folders: list[str], tmp_path
         CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
 
 
+def test_the_patience_of_streams_is_kept(folders: list[str], tmp_path: Path) -> None:
+    weights = [{"download_retry": 1, "download_timeout": 10}, {}, {}]
+    loader = CloudLoader(streams_of(folders, weights), **OPTIONS, local=tmp_path / "cache")
+    assert loader._delivery.retry == Retry(timeout_s=60.0, deadline_s=180)
+
+
 def test_streams_of_both_libraries_are_not_mixed(folders: list[str]) -> None:
     with pytest.raises(ValueError, match=r"data mixes streaming\.Stream objects with others"):
         CloudLoader([*streams_of(folders[:1], [{}]), folders[1]], **OPTIONS)
