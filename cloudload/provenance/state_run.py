@@ -159,6 +159,7 @@ def open_run(
         "tokenizer": tokenizer,
         "transform": transform,
         "seq_len": saved.seq_len,
+        "num_lanes": saved.layout.num_lanes,
         "bos": sources.bos,
         "eos": sources.eos,
         "schedule": schedule if sources.is_mixed else None,

@@ -35,6 +35,7 @@ def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
 
 RUNS = [
     {"packing": "concat"},
+    {"packing": "concat", "num_lanes": 24},
     {"packing": "best_fit", "open_rows": 3},
     {"packing": "one_per_row", "overflow": "rows"},
     {"packing": "best_fit", "open_rows": 3, "epochs": 1},
@@ -69,7 +70,7 @@ def test_later_steps_are_traced_from_a_state_as_they_were_consumed(
         list(trace_steps(run, range(SAVED, SAVED + 1)))
 
 
-@pytest.mark.parametrize("settings", RUNS[:4])
+@pytest.mark.parametrize("settings", RUNS[:5])
 def test_a_trace_names_documents_and_gives_their_text(
     make_loader: MakeLoader, settings: dict[str, Any]
 ) -> None:
@@ -96,7 +97,7 @@ def test_a_trace_names_documents_and_gives_their_text(
             assert text == TEXTS[stream][sample] + "<|endoftext|>"
 
 
-@pytest.mark.parametrize("settings", RUNS[:4])
+@pytest.mark.parametrize("settings", RUNS[:5])
 def test_the_steps_of_a_document_are_found(
     make_loader: MakeLoader, settings: dict[str, Any]
 ) -> None:
