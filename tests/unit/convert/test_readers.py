@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import random
+import resource
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from cloudload.convert.convert import convert_to_mds
@@ -59,11 +63,6 @@ def test_lines_of_text_are_documents(tmp_path: Path) -> None:
 
 
 def test_parquet_rows_keep_their_columns(tmp_path: Path) -> None:
-    import datetime
-
-    import pyarrow
-    import pyarrow.parquet
-
     rows = [
         {
             "text": f"t{n}",
@@ -84,6 +83,33 @@ def test_parquet_rows_keep_their_columns(tmp_path: Path) -> None:
     assert samples[8] == {"text": "t8", "id": "8", "day": "2024-01-09", "score": 4.0}
     assert len(samples) == 9
     assert report.input_bytes == (tmp_path / "a.parquet").stat().st_size
+
+
+@pytest.mark.parametrize("extension", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_damaged_compressed_parquet_file_is_named(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"a.parquet{extension}"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "whole")
+    stored = COMPRESSORS[extension]((tmp_path / "whole").read_bytes())
+    path.write_bytes(stored[:-9])
+    with pytest.raises(ConvertError, match=f"{path}: the .* data ends too early; .* Repair the"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+    path.write_bytes(b"\xff" + stored)
+    with pytest.raises(ConvertError, match=f"{path}: the .* data is damaged from here on"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+
+
+def test_a_disk_too_small_for_a_copy_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a" * 4_000_000]})
+    pyarrow.parquet.write_table(table, tmp_path / "whole", compression="none", use_dictionary=False)
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress((tmp_path / "whole").read_bytes()))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, limits[1]))
+        with pytest.raises(ConvertError, match=f"cannot copy {path} to .*Free disk space there"):
+            convert_to_mds(path, tmp_path / "out", **QUIET)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_datasets_objects_are_read(tmp_path: Path) -> None:
