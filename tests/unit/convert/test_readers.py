@@ -8,6 +8,7 @@ import json
 import random
 import resource
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -85,6 +86,31 @@ def test_parquet_rows_keep_their_columns(tmp_path: Path) -> None:
     assert report.input_bytes == (tmp_path / "a.parquet").stat().st_size
 
 
+@pytest.mark.parametrize(
+    ("value", "encoding", "message"),
+    [
+        (10**5000, "int", "the field 'x' is of type int, which does not fit its encoding int ("),
+        (-1, "uint8", "the field 'x' is -1, which does not fit its encoding uint8 ("),
+        (1e300, "float32", "the field 'x' is 1e+300, which does not fit its encoding float32 ("),
+        ("a\ud800", "str", "not UTF-8 (an unpaired surrogate in 'x')"),
+        (
+            {(1, 2): "a" * 999},
+            "json",
+            "the field 'x' is {(1, 2): 'aaaaaaaaaaaa...aaaaaaaaaaaaa'}, wh",
+        ),
+        (bytes(1 << 32), "bytes", "its 4,294,967,302 bytes exceed the limit of an MDS shard (4,29"),
+    ],
+    ids=["digits", "sign", "float", "surrogate", "keys", "4 GiB"],
+)
+def test_a_value_that_cannot_be_stored_is_named(
+    tmp_path: Path, value: Any, encoding: str, message: str
+) -> None:
+    rows = iter([{"text": "a", "x": value}])
+    with pytest.raises(ConvertError) as raised:
+        convert_to_mds(rows, tmp_path / "out", keep=[f"x:{encoding}"], **QUIET)
+    assert f"row:1: {message}" in str(raised.value)
+
+
 @pytest.mark.parametrize("extension", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_damaged_compressed_parquet_file_is_named(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a.parquet{extension}"
@@ -151,10 +177,11 @@ BAD_LINES = {
     '{"text": 7}': "'text' is int, not a string",
     '{"text": null}': "'text' is NoneType, not a string",
     b'{"text": "\xff"}': "not UTF-8",
-    '{"text": "\\ud800", "n": 1}': "not UTF-8",
+    '{"text": "\\ud800", "n": 1}': "not UTF-8 (an unpaired surrogate in 'text')",
     "[" * 100_000: "invalid JSON",
     '{"text": "a", "n": "one"}': "the field 'n' is str, not int",
-    '{"text": "a", "n": 99999999999999999999}': "a kept field does not fit",
+    '{"text": "a", "n": 99999999999999999999}': "the field 'n' is 99999999999999999999, which does "
+    "not fit its encoding int (",
 }
 
 
