@@ -71,7 +71,8 @@ def add_where(commands: Commands) -> None:
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("state", metavar="STATE", type=Path, help="a JSON file or torch checkpoint with a state")
+    state = "a checkpoint with a state: a JSON file, a torch file, or a folder"
+    add("state", metavar="STATE", type=Path, help=state)
     data = "if the data has moved: a stream's folder with index.json; once per stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, if it has moved or the state does not record it"

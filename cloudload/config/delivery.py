@@ -21,7 +21,7 @@ from cloudload.config.choices import (
 )
 from cloudload.option_docs import explained
 from cloudload.segments import FIELDS
-from cloudload.storage.base import Retry
+from cloudload.storage.base import Retry, check_seconds
 
 
 @explained
@@ -113,11 +113,7 @@ class DeliveryConfig:
                     f"stop_every is {self.stop_every!r}; use a number of batches, or {EPOCH!r}"
                 )
             check_positive("stop_every", self.stop_every)
-        if not isinstance(self.exchange_timeout_s, int | float) or not self.exchange_timeout_s > 0:
-            raise ValueError(
-                f"exchange_timeout_s is {self.exchange_timeout_s!r}; use a number of seconds "
-                "above 0"
-            )
+        check_seconds("exchange_timeout_s", self.exchange_timeout_s)
         check_choice("tokenizer_backend", self.tokenizer_backend, TOKENIZER_BACKENDS)
         check_choice("verify", self.verify, VERIFICATIONS)
         check_choice("start_method", self.start_method, START_METHODS)

@@ -40,6 +40,7 @@ from cloudload.convert.shards import (
 )
 from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, join_url, local_path
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,9 @@ def convert_to_mds(
     _check_not_within(location, inputs)
     units = list_units(inputs, format, split, block_bytes)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
-        raise ValueError(f"the output {location} contains inputs; choose a folder beside them")
+        raise ValueError(
+            f"the output {redact(location)} contains inputs; choose a folder beside them"
+        )
     recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
     journal = Journal(location, {"recipe": recipe, "inputs": _identify(units)})
     if overwrite:
@@ -137,10 +140,16 @@ def convert_to_mds(
     if report := journal.finished_report():
         if unknown := [unit.name for unit in units if unit.size is None]:
             raise ConvertError(
-                f"{location} is already complete, but cloudload cannot check that it was made from "
-                f"{unknown[0]}. Choose another output, or overwrite it (--overwrite)"
+                f"{redact(location)} is already complete, but cloudload cannot check that it was "
+                f"made from {unknown[0]}. Choose another output, or overwrite it (--overwrite)"
             )
-        return replace(report, already_complete=True, seconds=0.0, resumed_shards=report.shards)
+        return replace(
+            report,
+            out=redact(location),
+            already_complete=True,
+            seconds=0.0,
+            resumed_shards=report.shards,
+        )
     return _convert(
         units, config, journal, processes=processes, skip_bad=skip_bad, progress=progress
     )
@@ -165,7 +174,8 @@ def _check_not_within(location: str, inputs: Any) -> None:
         )
         if f"{inner}/".startswith(f"{outer}/"):
             raise ValueError(
-                f"the output {location} is inside the input {folder}; choose a folder beside it"
+                f"the output {redact(location)} is inside the input {redact(folder)}; choose a "
+                "folder beside it"
             )
 
 
@@ -254,7 +264,7 @@ def _report(
     kept = {column.name: column.encoding for column in done.columns or ()}
     stored = [entry["zip_data"] or entry["raw_data"] for entry in done.entries]
     return ConvertReport(
-        out=location,
+        out=redact(location),
         **vars(done.counts),
         files=sum(len(unit.files) for unit in units),
         raw_bytes=sum(entry["raw_data"]["bytes"] for entry in done.entries),

@@ -25,7 +25,7 @@ from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.errors import ConvertError
 from cloudload.storage.objects import list_objects
-from cloudload.storage.redaction import redact
+from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location, is_local, local_path
 
 FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
@@ -99,17 +99,17 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
 
     A split in the URL takes precedence over `split`; without either, it is `train`.
     """
-    parts = urlsplit(url)
+    parts, shown = urlsplit(url), redact(url)
     name, query = parts.netloc + parts.path, parse_qs(parts.query)
     if unknown := sorted(set(query) - {"config", "split"}):
         raise ValueError(
-            f"{url} has unknown parameters {unknown}; only ?config= and &split= are supported"
+            f"{shown} has unknown parameters {unknown}; only ?config= and &split= are supported"
         )
     try:
         import datasets
     except ImportError:
         raise ConvertError(
-            f"reading {url} needs the datasets package; pip install 'cloudload[datasets]'"
+            f"reading {shown} needs the datasets package; pip install 'cloudload[datasets]'"
         ) from None
     chosen = query.get("split", [split or "train"])[0]
     try:
@@ -118,9 +118,9 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         )
     except Exception as error:
         raise ConvertError(
-            f"cannot load {url} (split {chosen!r}); check its name, config and split, and the "
-            f"connection: {type(error).__name__}: {error}"
-        ) from error
+            f"cannot load {shown} (split {chosen!r}); check its name, config and split, and the "
+            f"connection: {type(error).__name__}: {redact(str(error))}"
+        ) from (None if contains_secrets(error) else error)
     return RowsUnit(PurePosixPath(name).name, loaded)
 
 

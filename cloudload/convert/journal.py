@@ -78,7 +78,7 @@ class ConvertReport:
     """
 
     out: str
-    """The dataset's location."""
+    """The dataset's location, without secrets."""
     documents: int
     """Number of documents written."""
     empty: int
@@ -190,16 +190,16 @@ class Journal:
             stored = json.loads(self._read(REPORT_NAME)) if REPORT_NAME in names else None
             if stored is None:
                 raise ConvertError(
-                    f"{self.location} already holds a dataset. Choose another output, or overwrite "
-                    "it (--overwrite)"
+                    f"{redact(self.location)} already holds a dataset. Choose another output, or "
+                    "overwrite it (--overwrite)"
                 )
             self._compare(stored["claim"])
             self.remove()
             return ConvertReport.from_dict(stored["report"])
         if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
             raise ConvertError(
-                f"{self.location} holds shards, but no journal to resume from. Choose another "
-                "output, or overwrite it (--overwrite)"
+                f"{redact(self.location)} holds shards, but no journal to resume from. "
+                "Choose another output, or overwrite it (--overwrite)"
             )
         return None
 
@@ -254,8 +254,8 @@ class Journal:
         if lost := [entry for entry in entries if not self._is_stored(entry, names)]:
             first = lost[0]["raw_data"]["basename"]
             raise ConvertError(
-                f"{len(lost)} of {len(entries)} shards in {self.location} disappeared or changed "
-                f"size during the conversion; the first is {first}. Run again to resume"
+                f"{len(lost)} of {len(entries)} shards in {redact(self.location)} disappeared or "
+                f"changed size during the conversion; the first is {first}. Run again to resume"
             )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
         index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from cloudload.convert.shared_bytes import Message, SharedBytes, receive
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.storage.redaction import redact
 from cloudload.system.open_files import raise_open_file_limit
 
 Function = Callable[[Any, Any], Any]
@@ -197,4 +198,4 @@ def _attempt(function: Function, context: Any, argument: Any) -> tuple[bool, Any
     except CloudloadError as error:
         return False, error  # pickling drops its cause and traceback
     except Exception:
-        return False, WorkerError(f"a worker process failed:\n{traceback.format_exc()}")
+        return False, WorkerError(f"a worker process failed:\n{redact(traceback.format_exc())}")

@@ -23,11 +23,9 @@ from cloudload.convert.shared_bytes import SharedBytes
 from cloudload.mds.codecs import compress, compression_extension
 from cloudload.mds.hashes import hash_bytes
 from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard_head
+from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard_head, shorten
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
-
-_MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 
 
 @dataclass(frozen=True)
@@ -103,17 +101,11 @@ def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> Enc
 
 
 def _encode_record(context: ShardContext, record: Record) -> bytes:
+    values = _values_of(context, record)
     try:
-        sample = encode_sample(context.form.columns, _values_of(context, record))
-    except UnicodeEncodeError:
-        raise _BadRecordError("not UTF-8 (an unpaired surrogate)") from None
-    except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise _BadRecordError(f"a kept field does not fit its column ({error})") from error
-    if len(sample) > _MAX_SAMPLE_BYTES:
-        raise _BadRecordError(
-            f"its {len(sample):,} bytes exceed the limit of a sample ({_MAX_SAMPLE_BYTES:,})"
-        )
-    return sample
+        return encode_sample(context.form.columns, values)
+    except ValueError as error:
+        raise _BadRecordError(str(error)) from error
 
 
 def _values_of(context: ShardContext, record: Record) -> dict[str, Any]:
@@ -149,8 +141,14 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
 def _kept_value(value: Any, column: Column) -> Any:
     if column.encoding == "json":
         is_plain = isinstance(value, str | int | float | None)
-        # values that JSON cannot express, such as dates, become strings
-        return value if is_plain else json.loads(json.dumps(value, default=str))
+        try:
+            # values that JSON cannot express, such as dates, become strings
+            return value if is_plain else json.loads(json.dumps(value, default=str))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _BadRecordError(
+                f"the field {column.name!r} is {shorten(value)}, which JSON cannot express "
+                f"({error})"
+            ) from error
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
     numbers = (int, float) if column.encoding.startswith("float") else (int,)
     if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from cloudload.mds.hashes import new_hash
 from cloudload.mds.index import FIXED_FORMATS, Column
 
 DEFAULT_SHARD_BYTES = 1 << 26
+_MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,15 @@ class ShardFormat:
 def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes:
     """Encode a sample, which must have a value for every column.
 
-    Raises `AttributeError`, `TypeError`, `ValueError`, `OverflowError`, `RecursionError` or
-    `struct.error` if a value does not fit its column, and `KeyError` if a value is missing.
+    Raises `ValueError` if a value does not fit its column, or the sample does not fit a shard.
     """
-    sizes: list[int] = []
-    parts: list[bytes] = []
-    for column in columns:
-        data = _encode(column.encoding, sample[column.name])
-        if column.bytes is None:
-            sizes.append(len(data))
-        parts.append(data)
+    parts = [_encode_value(column, sample[column.name]) for column in columns]
+    total = sum(map(len, parts))
+    if total > _MAX_SAMPLE_BYTES:
+        raise ValueError(
+            f"its {total:,} bytes exceed the limit of an MDS shard ({_MAX_SAMPLE_BYTES:,})"
+        )
+    sizes = [len(part) for column, part in zip(columns, parts, strict=True) if column.bytes is None]
     return struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(parts)
 
 
@@ -97,6 +98,26 @@ def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
             "fewer samples per shard"
         )
     return b"".join([struct.pack("<I", len(sizes)), offsets.astype("<u4").tobytes(), header])
+
+
+def _encode_value(column: Column, value: Any) -> bytes:
+    try:
+        return _encode(column.encoding, value)
+    except UnicodeEncodeError:
+        raise ValueError(f"not UTF-8 (an unpaired surrogate in {column.name!r})") from None
+    except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"the field {column.name!r} is {shorten(value)}, which does not fit its encoding "
+            f"{column.encoding} ({error})"
+        ) from error
+
+
+def shorten(value: Any) -> str:
+    """A short representation of any value, for messages."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # such as that of an int with too many digits
+        return f"of type {type(value).__name__}"
 
 
 def _encode(encoding: str, value: Any) -> bytes:

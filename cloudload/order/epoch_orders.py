@@ -10,6 +10,7 @@ touches the disk. A seekable order needs no file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -66,10 +67,10 @@ class EpochOrders:
         )
 
     def __call__(self, epoch: int) -> Ids | SeekableOrder:
-        """The sample id at each position of `epoch`: integer [positions]; do not modify it.
+        """The sample id at each position of `epoch`: integer [positions], read-only.
 
         A seekable order is a `SeekableOrder` instead of an array. Raises `CacheError` if the order
-        must be built but cannot be, and `OSError` or `ValueError` if its file cannot be loaded.
+        has no usable file and cannot be built.
         """
         if epoch not in self._orders:
             order = self._seek(epoch) if self._config.is_seekable else self._open(epoch)
@@ -115,7 +116,7 @@ class EpochOrders:
         `OSError` if the file cannot be written.
         """
         path = self._path(epoch)
-        if is_whole(path):
+        if self._find(path) is not None:
             return
         narrow = id_dtype(self._shard_sizes)
         with partial_file(path) as part:
@@ -145,9 +146,9 @@ class EpochOrders:
 
     def _open(self, epoch: int) -> Ids:
         path = self._path(epoch)
-        with contextlib.suppress(FileNotFoundError):
-            if is_whole(path):
-                return self._load(path)
+        found = self._find(path)
+        if found is not None:
+            return found
         try:
             make_folder(self._folder)
             # files are removed only under their lock, so this one exists until it is mapped
@@ -155,25 +156,43 @@ class EpochOrders:
                 self.build(epoch)
                 return self._load(path)
         except (OSError, MemoryError) as error:
+            order = f"the order of epoch {epoch} ({self._num_positions:,} documents)"
+            if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+                raise CacheError(
+                    f"not enough memory to build {order}: {error!r}. Free memory. A "
+                    "new run can also use shuffle_algo='seekable', which needs no order in memory "
+                    "(a saved run cannot switch to it)"
+                ) from error
             raise CacheError(
-                f"cannot write the order of epoch {epoch} ({self._num_positions:,} documents) to "
-                f"{self._folder}: {error!r}. Free disk space or memory, or choose a different "
-                "`local`. A new run can also use shuffle_algo='seekable', which needs no file (a "
-                "saved run cannot switch to it)"
+                f"cannot write {order} to {self._folder}: {error!r}. Free disk space, or "
+                "choose a different `local`. A new run can also use shuffle_algo='seekable', which "
+                "needs no file (a saved run cannot switch to it)"
             ) from error
+
+    def _find(self, path: Path) -> Ids | None:
+        """Load an order from its file, or return None if the file is not complete or readable."""
+        with contextlib.suppress(OSError):
+            if is_whole(path):
+                return self._load(path)
+        return None
 
     def _load(self, path: Path) -> Ids:
         """Load an order from its file, which is in version 1.0 of NumPy's file format.
 
-        `np.load` would parse the header with `ast`, which on some versions of Python 3.11 fails if
-        two threads use it at once (python/cpython#106905). Raises `ValueError` for a file that is
-        too short.
+        `np.load` would parse the header as Python code. On some versions of Python 3.11, that fails
+        if two threads do it at once (python/cpython#106905). Raises `OSError` if the file cannot be
+        read or is too short.
         """
+        dtype, shape = id_dtype(self._shard_sizes), (self._num_positions,)
         with path.open("rb") as file:
             start = 10 + int.from_bytes(file.read(10)[8:], "little")
-        dtype, shape = id_dtype(self._shard_sizes), (self._num_positions,)
-        order = np.memmap(path, dtype, "r", start, shape).view(np.ndarray)  # memmap indexes slowly
-        return order.copy() if order.nbytes < _MAP_FROM_BYTES else order
+            if os.fstat(file.fileno()).st_size < start + self._num_positions * dtype.itemsize:
+                raise OSError(f"{path} is too short")
+            order = np.memmap(file, dtype, "r", start, shape).view(np.ndarray)
+        if order.nbytes < _MAP_FROM_BYTES:
+            order = order.copy()
+            order.flags.writeable = False  # as if it were mapped
+        return order  # not a memmap, which indexes slowly
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch}.npy"
@@ -215,6 +234,6 @@ def build_as_asked(request: bytes) -> None:
 
 def is_whole(path: Path) -> bool:
     """Whether an order's file exists and is unmodified since it was built."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with contextlib.suppress(OSError):
         return is_unmodified(path.stat())
     return False

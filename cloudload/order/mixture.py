@@ -24,6 +24,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -130,25 +131,18 @@ class Mixture:
         """Parse the output of `to_json`. Raises `StreamChangedError` if it is not a mixture."""
         try:
             fields = json.loads(text)
-            names, schedule = fields.pop("names"), fields.pop("schedule")
-            if (
-                fields
-                or not isinstance(names, list)
-                or not all(isinstance(name, str) for name in names)
-            ):
-                raise ValueError("it is not an object with a list of names and a schedule")
+            if not _is_mixture(fields):
+                raise ValueError(
+                    "it is not an object with names, a list of strings, and a schedule, a list of "
+                    "[row, weights]"
+                )
             return Mixture(
-                tuple(names),
-                tuple((_row(row), tuple(map(_weight, weights))) for row, weights in schedule),
+                tuple(fields["names"]),
+                tuple(
+                    (_row(row), tuple(map(_weight, weights))) for row, weights in fields["schedule"]
+                ),
             )
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise StreamChangedError(
                 f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged: load "
                 "an earlier one"
@@ -181,6 +175,20 @@ def build_mixture(
     ]
     plain = Mixture(tuple(names), tuple(entries))
     return Mixture(plain.names, _merged(plain.schedule))
+
+
+def _is_mixture(fields: Any) -> bool:
+    """Whether a JSON value has the form of a mixture."""
+    return (
+        isinstance(fields, dict)
+        and fields.keys() == {"names", "schedule"}
+        and all(isinstance(value, list) for value in fields.values())
+        and all(isinstance(name, str) for name in fields["names"])
+        and all(
+            isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list)
+            for entry in fields["schedule"]
+        )
+    )
 
 
 def _row(row: object) -> int:

@@ -45,7 +45,7 @@ class ConcatLanes:
 
     def __init__(self, seq_len: int, num_lanes: int, cursors: Ints) -> None:
         self._seq_len, self._num_lanes = seq_len, num_lanes
-        self._offsets = cursors[:, CURSOR_OFFSET]
+        self._cursors = cursors
         self._available = np.zeros(len(cursors), np.int64)
         """Number of tokens added to each lane that are not in a row yet."""
         self._tables: list[Ints | None] = [None] * len(cursors)
@@ -61,16 +61,14 @@ class ConcatLanes:
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
         table = documents.table
-        if has_begun.any():
-            offsets = self._offsets[table[:, FLAT_LANE]]
-            for flat_lane, ordinal, size, offset in zip(
-                *table[has_begun][:, [FLAT_LANE, ORDINAL, SIZE]].T, offsets[has_begun], strict=True
-            ):
-                try:
-                    check_start(ordinal, offset, ordinal, size)
-                except ValueError as error:
-                    raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
-            table[has_begun, START] = offsets[has_begun]
+        for place in np.flatnonzero(has_begun).tolist():
+            flat_lane, ordinal, size = table[place, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+            expected, offset = self._cursors[flat_lane].tolist()
+            try:
+                check_start(expected, offset, ordinal, size)
+            except ValueError as error:
+                raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
+            table[place, START] = offset
         np.add.at(self._available, table[:, FLAT_LANE], table[:, SIZE] - table[:, START])
         self._added.append(documents)
 

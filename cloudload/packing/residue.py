@@ -56,7 +56,9 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     if not residue:
         return [], []
     numbers = array("i")
-    numbers.frombytes(residue)  # raises ValueError for a truncated integer
+    if len(residue) % numbers.itemsize:
+        raise ValueError(f"a residue of {len(residue)} bytes, which ends within a number")
+    numbers.frombytes(residue)
     if sys.byteorder == "big":
         numbers.byteswap()
     groups: list[list[Span]] = []

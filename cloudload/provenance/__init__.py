@@ -10,10 +10,10 @@ To read a single lane, a query simulates a world with one rank per lane, and cre
 that lane's rank.
 """
 
+from cloudload.provenance.checkpoint import load_state as load_state
 from cloudload.provenance.documents import Occurrence as Occurrence
 from cloudload.provenance.documents import find_document as find_document
 from cloudload.provenance.documents import find_samples as find_samples
 from cloudload.provenance.rows import trace_steps as trace_steps
 from cloudload.provenance.state_run import Run as Run
-from cloudload.provenance.state_run import load_state as load_state
 from cloudload.provenance.state_run import open_run as open_run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,14 @@ from cloudload.batch import Batch
 from cloudload.errors import DatasetError
 from cloudload.loader import CloudLoader
 from cloudload.order.canonical import positions_of
-from cloudload.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_ROW, SPAN_STREAM
+from cloudload.packing.residue import residue_spans
+from cloudload.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
 from cloudload.provenance.state_run import Run, open_lane
 from cloudload.workers.plan import Plan
 from cloudload.workers.trace import Tracer
 
 _ROWS_AT_ONCE = 16
-_MISSED_EPOCHS = 3
+_MARGIN_DOCUMENTS = 64
 
 
 @dataclass(frozen=True)
@@ -68,48 +70,76 @@ def find_document(
     and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
     `ValueError` for a `last_step` that is not after the state, and for a stream or sample that does
     not exist. Also raises the errors of `Run.loader`.
+
+    In an endless run with at least one document per lane and epoch, this reads only the lanes that
+    may contain the sample. It then assumes that every lane advances by at most twice as many epochs
+    as the fastest lane that it has read, plus 64 documents.
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         plan = loader.plan()
         _check_sample(plan, stream, sample)
-        if run.saved.fields["epochs"] is not None:
-            yield from _occurrences(run, loader, (stream, sample), None, last_row)
+        lanes = plan.recipe.components[_component_of(plan, stream)].lanes
+        if lanes.epochs is None and lanes.num_positions >= lanes.num_lanes:
+            yield from _find_in_lanes(run, plan, (stream, sample), last_row, delivery)
             return
-        # a residue may still hold documents of the previous epoch
-        epoch, missed = max(0, _first_epoch(plan, stream) - 1), 0
-        # lanes are rarely one epoch apart, and two only if there are fewer documents than lanes, so
-        # if every epoch reads the document, 3 in a row without an occurrence are past `last_row`
-        while missed < _MISSED_EPOCHS:
-            found: list[Occurrence] = []
-            for lane in _lanes_of(plan, stream, sample, epoch):
-                with open_lane(run, lane, _ROWS_AT_ONCE, delivery) as of_lane:
-                    found += _occurrences(run, of_lane, (stream, sample), epoch, last_row)
-            yield from sorted(found, key=lambda occurrence: (occurrence.step, occurrence.row))
-            missed = 0 if found else missed + 1
-            epoch += 1
+        for batch in _batches_until(loader, last_row):
+            yield from _occurrences(run, batch, (stream, sample), last_row)
+
+
+def _find_in_lanes(
+    run: Run, plan: Plan, document: tuple[int, int], last_row: int, delivery: Mapping[str, Any]
+) -> Iterator[Occurrence]:
+    """Yield a document's occurrences up to `last_row`, epoch by epoch; see `find_document`.
+
+    `document` is (stream, sample). Reads each lane that may contain it once.
+    """
+    place = _component_of(plan, document[0])
+    component = plan.recipe.components[place]
+    num_lanes, num_positions = component.lanes.num_lanes, component.lanes.num_positions
+    epoch, starts = _current_epochs(plan, place)
+    last_epoch = max(starts)
+    margin = 1 + _MARGIN_DOCUMENTS * num_lanes // num_positions
+    ends: dict[int, int] = {}
+    found: defaultdict[int, list[Occurrence]] = defaultdict(list)
+    while epoch <= last_epoch:
+        # in an epoch without the document, a lane is read only to see how far it advances
+        for lane in _lanes_of(plan, *document, epoch) or [epoch % num_lanes]:
+            if lane in ends:
+                continue
+            ends[lane] = starts[lane]
+            with open_lane(run, lane, _ROWS_AT_ONCE, delivery) as loader:
+                for batch in _batches_until(loader, last_row):
+                    ends[lane] = max(ends[lane], _last_epoch(batch, component.streams))
+                    for occurrence in _occurrences(run, batch, document, last_row):
+                        found[occurrence.epoch].append(occurrence)
+        yield from sorted(found.pop(epoch, []), key=lambda each: (each.step, each.row))
+        advance = max(end - starts[lane] for lane, end in ends.items())
+        is_known = len(ends) == num_lanes
+        last_epoch = max(ends.values()) if is_known else max(starts) + 2 * advance + margin
+        epoch += 1
+
+
+def _batches_until(loader: CloudLoader, last_row: int) -> Iterator[Batch]:
+    """Yield the batches of a loader, up to the one that reaches `last_row`."""
+    for batch in loader:
+        yield batch
+        if batch.rows[-1] >= last_row:
+            return
 
 
 def _occurrences(
-    run: Run, loader: CloudLoader, document: tuple[int, int], epoch: int | None, last_row: int
+    run: Run, batch: Batch, document: tuple[int, int], last_row: int
 ) -> Iterator[Occurrence]:
-    """Yield each occurrence of a document in rows up to `last_row`.
-
-    `document` is (stream, sample). Yields occurrences in all epochs if `epoch` is None.
-    """
-    for batch in loader:
-        rows = batch.rows[batch.spans[:, SPAN_ROW]]
-        for (_, stream, of_epoch, sample, start, stop), row in zip(
-            batch.spans.tolist(), rows.tolist(), strict=True
-        ):
-            if (stream, sample) == document and row <= last_row and epoch in (None, of_epoch):
-                step = run.step_of_row(row)
-                place = row - run.rows_of_step(step).start
-                yield Occurrence(step, place, run.labels[stream], of_epoch, sample, start, stop)
-        if batch.first_row > last_row or (
-            epoch is not None and _is_past(batch, document[0], epoch)
-        ):
-            return
+    """Yield each occurrence of a document, (stream, sample), in a batch's rows up to `last_row`."""
+    rows, spans = batch.rows, batch.spans
+    is_found = (spans[:, [SPAN_STREAM, SPAN_SAMPLE]] == document).all(1)
+    for row, stream, epoch, sample, start, stop in spans[is_found].tolist():
+        number = int(rows[row])
+        if number <= last_row:
+            step = run.step_of_row(number)
+            place = number - run.rows_of_step(step).start
+            yield Occurrence(step, place, run.labels[stream], epoch, sample, start, stop)
 
 
 def _check_sample(plan: Plan, stream: int, sample: int) -> None:
@@ -132,29 +162,31 @@ def _component_of(plan: Plan, stream: int) -> int:
     )
 
 
-def _first_epoch(plan: Plan, stream: int) -> int:
-    """The earliest current epoch among the lanes of a stream's component."""
-    place = _component_of(plan, stream)
-    lanes = plan.recipe.components[place].lanes
-    return min(
-        lanes.epoch_position(lane, ordinal)[0]
-        for lane, ordinal in enumerate(plan.position.cursors[place, :, CURSOR_ORDINAL].tolist())
-    )
+def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
+    """The earliest epoch that has documents in no row yet, and each lane's current epoch."""
+    lanes, position = plan.recipe.components[component].lanes, plan.position
+    ordinals = position.cursors[component, :, CURSOR_ORDINAL].tolist()
+    current = [lanes.epoch_position(lane, ordinal)[0] for lane, ordinal in enumerate(ordinals)]
+    waiting = [
+        lanes.epoch_position(lane, document)[0]
+        for lane, ordinal in enumerate(ordinals)
+        for document, _, _ in residue_spans(position.residue(component, lane), ordinal)
+    ]
+    return min(current + waiting), current
 
 
 def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
-    """The indices of the lanes that read a sample of a stream in an epoch."""
+    """The lanes that read a sample in an epoch, which has at least one document per lane."""
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
     positions = positions_of(component.orders(plan.cache_root)(epoch), within)
-    first_positions = (epoch * component.lanes.stride + positions) % plan.num_lanes
     lanes: list[int] = np.flatnonzero(
-        np.isin(component.lanes.first_positions, first_positions)
+        np.isin(component.lanes.first_positions, positions % plan.num_lanes)
     ).tolist()
     return lanes
 
 
-def _is_past(batch: Batch, stream: int, epoch: int) -> bool:
-    """Whether a lane's batch has spans of the stream, all of them from epochs after `epoch`."""
-    of_stream = batch.spans[batch.spans[:, SPAN_STREAM] == stream]
-    return len(of_stream) > 0 and bool((of_stream[:, SPAN_EPOCH] > epoch).all())
+def _last_epoch(batch: Batch, streams: range) -> int:
+    """The latest epoch of a batch's documents from a component's `streams`; -1 if it has none."""
+    is_own = np.isin(batch.spans[:, SPAN_STREAM], streams)
+    return int(batch.spans[is_own, SPAN_EPOCH].max(initial=-1))

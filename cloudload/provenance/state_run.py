@@ -1,4 +1,4 @@
-"""Read a state from a checkpoint, and create loaders that continue its run."""
+"""Open the run of a state, and create loaders that continue it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from cloudload.config.stream import Stream
@@ -71,54 +70,6 @@ class Run:
         return position.batches + 1 + (row - position.rows) // self.global_batch
 
 
-def load_state(path: str | Path) -> dict[str, Any]:
-    """Load the cloudload state from a JSON file, or from a file written by `torch.save`.
-
-    Finds the first state nested in mappings and lists, to any depth, but not one inside a string.
-    Loads torch files with `weights_only=True`, so that they cannot run code. Raises
-    `StreamChangedError` if the file has neither format or no state, and `OSError` if it cannot be
-    read.
-    """
-    try:
-        content = json.loads(Path(path).read_bytes())
-    except (ValueError, RecursionError):
-        content = _load_checkpoint(path)
-    found = _find_state(content)
-    if found is None:
-        raise StreamChangedError(
-            f"{path} has no cloudload state. Use a file that contains loader.state_dict() as a "
-            "mapping"
-        )
-    return found
-
-
-def _load_checkpoint(path: str | Path) -> Any:
-    import torch
-
-    try:
-        return torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:
-        [reason, *_] = [*str(error).splitlines(), type(error).__name__]
-        raise StreamChangedError(
-            f"{path} is neither JSON nor a torch checkpoint that loads with weights_only "
-            f"({reason[:200]}). Save loader.state_dict() with json.dump or torch.save"
-        ) from error
-
-
-def _find_state(content: Any) -> dict[str, Any] | None:
-    """Return the first state in nested (even self-referential) mappings and lists, or None."""
-    stack, seen = [content], set()
-    while stack:
-        found = stack.pop()
-        if id(found) in seen or not isinstance(found, Mapping | list | tuple):
-            continue
-        seen.add(id(found))
-        if isinstance(found, Mapping) and {"cursors", "table_rows", "version"} <= found.keys():
-            return dict(found)
-        stack += reversed(list(found.values()) if isinstance(found, Mapping) else found)
-    return None
-
-
 def open_run(
     state: Mapping[str, Any],
     *,
@@ -162,6 +113,7 @@ def open_run(
         "tokenizer": tokenizer,
         "transform": transform,
         "seq_len": saved.seq_len,
+        "num_lanes": saved.layout.num_lanes,
         "bos": sources.bos,
         "eos": sources.eos,
         "schedule": schedule if sources.is_mixed else None,

@@ -166,8 +166,14 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
             _decode("residues", state["residues"]),
             _most_residue_bytes(cursors[..., CURSOR_ORDINAL]),
         )
+        num_lanes = shape[0] * shape[1]
+        if len(planes) % 4 or len(planes) < 4 * num_lanes:
+            raise ValueError(
+                f"it unpacks to {len(planes):,} bytes, which are not numbers of 4 bytes, one or "
+                f"more for each of {num_lanes:,} lanes"
+            )
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
-        sizes = np.frombuffer(data, "<i4", shape[0] * shape[1])
+        sizes = np.frombuffer(data, "<i4", num_lanes)
         if (sizes < 0).any() or sizes.nbytes + int(sizes.sum(dtype=np.int64)) != len(data):
             raise ValueError("their sizes do not add up to their length")
     except (zlib.error, ValueError) as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from cloudload.errors import FailureKind
 from cloudload.option_docs import explained
@@ -39,8 +39,13 @@ class Retry:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-                raise ValueError(f"{name} is {value!r}; it must be a number of seconds above 0")
+            check_seconds(name, value)
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raise `ValueError`, which names the option, unless `value` is a number above 0."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ValueError(f"{name} is {value!r}; use a number of seconds above 0")
 
 
 @dataclass(frozen=True)

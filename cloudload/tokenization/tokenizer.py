@@ -115,16 +115,17 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
             f"no tokenizer at {path}. Pass a name on the Hugging Face Hub, a folder, or a "
             "tokenizer.json"
         )
+    names = _special_names(file.parent) if path.exists() else {}
     if file.is_file():
         try:
-            return Tokenizer.from_file(str(file)), _special_names(file.parent)
+            return Tokenizer.from_file(str(file)), names
         except Exception as error:
             raise TokenizerError(
                 f"{file} is not a tokenizer.json: {error}. Pass the tokenizer.json of a fast "
                 "tokenizer"
             ) from error
     try:
-        return _from_name(str(source))
+        return _from_name(str(path if path.exists() else source))
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
@@ -168,14 +169,31 @@ def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
 
 
 def _special_names(folder: Path) -> dict[str, str]:
+    """The bos and eos tokens that a tokenizer's folder names, as `bos_token` and `eos_token`."""
     names: dict[str, str] = {}
     for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
         if file.is_file():
-            for name in ("bos_token", "eos_token"):
-                token = json.loads(file.read_text("utf-8")).get(name)
-                token = token.get("content") if isinstance(token, dict) else token
-                if token:
-                    names[name] = token
+            try:
+                names |= _read_names(file)
+            except (OSError, ValueError, RecursionError) as error:
+                raise TokenizerError(
+                    f"{file} cannot be read: {error}. Repair it, or remove it and pass bos and eos"
+                ) from error
+    return names
+
+
+def _read_names(file: Path) -> dict[str, str]:
+    content = json.loads(file.read_text("utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"it is a JSON {type(content).__name__}, not an object")
+    names: dict[str, str] = {}
+    for name in ("bos_token", "eos_token"):
+        token = content.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token and not isinstance(token, str):
+            raise ValueError(f"its {name} is {token!r:.100}, not a string")
+        if token:
+            names[name] = token
     return names
 
 

@@ -6,6 +6,7 @@ lanes short of tokens ─► number of documents, from their mean size ─► fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,7 +59,11 @@ class LaneReader:
         position = plan.position
         cursors = position.cursors.reshape(-1, 2)
         residues = None if position.residues is None else position.residues.ravel().tolist()
-        self._packer = open_lane_rows(plan.recipe.packing, plan.num_lanes, cursors, residues)
+        packing = plan.recipe.packing
+        self._packer = open_lane_rows(packing, plan.num_lanes, cursors, residues)
+        # in one_per_row, a document fills at least one row, and with overflow="cut" exactly one
+        self._least_filled = packing.seq_len if packing.name == "one_per_row" else 1
+        self._most_filled = packing.seq_len if packing.cuts else math.inf
         self.next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
         """The ordinal of each lane's next document: int64 [flat_lanes]."""
         self.ends = _find_ends(plan)
@@ -98,7 +103,9 @@ class LaneReader:
         again = self._packer.unread(lanes)
         if len(again[0]):
             self._add(self._documents.find(*again), is_awaited, again=True)
-        means = self._mean_tokens[lanes // self._num_lanes]
+        means = np.clip(
+            self._mean_tokens[lanes // self._num_lanes], self._least_filled, self._most_filled
+        )
         while True:
             missing = self._packer.missing(lanes, wanted)
             room = self.ends[lanes] - self.next_ordinals[lanes]

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from cloudload.provenance import load_state
 from tests.frameworks.small import Model, rows_of
 from tests.support.loaders import make_loader
 
@@ -45,6 +46,17 @@ def test_a_registered_loader_goes_on_with_the_next_batch(
         trained.append(module.trained)
     assert trained[0] == rows_of(make_loader(folder), 6)
     assert trained[1] == trained[0][4 * saved_after :]
+
+
+def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
+    accelerator, loader, model = Accelerator(cpu=True), make_loader(folder), Model()
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1)
+    accelerator.register_for_checkpointing(schedule, loader)
+    next(iter(loader))
+    accelerator.save_state(str(tmp_path / "saved"))
+    assert load_state(tmp_path / "saved") == loader.state_dict()
+    assert load_state(tmp_path / "saved" / "custom_checkpoint_1.pkl") == loader.state_dict()
 
 
 def test_prepare_hands_back_the_loader_itself(folder: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
+from cloudload.provenance import load_state
 from tests.frameworks.small import Model, rows_of
 from tests.support import ROOT
 from tests.support.loaders import SEQ_LEN, make_loader
@@ -190,6 +191,14 @@ def test_a_state_is_loaded_without_unpickling_code(folder: str) -> None:
     assert loader.rows == 24
 
 
+def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
+    loader = make_loader(folder)
+    trainer = make_trainer(loader)
+    trainer.fit()
+    trainer.save_checkpoint(str(tmp_path / "last.pt"))
+    assert load_state(tmp_path / "last.pt") == loader.state_dict()
+
+
 def test_a_sharded_checkpoint_takes_the_state_as_one_leaf(folder: str, tmp_path: Path) -> None:
     """Composer's sharded checkpoints are DCP's, loaded into the fresh run's own state; FSDP itself
     would need a GPU."""
@@ -201,6 +210,7 @@ def test_a_sharded_checkpoint_takes_the_state_as_one_leaf(folder: str, tmp_path:
         {"state": {"dataset_state": trainer.state.state_dict()["dataset_state"]}},
         checkpoint_id=tmp_path / "sharded",
     )
+    assert load_state(tmp_path / "sharded") == trainer_loader_state(trainer)
     loader = make_loader(folder, num_lanes=12)
     fresh = make_trainer(loader)
     template = {"state": {"dataset_state": fresh.state.state_dict()["dataset_state"]}}

@@ -3,17 +3,30 @@ wherever the run stands."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from cloudload.integrations.dcp import LoaderState
+from cloudload.provenance import load_state
 from tests.frameworks.small import rows_of
 from tests.support.loaders import make_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _group(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("saved_after", [0, 1, 5])
@@ -21,27 +34,38 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_a_resume_goes_on_with_the_next_batch(
     folder: str, tmp_path: Path, saved_after: int, is_async: bool
 ) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
-    )
-    try:
-        loader = make_loader(folder, packing="best_fit")
-        batches = iter(loader)
-        rows = [row for _ in range(saved_after) for row in next(batches)["input_ids"].tolist()]
-        if is_async:
-            saved = dcp.async_save(
-                {"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved"
-            )
-            # what is read meanwhile is not in the state
-            next(batches)
-            saved.result()  # type: ignore[union-attr]
-        else:
-            dcp.save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
-        # another length than that of the text that was saved
-        resumed = make_loader(folder, packing="best_fit")
-        dcp.load({"loader": LoaderState(resumed)}, checkpoint_id=tmp_path / "saved")
-    finally:
-        dist.destroy_process_group()
+    loader = make_loader(folder, packing="best_fit")
+    batches = iter(loader)
+    rows = [row for _ in range(saved_after) for row in next(batches)["input_ids"].tolist()]
+    if is_async:
+        saved = dcp.async_save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
+        # what is read meanwhile is not in the state
+        next(batches)
+        saved.result()  # type: ignore[union-attr]
+    else:
+        dcp.save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
+    # another length than that of the text that was saved
+    resumed = make_loader(folder, packing="best_fit")
+    dcp.load({"loader": LoaderState(resumed)}, checkpoint_id=tmp_path / "saved")
     assert rows + rows_of(resumed, 8 - saved_after) == rows_of(
         make_loader(folder, packing="best_fit"), 8
     )
+
+
+def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
+    """Beside a model and its optimizer, and as torchtitan and Composer nest it."""
+    loader, model = make_loader(folder), torch.nn.Linear(3, 3)
+    next(iter(loader))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    for number, part in enumerate(
+        (LoaderState(loader), {"dataset_state": {"train": LoaderState(loader).state_dict()}})
+    ):
+        dcp.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "part": part},
+            checkpoint_id=tmp_path / f"{number}",
+        )
+        assert load_state(tmp_path / f"{number}") == loader.state_dict()
+    torch.save({"app": [LoaderState(loader).state_dict()]}, tmp_path / "whole.pt")
+    assert load_state(tmp_path / "whole.pt") == loader.state_dict()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
+from cloudload.provenance import load_state
 from tests.frameworks.small import Model, rows_of
 from tests.support.loaders import make_loader
 
@@ -186,6 +187,13 @@ def test_a_batch_that_failed_is_trained_on_after_a_resume(folder: str, tmp_path:
         trainer.fit(Failing(), datamodule=CloudloadDataModule(make_loader(folder)))
     resumed, _ = fit(make_loader(folder), tmp_path, max_steps=8, ckpt_path=tmp_path / "failed.ckpt")
     assert resumed.trained == rows_of(make_loader(folder), 8)[16:]
+
+
+def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
+    fit(make_loader(folder), tmp_path, max_steps=2, callbacks=[save_every(2, tmp_path)])
+    resumed = make_loader(folder)
+    resumed.load_state_dict(load_state(tmp_path / "step=2.ckpt"))
+    assert rows_of(resumed, 2) == rows_of(make_loader(folder), 4)[8:]
 
 
 def test_training_ends_with_the_data(folder: str, tmp_path: Path) -> None:

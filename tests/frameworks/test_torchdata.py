@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from cloudload import CloudLoader
+from cloudload.provenance import load_state
 from tests.frameworks.small import Rows, rows_of
 from tests.support.loaders import make_loader
 
@@ -65,6 +67,16 @@ def test_a_resume_goes_on_with_the_next_batch(
     resumed = wrap(make_loader(folder, **options))
     resumed.load_state_dict(torch.load(buffer, weights_only=True))
     assert before + train(resumed, 8 - saved_after) == rows_of(make_loader(folder), 8)
+
+
+@pytest.mark.parametrize("wrap", WAYS)
+def test_the_state_is_found_in_a_checkpoint(
+    folder: str, tmp_path: Path, wrap: Callable[[CloudLoader], Any]
+) -> None:
+    batches = wrap(make_loader(folder))
+    train(batches, 3)
+    torch.save({"data": batches.state_dict()}, tmp_path / "checkpoint.pt")
+    assert load_state(tmp_path / "checkpoint.pt")["rows"] == 12
 
 
 def test_workers_of_torchdata_are_refused(folder: str) -> None:

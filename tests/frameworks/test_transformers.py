@@ -10,6 +10,7 @@ import pytest
 
 from cloudload import CloudLoader, FromStart
 from cloudload.errors import StreamChangedError
+from cloudload.provenance import load_state
 from tests.frameworks.small import Model, rows_of
 from tests.support.loaders import make_loader
 
@@ -128,6 +129,14 @@ def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(
 def test_what_would_change_the_batches_is_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="auto_find_batch_size"):
         make_trainer(make_loader(folder), tmp_path, auto_find_batch_size=True)
+
+
+def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
+    loader = make_loader(folder)
+    make_trainer(loader, tmp_path).train()
+    checkpoint = tmp_path / "checkpoint-6"
+    assert load_state(checkpoint) == load_state(checkpoint / "trainer_state.json")
+    assert load_state(checkpoint) == loader.state_dict()
 
 
 def test_predictions_may_be_of_the_same_batches(folder: str, tmp_path: Path) -> None:

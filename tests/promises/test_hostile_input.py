@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import socket
 from collections.abc import Callable
@@ -282,6 +283,26 @@ class _Executed:
         return os.mkdir, ("executed",)
 
 
+def write_metadata(folder: Path, content: bytes) -> None:
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(content)
+
+
+class _Metadata:
+    def __init__(self, place: Any) -> None:
+        self.storage_data = {_Index(): place}
+
+
+class _Index:
+    def __init__(self) -> None:
+        self.fqn = "loader.cloudload"
+
+
+class _Place:
+    def __init__(self, **place: Any) -> None:
+        vars(self).update(place)
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -295,6 +316,20 @@ class _Executed:
         lambda path: path.write_text('{"version": NaN, "cursors": {}, "table_rows": []}'),
         lambda path: torch.save(nested(200), path),
         lambda path: torch.save({"loader": _Executed()}, path),
+        lambda path: path.mkdir(),
+        lambda path: write_metadata(path, b""),
+        lambda path: write_metadata(path, os.urandom(1000)),
+        lambda path: write_metadata(path, pickle.dumps(_Executed())),
+        lambda path: write_metadata(path, pickle.dumps(_Metadata(None))),
+        lambda path: write_metadata(
+            path, pickle.dumps(_Metadata(_Place(relative_path="none", offset=0, length=9)))
+        ),
+        lambda path: write_metadata(
+            path, pickle.dumps(_Metadata(_Place(relative_path=".metadata", offset=-1, length=9)))
+        ),
+        lambda path: write_metadata(
+            path, pickle.dumps(_Metadata(_Place(relative_path=".metadata", offset=0, length=9)))
+        ),
     ],
     ids=[
         "empty",
@@ -307,6 +342,14 @@ class _Executed:
         "wrong types",
         "nested",
         "executes",
+        "empty folder",
+        "empty metadata",
+        "random metadata",
+        "metadata executes",
+        "no places",
+        "no file",
+        "no offset",
+        "no torch file",
     ],
 )
 @pytest.mark.parametrize(

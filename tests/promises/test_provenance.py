@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from cloudload import CloudLoader, Stream
 from cloudload.cli import main
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
 from tests.support.traced_runs import (
@@ -35,6 +36,7 @@ def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
 
 RUNS = [
     {"packing": "concat"},
+    {"packing": "concat", "num_lanes": 24},
     {"packing": "best_fit", "open_rows": 3},
     {"packing": "one_per_row", "overflow": "rows"},
     {"packing": "best_fit", "open_rows": 3, "epochs": 1},
@@ -69,7 +71,7 @@ def test_later_steps_are_traced_from_a_state_as_they_were_consumed(
         list(trace_steps(run, range(SAVED, SAVED + 1)))
 
 
-@pytest.mark.parametrize("settings", RUNS[:4])
+@pytest.mark.parametrize("settings", RUNS[:5])
 def test_a_trace_names_documents_and_gives_their_text(
     make_loader: MakeLoader, settings: dict[str, Any]
 ) -> None:
@@ -96,7 +98,7 @@ def test_a_trace_names_documents_and_gives_their_text(
             assert text == TEXTS[stream][sample] + "<|endoftext|>"
 
 
-@pytest.mark.parametrize("settings", RUNS[:4])
+@pytest.mark.parametrize("settings", RUNS[:5])
 def test_the_steps_of_a_document_are_found(
     make_loader: MakeLoader, settings: dict[str, Any]
 ) -> None:
@@ -114,6 +116,42 @@ def test_the_steps_of_a_document_are_found(
             run, stream, sample, len(batches), local=loader.plan().cache_root, num_workers=0
         )
         assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
+
+
+@pytest.mark.parametrize(
+    ("stream", "settings"),
+    [
+        ({"choose": 6}, {"num_lanes": 12}),  # an epoch has fewer documents than lanes
+        ({"choose": 6}, {"num_lanes": 2}),
+        ({"repeat": 0.4}, {"num_lanes": 12, "shuffle": False}),
+        ({"repeat": 2.3}, {"num_lanes": 24, "packing": "best_fit"}),
+        ({}, {"num_lanes": 12, "packing": "best_fit"}),  # documents of older epochs are waiting
+    ],
+)
+def test_a_document_is_found_however_many_epochs_are_without_it(
+    folder: Path, tokenizer_folder: Path, stream: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    with CloudLoader(
+        Stream(str(folder / "books"), **stream),
+        tokenizer=tokenizer_folder,
+        seq_len=48,
+        batch_size=BATCH,
+        num_workers=0,
+        local=folder / "cache",
+        **settings,
+    ) as loader:
+        batches, state = consume(loader, steps=120)
+    run = open_run(state)
+    for sample in (0, 4, 17, 29):
+        expected = [
+            (step, row, epoch, start, stop)
+            for step, batch in enumerate(batches, 1)
+            for row, _, epoch, of_sample, start, stop in batch.spans.tolist()
+            if of_sample == sample and step > SAVED
+        ]
+        found = find_document(run, 0, sample, len(batches), local=folder / "cache", num_workers=0)
+        assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
+        assert expected
 
 
 @pytest.mark.parametrize("epochs", [None, 9])

@@ -214,7 +214,7 @@ def test_a_subclass_that_changes_samples_is_refused(folders: list[str], tmp_path
 
 
 def test_the_patience_of_streams_is_kept(folders: list[str], tmp_path: Path) -> None:
-    weights = [{"download_retry": 4, "download_timeout": 90}, {}, {}]
+    weights: list[dict[str, float]] = [{"download_retry": 4, "download_timeout": 90}, {}, {}]
     loader = CloudLoader(streams_of(folders, weights), **OPTIONS, local=tmp_path / "cache")
     assert loader._delivery.retry == Retry(timeout_s=90, deadline_s=450)
 

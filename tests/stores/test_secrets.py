@@ -15,10 +15,18 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader
+from cloudload.cli import main
 from cloudload.config import Stream
-from cloudload.errors import CloudloadError, StoreError
+from cloudload.convert import convert_to_mds
+from cloudload.errors import CloudloadError, ConvertError, StoreError
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import list_objects, open_object, read_object, write_object
+from cloudload.storage.objects import (
+    delete_object,
+    list_objects,
+    open_object,
+    read_object,
+    write_object,
+)
 from tests.support.clients import new_clients
 from tests.support.corpora import write_mds
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
@@ -218,6 +226,49 @@ def test_neither_state_nor_repr_nor_trace_of_a_loader_shows_a_secret(
         record.getMessage() for record in caplog.records if record.name.startswith("cloudload")
     ]
     assert not [text for text in shown if PASSWORD in text]
+
+
+def test_no_output_of_the_converter_shows_a_password(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fsspec")
+    place = f"memory://user:{PASSWORD}@host/{tmp_path.name}"
+    out = f"{place}/out"
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
+    write_object(f"{place}/in/c.jsonl", b'{"text": "c"}')
+    write_object(f"{place}/bad/d.jsonl", b"no JSON")
+    write_object(f"{place}/foreign/shard.00000.mds", b"")
+
+    def convert(*arguments: str | Path, status: int, says: str) -> None:
+        options = ["--processes", "1", "--quiet"]
+        assert main(["convert", *map(str, arguments), *options]) == status
+        shown = "".join(capfd.readouterr())
+        assert says in shown
+        assert PASSWORD not in shown
+
+    convert(tmp_path / "a.jsonl", out, status=0, says="is complete")
+    assert PASSWORD not in read_object(f"{out}/convert-report.json").decode()
+    convert(tmp_path / "a.jsonl", out, status=0, says="was already complete")
+    convert(tmp_path / "a.jsonl", out, "--json", status=0, says='"already_complete": true')
+    convert(tmp_path / "b.jsonl", out, status=1, says="the inputs of memory://")
+    delete_object(f"{out}/convert-report.json")
+    convert(tmp_path / "a.jsonl", out, status=1, says="already holds a dataset")
+    convert(tmp_path / "a.jsonl", f"{place}/foreign", status=1, says="shards of another dataset")
+    convert(f"{place}/in", f"{place}/in/out", status=1, says="is inside the input")
+    convert(f"{place}/in/*", f"{place}/in", status=1, says="contains inputs")
+    convert(f"{place}/in", f"{place}/in/c.jsonl", f"{place}/new", status=1, says="in the inputs tw")
+    convert(f"{place}/bad", f"{place}/new", status=1, says="invalid JSON")
+    convert(f"{place}/none", f"{place}/new", status=1, says="no files in memory://")
+    convert(f"hf://user:{PASSWORD}@host/data?x=1", out, status=1, says="unknown parameters")
+    with pytest.raises(ConvertError, match="the rows of row") as caught:
+        convert_to_mds(_fail(f"lost {place}"), f"{place}/rows", processes=1, progress=False)
+    assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+
+
+def _fail(message: str) -> Iterator[str]:
+    yield "a row"
+    raise OSError(message)
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def loaders_of(folder: Path, tokenizer: Path) -> MakeLoader:
     return make_loader
 
 
-def consume(loader: CloudLoader) -> tuple[list[Any], dict[str, Any]]:
-    """All batches of a run of at most 40 steps, and its state after 7."""
+def consume(loader: CloudLoader, steps: int = STEPS) -> tuple[list[Any], dict[str, Any]]:
+    """All batches of a run of at most `steps` steps, and its state after 7."""
     batches = []
-    for batch in loader.take(STEPS):
+    for batch in loader.take(steps):
         batches.append(batch)
         if len(batches) == SAVED:
             state = json.loads(json.dumps(loader.state_dict()))

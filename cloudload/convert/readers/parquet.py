@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudload.convert.input_files import InputFile, read_decompressed
+from cloudload.convert.input_files import DamagedError, InputFile, read_decompressed
 from cloudload.convert.records import (
     MAX_BLOCK_ROWS,
     BlockStart,
@@ -49,9 +49,10 @@ class ParquetUnit(FileUnit):
                 with pyarrow.parquet.ParquetFile(path) as parquet:
                     yield from self._batches(parquet, start, block_bytes, fields)
             except (pyarrow.ArrowException, OSError) as error:
+                reason = str(error).rstrip(".\n")
                 raise ConvertError(
-                    f"{self.file.display_name} cannot be read as Parquet: {error}. Repair the file "
-                    "or leave it out"
+                    f"{self.file.display_name} cannot be read as Parquet: {reason}. Repair the "
+                    "file or leave it out"
                 ) from error
 
     def _batches(
@@ -83,16 +84,27 @@ class ParquetUnit(FileUnit):
 def _local_copy(file: InputFile, folder: Path) -> Path:
     """Return a local path to the decompressed file, because a Parquet reader must seek.
 
-    A local, uncompressed file is used as it is. Any other is copied to `folder`.
+    A local, uncompressed file is used as it is. Any other is copied to `folder`. Raises
+    `ConvertError` if it cannot be decompressed or copied, and `StoreError` if it cannot be read.
     """
     if file.url != "-" and is_local(file.url) and file.compression is None:
         return local_path(file.url)
     path = folder / "file.parquet"
-    with path.open("w+b") as target:
-        if file.url == "-" or file.compression:
-            target.writelines(read_decompressed(file))
-        else:
-            download_object(file.url, target, _LONG_DOWNLOAD)
+    try:
+        with path.open("w+b") as target:
+            if file.url == "-" or file.compression:
+                target.writelines(read_decompressed(file))
+            else:
+                download_object(file.url, target, _LONG_DOWNLOAD)
+    except DamagedError as error:
+        raise ConvertError(
+            f"{file.display_name}: {error}. Repair the file or leave it out"
+        ) from error
+    except OSError as error:
+        raise ConvertError(
+            f"cannot copy {file.display_name} to {folder}: {error}. Free disk space there, or set "
+            "TMPDIR to a folder on another disk"
+        ) from error
     return path
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.records import MAX_BLOCK_ROWS, BlockStart, InputBlock, Record
 from cloudload.errors import ConvertError
+from cloudload.storage.redaction import contains_secrets, redact
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class RowsUnit:
             raise
         except Exception as error:
             raise ConvertError(
-                f"cannot read the rows of {self.name}: {type(error).__name__}: {error}. Correct "
-                "the cause, and run again to resume"
-            ) from error
+                f"cannot read the rows of {self.name}: {type(error).__name__}: "
+                f"{redact(str(error))}. Correct the cause, and run again to resume"
+            ) from (None if contains_secrets(error) else error)
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:

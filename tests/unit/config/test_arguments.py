@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudload import convert_to_mds
+from cloudload import Retry, convert_to_mds
 from cloudload.errors import DatasetError
 from tests.support.loaders import make_loader
 
@@ -30,8 +30,6 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(
         ({"retry": 5}, "retry is 5"),
         ({"eos": 0}, "eos is 0"),
         ({"num_workers": True}, "num_workers is True"),
-        ({"exchange_timeout_s": 0}, "exchange_timeout_s is 0"),
-        ({"exchange_timeout_s": float("nan")}, "exchange_timeout_s is nan"),
         (
             {"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1},
             "device_mesh sets dp_rank and dp_world_size",
@@ -43,6 +41,17 @@ def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_loader(larger_folder, **settings)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), True, "20", None])
+def test_a_time_that_is_no_number_of_seconds_is_refused_in_all_options_alike(
+    larger_folder: str, seconds: Any
+) -> None:
+    with pytest.raises(ValueError, match=f"^exchange_timeout_s is {seconds!r}; use a number of s"):
+        make_loader(larger_folder, exchange_timeout_s=seconds)
+    for name in ("timeout_s", "deadline_s", "pause_s"):
+        with pytest.raises(ValueError, match=f"^{name} is {seconds!r}; use a number of seconds ab"):
+            Retry(**{name: seconds})
 
 
 @pytest.mark.parametrize(

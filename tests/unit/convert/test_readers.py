@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import random
+import resource
 from pathlib import Path
+from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from cloudload.convert.convert import convert_to_mds
@@ -59,11 +64,6 @@ def test_lines_of_text_are_documents(tmp_path: Path) -> None:
 
 
 def test_parquet_rows_keep_their_columns(tmp_path: Path) -> None:
-    import datetime
-
-    import pyarrow
-    import pyarrow.parquet
-
     rows = [
         {
             "text": f"t{n}",
@@ -84,6 +84,58 @@ def test_parquet_rows_keep_their_columns(tmp_path: Path) -> None:
     assert samples[8] == {"text": "t8", "id": "8", "day": "2024-01-09", "score": 4.0}
     assert len(samples) == 9
     assert report.input_bytes == (tmp_path / "a.parquet").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("value", "encoding", "message"),
+    [
+        (10**5000, "int", "the field 'x' is of type int, which does not fit its encoding int ("),
+        (-1, "uint8", "the field 'x' is -1, which does not fit its encoding uint8 ("),
+        (1e300, "float32", "the field 'x' is 1e+300, which does not fit its encoding float32 ("),
+        ("a\ud800", "str", "not UTF-8 (an unpaired surrogate in 'x')"),
+        (
+            {(1, 2): "a" * 999},
+            "json",
+            "the field 'x' is {(1, 2): 'aaaaaaaaaaaa...aaaaaaaaaaaaa'}, wh",
+        ),
+        (bytes(1 << 32), "bytes", "its 4,294,967,302 bytes exceed the limit of an MDS shard (4,29"),
+    ],
+    ids=["digits", "sign", "float", "surrogate", "keys", "4 GiB"],
+)
+def test_a_value_that_cannot_be_stored_is_named(
+    tmp_path: Path, value: Any, encoding: str, message: str
+) -> None:
+    rows = iter([{"text": "a", "x": value}])
+    with pytest.raises(ConvertError) as raised:
+        convert_to_mds(rows, tmp_path / "out", keep=[f"x:{encoding}"], **QUIET)
+    assert f"row:1: {message}" in str(raised.value)
+
+
+@pytest.mark.parametrize("extension", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_damaged_compressed_parquet_file_is_named(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"a.parquet{extension}"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "whole")
+    stored = COMPRESSORS[extension]((tmp_path / "whole").read_bytes())
+    path.write_bytes(stored[:-9])
+    with pytest.raises(ConvertError, match=f"{path}: the .* data ends too early; .* Repair the"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+    path.write_bytes(b"\xff" + stored)
+    with pytest.raises(ConvertError, match=f"{path}: the .* data is damaged from here on"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+
+
+def test_a_disk_too_small_for_a_copy_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a" * 4_000_000]})
+    pyarrow.parquet.write_table(table, tmp_path / "whole", compression="none", use_dictionary=False)
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress((tmp_path / "whole").read_bytes()))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, limits[1]))
+        with pytest.raises(ConvertError, match=f"cannot copy {path} to .*Free disk space there"):
+            convert_to_mds(path, tmp_path / "out", **QUIET)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_datasets_objects_are_read(tmp_path: Path) -> None:
@@ -125,10 +177,11 @@ BAD_LINES = {
     '{"text": 7}': "'text' is int, not a string",
     '{"text": null}': "'text' is NoneType, not a string",
     b'{"text": "\xff"}': "not UTF-8",
-    '{"text": "\\ud800", "n": 1}': "not UTF-8",
+    '{"text": "\\ud800", "n": 1}': "not UTF-8 (an unpaired surrogate in 'text')",
     "[" * 100_000: "invalid JSON",
     '{"text": "a", "n": "one"}': "the field 'n' is str, not int",
-    '{"text": "a", "n": 99999999999999999999}': "a kept field does not fit",
+    '{"text": "a", "n": 99999999999999999999}': "the field 'n' is 99999999999999999999, which does "
+    "not fit its encoding int (",
 }
 
 

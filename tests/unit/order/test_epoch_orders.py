@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from cloudload.errors import CacheError
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.system.verified_files import mark_verified
 from tests.support.reference_order import canonical_order
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
@@ -88,6 +91,64 @@ def test_an_order_that_was_written_to_is_built_again(tmp_path: Path, damage: str
         {"changed": whole[:-4] + whole[-8:-4], "cut": whole[:-4], "emptied": b""}[damage]
     )
     assert np.array_equal(EpochOrders(tmp_path, np.array([40_000]), config)(0), expected)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 5, 60, -4])
+@pytest.mark.parametrize("size", [100, 40_000])
+def test_an_order_that_is_too_short_is_built_again_though_it_is_marked_as_verified(
+    tmp_path: Path, size: int, kept_bytes: int
+) -> None:
+    config = OrderConfig(True, "py1s", 20, 1, 1)
+    expected = np.array(EpochOrders(tmp_path, np.array([size]), config)(0))
+    [path] = tmp_path.rglob("epoch-0.npy")
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    mark_verified(path)
+    assert np.array_equal(EpochOrders(tmp_path, np.array([size]), config)(0), expected)
+
+
+def test_an_order_that_cannot_be_read_is_a_cache_error(tmp_path: Path) -> None:
+    orders = EpochOrders(tmp_path, np.array([100]), OrderConfig(True, "py1s", 20, 1, 1))
+    orders(0)
+    [path] = tmp_path.rglob("epoch-0.npy")
+    path.unlink()
+    (path / "in the way").mkdir(parents=True)
+    with pytest.raises(CacheError, match=r"cannot write the order of epoch 0 .*Is a directory"):
+        EpochOrders(tmp_path, np.array([100]), OrderConfig(True, "py1s", 20, 1, 1))(0)
+
+
+@pytest.mark.parametrize("size", [100, 40_000])
+def test_orders_are_read_only(tmp_path: Path, size: int) -> None:
+    orders = EpochOrders(tmp_path, np.array([size]), OrderConfig(True, "py1s", 20, 1, 1))
+    assert not np.asarray(orders(0)).flags.writeable
+
+
+def test_a_lack_of_memory_is_named(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from cloudload.errors import CacheError
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.spec import OrderConfig
+orders = EpochOrders(Path(sys.argv[1]), np.array([10_000_000]), OrderConfig(True, "py1s", 99, 1, 1))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    orders(0)
+except CacheError as error:
+    print(error)
+"""
+    for most_bytes in (20_000_000, 60_000_000):  # the file is not mapped; the shuffle has no room
+        printed = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), str(most_bytes)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert printed.startswith(
+            "not enough memory to build the order of epoch 0 (10,000,000 documents)"
+        )
+    assert orders_in(tmp_path) == []
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_order(small_disk: Path) -> None:

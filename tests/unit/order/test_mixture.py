@@ -318,6 +318,25 @@ def test_a_damaged_state_is_refused(text: str) -> None:
         Mixture.from_json(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "null",
+        "[]",
+        "{}",
+        '{"names": ["a"]}',
+        '{"schedule": [[0, [1]]]}',
+        '{"names": ["a"], "schedule": 7}',
+        '{"names": ["a"], "schedule": [[0]]}',
+        '{"names": ["a"], "schedule": [[0, 1]]}',
+        '{"names": ["a"], "schedule": ["01"]}',
+    ],
+)
+def test_a_mixture_of_another_form_is_described(text: str) -> None:
+    with pytest.raises(StreamChangedError, match="it is not an object with names, a list of str"):
+        Mixture.from_json(text)
+
+
 Entries = Sequence[tuple[int, Mapping[str, float]]]
 
 

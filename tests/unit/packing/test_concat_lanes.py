@@ -49,3 +49,12 @@ def test_a_cursor_beyond_the_end_of_its_document_names_the_lane() -> None:
     documents = Corpus([21]).read(np.array([1]), np.array([4]))
     with pytest.raises(ValueError, match=r"^lane 1: the cursor is at token 30 of document 4, but"):
         lanes.add(documents, np.array([True]))
+
+
+def test_a_document_that_is_not_the_cursors_names_the_lane() -> None:
+    lanes = ConcatLanes(8, 2, np.array([[0, 0], [4, 3]]))
+    documents = Corpus([21]).read(np.array([1]), np.array([5]))
+    with pytest.raises(
+        ValueError, match=r"^lane 1: the cursor is at token 3 of document 4, but document 5 has 2"
+    ):
+        lanes.add(documents, np.array([True]))

@@ -53,7 +53,7 @@ def encoded(*numbers: int) -> bytes:
 @pytest.mark.parametrize(
     ("residue", "message"),
     [
-        (RESIDUE[:-1], "bytes length not a multiple"),
+        (RESIDUE[:-1], f"a residue of {len(RESIDUE) - 1} bytes, which ends within a number"),
         (encoded(-1), "spans outside"),
         (encoded(1, 0, 0), "spans outside"),
         (encoded(1, 5, 0, 4), "spans outside"),

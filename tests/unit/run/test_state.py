@@ -110,7 +110,18 @@ def test_a_damaged_state_is_refused_with_the_field_named(
     [
         ({"residues": ""}, "residues: "),
         ({"residues": "AAAA"}, "residues: "),
-        ({"residues": base64.b64encode(zlib.compress(b"12345")).decode()}, "residues: "),
+        (
+            {"residues": base64.b64encode(zlib.compress(bytes(50))).decode()},
+            "residues: it unpacks to 50 bytes, which are not numbers of 4 bytes",
+        ),
+        (
+            {"residues": base64.b64encode(zlib.compress(bytes(44))).decode()},
+            "residues: it unpacks to 44 bytes, .* one or more for each of 12 lanes",
+        ),
+        (
+            {"residues": residues([0], sizes=[2] + [0] * 10 + [2])},
+            "residues: lane 0 has a residue of 2",
+        ),
         (
             {"residues": base64.b64encode(zlib.compress(bytes(1 << 26))).decode()},
             "residues: they unpack to more than 1,056 bytes, the most that is allowed",

@@ -186,3 +186,42 @@ def test_a_tokenizer_that_is_not_there_or_broken_is_named(tmp_path: Path) -> Non
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "it is a JSON list, not an object"),
+        ('{"eos_token": {"content": 5}}', "its eos_token is 5, not a string"),
+    ],
+)
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_broken_file_beside_a_tokenizer_is_the_one_that_is_named(
+    tmp_path: Path, file: str, content: str, reason: str, has_tokenizer: bool
+) -> None:
+    if has_tokenizer:
+        byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    else:
+        write_gpt2_files(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(TokenizerError, match=f"{tmp_path / file} cannot be read: {reason}"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_folder_in_the_home_folder_need_not_have_a_tokenizer_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_gpt2_files(tmp_path / "gpt2")
+    assert load_tokenizer("~/gpt2") == load_tokenizer(tmp_path / "gpt2")
+
+
+def write_gpt2_files(folder: Path) -> None:
+    """A GPT-2 tokenizer of two letters, as it was stored before there was a tokenizer.json."""
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, END: 3}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": END, "unk_token": END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,0 +1,141 @@
+"""Find the loader's state in a checkpoint of any training framework, without running its code.
+
+    file      JSON, or written by torch.save
+    folder    torch.distributed.checkpoint             its entries named `cloudload`
+              transformers, accelerate, or Lightning   the files in `_STATE_FILES`
+
+The state may be nested in mappings, lists and objects, and in text that is JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cloudload.errors import StreamChangedError
+
+_STATE_FILES = ("trainer_state.json", "custom_checkpoint_*.pkl", "meta.pt")
+_METADATA_NAME = ".metadata"
+_STATE_KEY = "cloudload"
+_STATE_FIELDS = frozenset({"cursors", "table_rows", "version"})
+
+
+def load_state(path: str | Path) -> dict[str, Any]:
+    """Load the cloudload state from a checkpoint: a JSON file, a torch file, or a folder.
+
+    Torch files are those of `torch.save`. Folders are those of `torch.distributed.checkpoint`,
+    torchtitan, Composer, transformers, accelerate and Lightning. Runs no code of the checkpoint,
+    and loads no tensors. Raises `StreamChangedError` if the checkpoint has another format or no
+    state, and `OSError` if it cannot be read.
+    """
+    path = Path(path)
+    for content in _load_folder(path) if path.is_dir() else [_load_file(path)]:
+        if found := _find_state(content):
+            return found
+    raise StreamChangedError(
+        f"{path} has no cloudload state. Use a checkpoint that contains loader.state_dict()"
+    )
+
+
+def _load_folder(folder: Path) -> Iterator[Any]:
+    if (folder / _METADATA_NAME).exists():
+        yield from _load_distributed(folder)
+    for pattern in _STATE_FILES:
+        yield from map(_load_file, sorted(folder.glob(pattern)))
+
+
+def _load_file(path: Path) -> Any:
+    with path.open("rb") as file:
+        try:
+            return _load_torch(file) if zipfile.is_zipfile(file) else json.loads(path.read_bytes())
+        except OSError:
+            raise
+        except Exception as error:
+            raise StreamChangedError(
+                f"{path} is neither JSON nor a torch checkpoint ({type(error).__name__}: "
+                f"{error!s:.200}). Save loader.state_dict() with json.dump or torch.save"
+            ) from error
+
+
+def _load_distributed(folder: Path) -> Iterator[Any]:
+    """Load the entries of a distributed checkpoint that are named `cloudload`."""
+    path = folder / _METADATA_NAME
+    try:
+        with path.open("rb") as file:
+            places = _RecordUnpickler(file).load().storage_data
+        for index, place in places.items():
+            if index.fqn.rpartition(".")[2] == _STATE_KEY:
+                with (folder / place.relative_path).open("rb") as file:
+                    file.seek(place.offset)
+                    yield _load_torch(io.BytesIO(file.read(place.length)))
+    except OSError:
+        raise
+    except Exception as error:
+        raise StreamChangedError(
+            f"{path} is not the metadata of a distributed checkpoint ({error!r:.200}). Use another "
+            "checkpoint"
+        ) from error
+
+
+def _load_torch(file: BinaryIO) -> Any:
+    """Load an object that `torch.save` wrote, except for its tensors."""
+    with zipfile.ZipFile(file) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        with archive.open(name) as pickled:
+            return _RecordUnpickler(pickled).load()
+
+
+class _Record:
+    """Stands in for an object of any class: has its attributes and items, and no behavior."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _Record:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            vars(self).update(state)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        vars(self)[str(key)] = value
+
+    def append(self, value: Any) -> None:
+        vars(self)[str(len(vars(self)))] = value
+
+
+class _RecordUnpickler(pickle.Unpickler):
+    """Unpickles mappings, lists and plain values; every other object becomes a `_Record`."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        # a class within a class is pickled as a call of getattr
+        return (lambda *_: _Record) if name == "getattr" else _Record
+
+    def persistent_load(self, identifier: Any) -> _Record:
+        return _Record()
+
+
+def _find_state(content: Any) -> dict[str, Any] | None:
+    """Return the first state in content that may be nested, even in itself, or None."""
+    stack, seen = [content], dict[int, Any]()
+    while stack:
+        found = stack.pop()
+        if isinstance(found, str) and "table_rows" in found:
+            with suppress(ValueError, RecursionError):
+                found = json.loads(found)
+        if isinstance(found, _Record):
+            found = vars(found)
+        if id(found) in seen or not isinstance(found, Mapping | list | tuple):
+            continue
+        seen[id(found)] = found
+        if isinstance(found, Mapping) and found.keys() >= _STATE_FIELDS:
+            return dict(found)
+        stack += reversed(list(found.values()) if isinstance(found, Mapping) else found)
+    return None

@@ -1,0 +1,40 @@
+"""A lane reads about as many documents as its next rows need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload.workers.documents import open_cache, open_documents
+from cloudload.workers.lane_reader import LaneReader
+from tests.support.corpora import random_documents, write_mds
+from tests.support.loaders import make_loader
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"packing": "one_per_row", "seq_len": 1024}, 3),
+        ({"packing": "one_per_row", "seq_len": 16}, 3),
+        ({"packing": "one_per_row", "seq_len": 1024, "overflow": "rows"}, 3),
+        ({"packing": "one_per_row", "seq_len": 16, "overflow": "rows"}, 3),
+        ({"packing": "concat", "seq_len": 16}, 3),
+        ({"packing": "concat", "seq_len": 1024}, 64),
+    ],
+)
+def test_three_rows_of_each_lane_need_no_more_documents_than(
+    tmp_path: Path, settings: dict[str, Any], most: int
+) -> None:
+    data = write_mds(tmp_path / "data", random_documents(1, 2_000))
+    lanes = np.arange(12)
+    with make_loader(data, local=tmp_path / "cache", **settings) as loader:
+        plan = loader.plan()
+        cache = open_cache(plan)
+        reader = LaneReader(plan, 0, open_documents(plan, cache))
+        cut = reader.cut(lanes, np.full(12, 3), num_batches=1, is_awaited=False)
+        cache.close()
+    assert cut.num_rows.tolist() == [3] * 12
+    assert reader.next_ordinals.max() <= most
