@@ -80,7 +80,9 @@ def takeovers(draw: st.DrawFn) -> Takeover:
     ]
     ranks, workers = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     first = Physical(draw(st.sampled_from(nodes)), ranks, workers, draw(st.integers(1, 4)))
-    legs = [(first, draw(st.integers(0, 12)))]
+    num_steps = sum(map(sum, streams)) // first.global_batch
+    # Streaming repeats samples at the end of an epoch
+    legs = [(first, draw(st.integers(0, 12) | st.integers(max(0, num_steps - 2), num_steps + 2)))]
     if draw(st.booleans()):
         # Streaming resumes on other nodes if the global batch stays what it was
         fitting = [each for each in nodes if first.global_batch % (each * ranks) == 0]
