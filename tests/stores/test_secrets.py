@@ -254,7 +254,7 @@ def test_no_output_of_the_converter_shows_a_password(
     convert(tmp_path / "b.jsonl", out, status=1, says="the inputs of memory://")
     delete_object(f"{out}/convert-report.json")
     convert(tmp_path / "a.jsonl", out, status=1, says="already holds a dataset")
-    convert(tmp_path / "a.jsonl", f"{place}/foreign", status=1, says="shards of another dataset")
+    convert(tmp_path / "a.jsonl", f"{place}/foreign", status=1, says="holds shards, but no journal")
     convert(f"{place}/in", f"{place}/in/out", status=1, says="is inside the input")
     convert(f"{place}/in/*", f"{place}/in", status=1, says="contains inputs")
     convert(f"{place}/in", f"{place}/in/c.jsonl", f"{place}/new", status=1, says="in the inputs tw")
