@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import shutil
 import socket
 from collections.abc import Callable
@@ -307,7 +308,7 @@ class _Place:
     "write",
     [
         lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(os.urandom(1000)),
+        lambda path: path.write_bytes(random.Random(0).randbytes(1000)),
         lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)),
         lambda path: path.write_bytes(b"\x80\x02}q\x00."),
         lambda path: path.write_text("[" * 100_000),
@@ -318,7 +319,7 @@ class _Place:
         lambda path: torch.save({"loader": _Executed()}, path),
         lambda path: path.mkdir(),
         lambda path: write_metadata(path, b""),
-        lambda path: write_metadata(path, os.urandom(1000)),
+        lambda path: write_metadata(path, random.Random(1).randbytes(1000)),
         lambda path: write_metadata(path, pickle.dumps(_Executed())),
         lambda path: write_metadata(path, pickle.dumps(_Metadata(None))),
         lambda path: write_metadata(
