@@ -25,7 +25,7 @@ class StreamingStore:
         except ImportError as error:
             raise StoreError(
                 f"cannot read {scheme_of(url)}:// URLs ({error}). Install Streaming: pip install "
-                "'cloudload[streaming]'"
+                "mosaicml-streaming"
             ) from None
         with tempfile.TemporaryDirectory(prefix="cloudload-download-") as folder:
             path = Path(folder, "object")
