@@ -22,8 +22,8 @@ class Batch(dict[str, torch.Tensor]):
     """The tensors of a batch, named as a model expects them: `model(**batch)`.
 
     `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same IDs, with -100
-    on padding (and, with `mask_edges`, on the first token of each span). They are not shifted;
-    Hugging Face's models shift them. `fields` can add `position_ids` and `segment_ids`, int64
+    on padding (and, with `mask_edges`, on the first token of each span). They are not shifted,
+    because Hugging Face models shift them. `fields` can add `position_ids` and `segment_ids`, int64
     [batch_size, seq_len]; `cu_seqlens`, int32 [segments + 1]; and `max_seqlen`, int32 [].
 
     `rows` has the indices of its rows in the run, and `spans` has the documents in them. If a

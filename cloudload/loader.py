@@ -92,9 +92,9 @@ class CloudLoader:
         {options}
 
     The other arguments are fields of `cloudload.config.RowsConfig` or `DeliveryConfig`.
-    `RowsConfig` determines which tokens are read and in which order, so a state must match it,
-    except as `load_state_dict` says. `DeliveryConfig` determines how rows are delivered, and may
-    change on every resume.
+    `RowsConfig` determines which tokens are read and in which order, so a state must match it, with
+    the exceptions that `load_state_dict` lists. `DeliveryConfig` determines how rows are delivered,
+    and may change on every resume.
 
     Raises:
         ValueError: if an argument is invalid or contradicts another; the message says what to use.
@@ -428,7 +428,7 @@ class CloudLoader:
         tail = tail and next_stages(tail, self._asked.seq_len, position.table_rows, rows)
         self._log.move_to(replace(position, rows=rows, tail=tail))
 
-    # ------------------------------------------------------------ looking and leaving
+    # ------------------------------------------------------------ inspecting and closing
 
     @property
     def num_lanes(self) -> int:

@@ -104,8 +104,8 @@ def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     if (filled > seq_len).any():
         row = int(filled.argmax())
         raise ValueError(
-            f"the spans of row {row} hold {filled[row]} tokens, more than a row's {seq_len}. Pass "
-            "the shape of this batch"
+            f"the spans of row {row} have {filled[row]} tokens, but a row has only {seq_len}. Pass "
+            "the shape of the batch that the spans are from"
         )
     padded = np.empty(len(rows) + num_rows, np.int64)
     padded[_places(rows)] = lengths

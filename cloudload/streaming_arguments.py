@@ -3,8 +3,8 @@
     StreamingDataset ─► streams, shuffle, seed, cache limit, …  ┐
     [streaming.Stream, …] ─► streams                            ┴─► options of CloudLoader
 
-An option that the user passes to the loader wins over the dataset's. Streaming is never imported:
-whoever has its objects has imported it.
+An option that the user passes to the loader overrides the dataset's. This module never imports
+Streaming, because a user who passes its objects has already imported it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WITHOUT_COUNTERPART = (
 def adopt_streaming(
     options: Mapping[str, Any], defaults: Mapping[str, Any], retry: Retry
 ) -> dict[str, Any]:
-    """Replace StreamingDataset's objects in a loader's options by the options that they stand for.
+    """Replace StreamingDataset's objects in a loader's options with the equivalent options.
 
     An option that differs from its value in `defaults` is kept. `retry` is used to read the indexes
     of streams that have proportions. Logs a warning for each setting that has no counterpart.
@@ -73,10 +73,11 @@ def adopt_streaming(
 def choose_by_proportion(
     proportions: Sequence[float], samples: Sequence[int], seed: int, epoch_size: int | None = None
 ) -> list[int]:
-    """The number of samples that an epoch reads of each stream, as StreamingDataset computes it.
+    """Compute how many samples of each stream an epoch reads, as StreamingDataset does.
 
-    `samples` are the streams' sizes, and `epoch_size` the samples in an epoch; by default, all.
-    Shares are rounded down, and random streams, by `seed`, get one of the samples that are left.
+    `samples` has the number of samples in each stream, and `epoch_size` is the number in an epoch
+    (by default, their sum). Each stream's share is rounded down. The samples that are left over
+    each go to a different stream, drawn at random with `seed`.
     """
     total = epoch_size or sum(samples)
     shares = np.array(proportions, np.float64)
@@ -98,8 +99,8 @@ def _check_not_overridden(value: object, methods: Sequence[str]) -> None:
         if owner is not None and owner.__module__ not in _BASES:
             raise ValueError(
                 f"{owner.__name__} overrides {method} of Streaming, which CloudLoader does not "
-                "call, because it reads shards itself. Pass an object of Streaming's own class; "
-                "to change samples, pass CloudLoader(transform=function of a sample to its text)"
+                "call, because it reads shards itself. Pass an object of Streaming's own class. "
+                "To change samples, pass CloudLoader(transform=function of a sample to its text)"
             )
 
 
@@ -110,7 +111,7 @@ def _warn(dataset: Any) -> None:
 
 
 def _options_of(dataset: Any) -> dict[str, Any]:
-    """The loader's options that a StreamingDataset's settings stand for."""
+    """The loader's options that are equivalent to a StreamingDataset's settings."""
     streams = []
     for stream, samples in zip(dataset.streams, dataset.samples_per_stream, strict=True):
         _check_not_overridden(stream, _STREAM_METHODS)
@@ -178,7 +179,7 @@ def _adopt_stream(stream: Any, **weights: Any) -> Stream:
 
 
 def _retry_of(streams: Sequence[Any]) -> Retry | None:
-    """The longest patience of some streams; None if they have Streaming's defaults."""
+    """The longest timeout and the most retries of the streams; None for Streaming's defaults."""
     retries = max(getattr(stream, "download_retry", _DOWNLOAD_RETRY) for stream in streams)
     timeout_s = max(getattr(stream, "download_timeout", _DOWNLOAD_TIMEOUT_S) for stream in streams)
     if (retries, timeout_s) == (_DOWNLOAD_RETRY, _DOWNLOAD_TIMEOUT_S):

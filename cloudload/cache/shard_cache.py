@@ -128,8 +128,8 @@ class ShardCache:
                     raise
                 self._fetcher.discard(path, info)
         raise CacheError(
-            f"{path} was removed {_ATTEMPTS} times before it could be mapped. If the shards in use "
-            "exceed cache_limit, raise it, in every job that shares the cache"
+            f"{path} was removed {_ATTEMPTS} times before it could be mapped. The shards in use "
+            "may exceed cache_limit. Raise it in every job that shares the cache"
         )
 
     def _map_in_place(self, dataset: Dataset, info: ShardInfo) -> Shard:

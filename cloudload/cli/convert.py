@@ -41,7 +41,7 @@ def add_convert(commands: Commands) -> None:
     add("--format", default="auto", choices=formats, help=form)
     text = "field that holds the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
-    identifier = "field that holds the id; without it, the id is FILE or FILE:LINE (default: id)"
+    identifier = "field that holds the ID; without it, the ID is FILE or FILE:LINE (default: id)"
     add("--id-key", default="id", metavar="FIELD", help=identifier)
     kept = "additional field to keep; may be repeated"
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)

@@ -62,7 +62,7 @@ def add_where(commands: Commands) -> None:
     )
     _add_run_options(parser)
     document = parser.add_mutually_exclusive_group(required=True).add_argument
-    document("--id", metavar="DOC", help="the document's id; finding it reads all shards")
+    document("--id", metavar="DOC", help="the document's ID; finding it reads all shards")
     number = "the document's index in its stream; STREAM is the stream's index (default: 0)"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     last = "the last step to search"

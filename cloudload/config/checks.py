@@ -16,25 +16,25 @@ def parse_bytes(value: int | str) -> int:
     size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
     if size < 1:
         raise ValueError(
-            f"{value!r} is not a size; use a number of bytes above 0, or one with kb, mb, gb or tb"
+            f"{value!r} is not a size. Use a number of bytes above 0, or one with kb, mb, gb or tb"
         )
     return size
 
 
 def check_positive(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}; use an integer of at least 1")
+        raise ValueError(f"{name} is {value!r}. Use an integer of at least 1")
 
 
 def check_count(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} is {value!r}; use an integer of at least 0")
+        raise ValueError(f"{name} is {value!r}. Use an integer of at least 0")
 
 
 def check_token(name: str, value: Any) -> None:
     if not isinstance(value, str | None):
         raise ValueError(
-            f"{name} is {value!r}; use a token, None, 'auto', or (for a Stream) 'same'"
+            f"{name} is {value!r}. Use a token, None, 'auto', or (for a Stream) 'same'"
         )
 
 
@@ -44,4 +44,4 @@ def is_number(value: Any) -> bool:
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(str, choices))}")
+        raise ValueError(f"{name} is {value!r}. Use one of {', '.join(map(str, choices))}")

@@ -44,13 +44,14 @@ class DeliveryConfig:
     `cu_seqlens` (with `max_seqlen`)."""
     mask_edges: bool = False
     """Whether to mask the label of a document's first token in each row, because any tokens before
-    it are of other documents."""
+    it belong to other documents."""
     local: str | os.PathLike[str] | None = None
     """Folder of the node's cache for shards, epoch orders and tokenizer checks. By default
     `$CLOUDLOAD_CACHE`, else `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
     tokenizer_backend: TokenizerBackend = "auto"
-    """The library that encodes text: `hf`, `fastokens`, or `auto`. If fastokens fails a check that
-    it gives the same token IDs as hf, `fastokens` is an error, and `auto` uses hf."""
+    """The library that encodes text: `hf`, `fastokens`, or `auto`. Before fastokens is used, it is
+    checked to give the same token IDs as hf. If a check fails, `fastokens` raises an error, and
+    `auto` uses hf."""
     num_workers: int = 4
     """Number of worker processes of each loader. At most one is used for each lane of its rank.
     With 0, the training process does the work."""
@@ -110,7 +111,7 @@ class DeliveryConfig:
         if self.stop_every is not None and self.stop_every != EPOCH:
             if not isinstance(self.stop_every, int):
                 raise ValueError(
-                    f"stop_every is {self.stop_every!r}; use a number of batches, or {EPOCH!r}"
+                    f"stop_every is {self.stop_every!r}. Use a number of batches, or {EPOCH!r}"
                 )
             check_positive("stop_every", self.stop_every)
         check_seconds("exchange_timeout_s", self.exchange_timeout_s)
@@ -119,11 +120,11 @@ class DeliveryConfig:
         check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.retry, Retry):
             raise ValueError(
-                f"retry is {self.retry!r}; pass cloudload.Retry(timeout_s=…, deadline_s=…)"
+                f"retry is {self.retry!r}. Pass cloudload.Retry(timeout_s=…, deadline_s=…)"
             )
         if (self.dp_rank is None) != (self.dp_world_size is None):
             raise ValueError(
-                f"dp_rank is {self.dp_rank}, but dp_world_size is {self.dp_world_size}; set both "
+                f"dp_rank is {self.dp_rank}, but dp_world_size is {self.dp_world_size}. Set both "
                 "or neither"
             )
         self.cache_limit_bytes()

@@ -43,7 +43,7 @@ def _as_streams(data: Any) -> tuple[Stream, ...]:
     items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
         raise ValueError(
-            f"data is {wrong[0]!r}; pass the URL or folder of an MDS dataset, a Stream, or a "
+            f"data is {wrong[0]!r}. Pass the URL or folder of an MDS dataset, a Stream, or a "
             "list of them"
         )
     return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)

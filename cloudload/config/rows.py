@@ -92,21 +92,21 @@ class RowsConfig:
         if self.schedule is not None:
             object.__setattr__(self, "schedule", tuple(self.schedule))
         if not self.streams:
-            raise ValueError("data is empty; pass a URL, a Stream, or a list of them")
+            raise ValueError("data is empty. Pass a URL, a Stream, or a list of them")
         check_positive("seq_len", self.seq_len)
         if (
             not isinstance(self.seed, int)
             or isinstance(self.seed, bool)
             or not 0 <= self.seed < 1 << 32
         ):
-            raise ValueError(f"seed is {self.seed!r}; use an integer from 0 to 4,294,967,295")
+            raise ValueError(f"seed is {self.seed!r}. Use an integer from 0 to 4,294,967,295")
         check_choice("shuffle", self.shuffle, (True, False))
         for name in ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs"):
             if (value := getattr(self, name)) is not None:
                 check_positive(name, value)
         if self.shuffle_block_size == 1:
             raise ValueError(
-                "shuffle_block_size is 1; use at least 2. To keep the order of the data, use "
+                "shuffle_block_size is 1. Use at least 2. To keep the order of the data, use "
                 "shuffle=False"
             )
         for name in ("bos", "eos"):
@@ -117,7 +117,7 @@ class RowsConfig:
         check_count("min_tokens", self.min_tokens)
         if self.transform is not None and not callable(self.transform):
             raise ValueError(
-                f"transform is {self.transform!r}; use a function from a sample (a dict) to text "
+                f"transform is {self.transform!r}. Use a function from a sample (a dict) to text "
                 "or None"
             )
         self._check_mixing()
@@ -136,7 +136,7 @@ class RowsConfig:
         labels = [stream.label for stream in self.streams]
         if repeated := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(
-                f"several streams have the name {repeated[0]!r}; set a unique name for each with "
+                f"several streams have the name {repeated[0]!r}. Set a unique name for each with "
                 "Stream(..., name=...)"
             )
         if not self.is_mixed:

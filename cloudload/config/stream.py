@@ -46,13 +46,13 @@ class Stream:
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
             raise ValueError(
-                f"a stream's remote is {self.remote!r}; use the URL or folder of an MDS dataset"
+                f"a stream's remote is {self.remote!r}. Use the URL or folder of an MDS dataset"
             )
         check_location(self.remote)
         share = self.proportion
         if share is not None and (not is_number(share) or not 0 <= share < math.inf):
             raise ValueError(
-                f"proportion of {self.label} is {share!r}; use a finite number of at least 0"
+                f"proportion of {self.label} is {share!r}. Use a finite number of at least 0"
             )
         if self.proportion is not None and (self.repeat is not None or self.choose is not None):
             raise ValueError(

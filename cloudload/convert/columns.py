@@ -54,8 +54,8 @@ def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column
     if missing:
         name = min(missing)
         raise ConvertError(
-            f"no record near the start of the input has a non-null field {name!r}; check the "
-            f"name, or pass its encoding: {name}:json"
+            f"no record near the start of the input has a non-null field {name!r}. Check the "
+            f"name, or keep it with an encoding: {name}:json"
         )
     return tuple(Column.of(name, encoding or "json") for name, encoding in encodings.items())
 

@@ -52,14 +52,14 @@ class ConvertConfig:
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
                 raise ValueError(
-                    f"cannot keep {name!r} as {encoding!r}; use NAME or NAME:ENCODING, with an "
+                    f"cannot keep {name!r} as {encoding!r}. Use NAME or NAME:ENCODING, with an "
                     "encoding such as str, bytes, json, int, int32, or float64"
                 )
         if self.block_bytes < 1:
-            raise ValueError(f"block_bytes is {self.block_bytes}; use at least 1")
+            raise ValueError(f"block_bytes is {self.block_bytes}. Use at least 1")
         if not 1024 <= self.shard_bytes < 1 << 32:
             raise ValueError(
-                f"shard_bytes is {self.shard_bytes:,}; use 1,024 to 4,294,967,295, the limit of an "
+                f"shard_bytes is {self.shard_bytes:,}. Use 1,024 to 4,294,967,295, the limit of an "
                 "MDS shard"
             )
         self.shard_format([])

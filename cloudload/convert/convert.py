@@ -112,7 +112,7 @@ def convert_to_mds(
     """
     for name, value in {"keep": keep, "hashes": hashes}.items():
         if isinstance(value, str):
-            raise ValueError(f"{name} is the string {value!r}; pass a list: {name}=[{value!r}]")
+            raise ValueError(f"{name} is the string {value!r}. Pass a list: {name}=[{value!r}]")
     config = ConvertConfig(
         text_key,
         id_key,
@@ -125,13 +125,13 @@ def convert_to_mds(
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
-        raise ValueError(f"processes is {processes}; use at least 1")
+        raise ValueError(f"processes is {processes}. Use at least 1")
     location = _output_location(os.fspath(out), split)
     _check_not_within(location, inputs)
     units = list_units(inputs, format, split, block_bytes)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
         raise ValueError(
-            f"the output {redact(location)} contains inputs; choose a folder beside them"
+            f"the output {redact(location)} contains inputs. Choose a folder beside them"
         )
     recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
     journal = Journal(location, {"recipe": recipe, "inputs": _identify(units)})
@@ -158,7 +158,7 @@ def convert_to_mds(
 def _output_location(out: str, split: str | None) -> str:
     check_location(out)
     if split is not None and (not split or split.startswith(("/", ".")) or ".." in split):
-        raise ValueError(f"split is {split!r}; use a plain name such as 'train'")
+        raise ValueError(f"split is {split!r}. Use a plain name such as 'train'")
     return join_url(str(local_path(out)) if is_local(out) else out.rstrip("/"), split or "")
 
 
@@ -174,7 +174,7 @@ def _check_not_within(location: str, inputs: Any) -> None:
         )
         if f"{inner}/".startswith(f"{outer}/"):
             raise ValueError(
-                f"the output {redact(location)} is inside the input {redact(folder)}; choose a "
+                f"the output {redact(location)} is inside the input {redact(folder)}. Choose a "
                 "folder beside it"
             )
 

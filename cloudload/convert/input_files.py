@@ -38,7 +38,8 @@ class InputFile:
     name: str
     """The file's path relative to its input (for a glob, to the folder before the wildcard), or its
     file name if it is the input. Document IDs may be derived from it. If two files would have the
-    same name, every name begins with the index of its input among those with files."""
+    same name, every name begins with the index of its input. Inputs without files are not
+    counted."""
     bytes: int | None
     """The stored size in bytes, or None if unknown."""
     format: str

@@ -46,10 +46,10 @@ def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) ->
     for an input that is not found or cannot be opened.
     """
     if format not in FORMATS:
-        raise ValueError(f"no format named {format!r}; use one of {', '.join(FORMATS)}")
+        raise ValueError(f"no format named {format!r}. Use one of {', '.join(FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
-        raise ValueError("no inputs; pass files, folders, globs, a dataset, or - for stdin")
+        raise ValueError("no inputs. Pass files, folders, globs, a dataset, or - for stdin")
     found: list[list[InputFile] | InputUnit] = [_resolve(item, format, split) for item in several]
     named = iter(_unique_names([files for files in found if isinstance(files, list)]))
     units: list[InputUnit] = []
@@ -72,7 +72,7 @@ def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | Inp
         name = getattr(getattr(item, "info", None), "dataset_name", None)
         return RowsUnit(str(name or "row"), item)
     raise ValueError(
-        f"{type(item).__name__} is not an input; pass a path or URL, a datasets object, or an "
+        f"{type(item).__name__} is not an input. Pass a path or URL, a datasets object, or an "
         "iterable of rows"
     )
 
@@ -83,12 +83,12 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
         for value in datasets.values()
     ):
         raise ValueError(
-            "a dict is not an input; for rows in memory, pass an iterator: iter([{...}, ...])"
+            "a dict is not an input. For rows in memory, pass an iterator: iter([{...}, ...])"
         )
     chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
     if chosen is None or chosen not in datasets:
         raise ValueError(
-            f"split is {chosen!r}, but the dataset's splits are {sorted(datasets)}; set split to "
+            f"split is {chosen!r}, but the dataset's splits are {sorted(datasets)}. Set split to "
             "one of them"
         )
     return RowsUnit(chosen, datasets[chosen])
@@ -103,13 +103,13 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
     name, query = parts.netloc + parts.path, parse_qs(parts.query)
     if unknown := sorted(set(query) - {"config", "split"}):
         raise ValueError(
-            f"{shown} has unknown parameters {unknown}; only ?config= and &split= are supported"
+            f"{shown} has unknown parameters {unknown}. Only ?config= and &split= are supported"
         )
     try:
         import datasets
     except ImportError:
         raise ConvertError(
-            f"reading {shown} needs the datasets package; pip install 'cloudload[datasets]'"
+            f"reading {shown} needs the datasets package. Run: pip install 'cloudload[datasets]'"
         ) from None
     chosen = query.get("split", [split or "train"])[0]
     try:
@@ -118,7 +118,7 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         )
     except Exception as error:
         raise ConvertError(
-            f"cannot load {shown} (split {chosen!r}); check its name, config and split, and the "
+            f"cannot load {shown} (split {chosen!r}). Check its name, config and split, and the "
             f"connection: {type(error).__name__}: {redact(str(error))}"
         ) from (None if contains_secrets(error) else error)
     return RowsUnit(PurePosixPath(name).name, loaded)
@@ -145,7 +145,7 @@ def _find_files(location: str) -> list[tuple[str, str, int]]:
         files.append((item.url, name, item.bytes))
     if not files:
         raise ConvertError(
-            f"no files in {redact(location)}; check the location (hidden files are skipped)"
+            f"no files in {redact(location)}. Check the location (hidden files are skipped)"
         )
     return files
 

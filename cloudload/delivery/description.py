@@ -114,7 +114,7 @@ def _option(config: Any, name: str) -> Setting:
 def _tokenizer(plan: Plan) -> Iterator[Setting]:
     spec, backend = plan.recipe.tokenizer, plan.backend
     name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
-    note = f"({spec.vocab_size:,} ids, fingerprint {spec.fingerprint[:12]})"
+    note = f"({spec.vocab_size:,} IDs, fingerprint {spec.fingerprint[:12]})"
     yield Setting("tokenizer", name, GIVEN, note)
     origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
     reason = f"({backend.reason})" if backend.reason else f"({backend.versions})"

@@ -25,7 +25,7 @@ from cloudload.stats import READ
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
     """The number of passes completed at a position; 0 without `stop_every`.
 
-    Computed from the rows delivered, in units of the current global batch, or, with
+    Computed from the rows handed out, in units of the current global batch, or, with
     stop_every="epoch", from the documents read. It therefore also works if earlier batches had a
     different size.
     """
@@ -116,7 +116,7 @@ _ADAPTERS = {
 def reason_to_refuse_caller() -> str | None:
     """Return why the calling function's caller may not iterate over the loader, or None if it may.
 
-    Only frameworks in `_ADAPTERS` are refused.
+    Refuses only the frameworks in `_ADAPTERS`.
     """
     adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
     return adapter and f"without an adapter, a resume may lose or repeat batches. Pass {adapter}"

@@ -102,7 +102,7 @@ class Window(NamedTuple):
         """Start gathering the reports of all ranks, and return a function that waits for them.
 
         It returns them, or only `report` if the exchange is for this rank alone. Raises
-        `RanksDisagreeError` as `Exchange.start` says.
+        `RanksDisagreeError` as `Exchange.start` does.
         """
         if exchange.is_alone:
             return lambda: [report]
@@ -110,7 +110,7 @@ class Window(NamedTuple):
         return lambda: [self._decode(message, report.counts.shape) for message in finish()]
 
     def _encode(self, report: Report) -> Ints:
-        """Encode a report as int64 [n].
+        """Encode a report as int64 [n]: the fields in this order, the sizes before the residues.
 
         stop, rank index, first dry row | counts | cursors | sizes of residues in bytes, residues
         """

@@ -40,7 +40,7 @@ def check_cache_limit(
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
             f"uses at a time. Raise it to {needed:,} or more. Fewer num_workers or "
-            "download_threads also lower this minimum; in a new run, so may a smaller "
+            "download_threads also lower this minimum. In a new run, so may a smaller "
             "shuffle_block_size or num_canonical_nodes"
         )
 

@@ -29,7 +29,7 @@ class World:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ValueError(
-                f"data-parallel rank {self.rank} is not in a world of size {self.size}; use a rank "
+                f"data-parallel rank {self.rank} is not in a world of size {self.size}. Use a rank "
                 f"from 0 to {self.size - 1}"
             )
 
@@ -94,7 +94,7 @@ def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
 def _environment_number(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     if text and not text.isdecimal():
-        raise ValueError(f"the environment variable {name} is {text!r}; it must be a whole number")
+        raise ValueError(f"the environment variable {name} is {text!r}. It must be a whole number")
     return int(text) if text else default
 
 

@@ -23,8 +23,8 @@ class CloudloadNode(BaseNode[Batch]):
     """A source node that yields batches.
 
     A reset without a state, as at the start of an epoch, continues from the loader's position. If a
-    `Prefetcher` has read ahead, that position is past the batches trained on. So to continue an
-    abandoned pass, load the state of torchdata's `Loader` after the last batch trained on.
+    `Prefetcher` has read ahead, that position is past the batches trained on. To continue an
+    abandoned pass, load the state that torchdata's `Loader` had after the last batch trained on.
     """
 
     def __init__(self, loader: CloudLoader) -> None:

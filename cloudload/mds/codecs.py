@@ -35,7 +35,7 @@ def compress(compression: str, data: bytes) -> bytes:
         return codecs[name]()
     except Exception as error:
         usable = "zstd or zstd:1 to zstd:22, gz or gz:1 to gz:9, bz2 or bz2:1 to bz2:9, or None"
-        raise ValueError(f"compression is {compression!r}; use {usable}") from error
+        raise ValueError(f"compression is {compression!r}. Use {usable}") from error
 
 
 def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:

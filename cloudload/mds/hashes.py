@@ -20,7 +20,7 @@ def new_hash(algorithm: str) -> Any:
         return getattr(xxhash, algorithm)() if is_xxhash else hashlib.new(algorithm)
     except (AttributeError, ValueError):
         raise ValueError(
-            f"no hash named {algorithm!r}; use xxh64, xxh128, sha1, sha256, …"
+            f"no hash named {algorithm!r}. Use xxh64, xxh128, sha1, sha256, …"
         ) from None
 
 

@@ -138,12 +138,12 @@ def _check_extent(data: bytes) -> None:
     """Raise `ValueError` if an index is too large: parsing needs many times its size in memory."""
     if len(data) > MOST_INDEX_BYTES:
         raise ValueError(
-            f"it has more than {MOST_INDEX_BYTES:,} bytes; use larger shards or several datasets"
+            f"it has more than {MOST_INDEX_BYTES:,} bytes, so use larger shards or several datasets"
         )
     count = sum(map(data.count, (b",", b"[", b"{")))
     if count > _MOST_INDEX_VALUES:
         raise ValueError(
-            f"it has about {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed; use "
+            f"it has about {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed, so use "
             "larger shards or several datasets"
         )
 

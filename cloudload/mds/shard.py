@@ -25,7 +25,7 @@ _MOST_HEADER_BYTES = 1 << 20
 ID_KEY = "id"
 
 REPAIR_ADVICE = (
-    "If the shard is in the cache, delete it there to fetch it again; if it is damaged in the "
+    "If the shard is in the cache, delete it there to fetch it again. If it is damaged in the "
     "dataset, convert or copy it again"
 )
 
@@ -90,7 +90,10 @@ class Shard:
             return
         try:
             if stop - start > _MOST_HEADER_BYTES:
-                raise ValueError(f"it has {stop - start:,} bytes")
+                raise ValueError(
+                    f"the header has {stop - start:,} bytes, more than the limit of "
+                    f"{_MOST_HEADER_BYTES:,}"
+                )
             header = json.loads(self._map[start:stop])
             found = [header[f"column_{field}"] for field in ("names", "encodings", "sizes")]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -111,7 +114,7 @@ class Shard:
             if column.name == name:
                 return position
         names = ", ".join(column.name for column in self.info.columns)
-        raise DatasetError(f"{self.name} has no column {name!r}; its columns are: {names}")
+        raise DatasetError(f"{self.name} has no column {name!r}. Its columns are: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
         """Read the bytes of a column of a sample; `sample` and `column` are indices.
@@ -253,6 +256,6 @@ def decode_value(encoding: str, data: bytes) -> Any:
     if encoding in FIXED_FORMATS:
         return struct.unpack(FIXED_FORMATS[encoding], data)[0]
     raise DatasetError(
-        f"a column of encoding {encoding!r} cannot be read; cloudload reads str, bytes, json, "
+        f"a column of encoding {encoding!r} cannot be read. cloudload reads str, bytes, json, "
         f"{', '.join(FIXED_FORMATS)}. Convert the corpus again without this column"
     )

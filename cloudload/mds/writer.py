@@ -130,6 +130,6 @@ def _encode(encoding: str, value: Any) -> bytes:
     if encoding in FIXED_FORMATS:
         return struct.pack(FIXED_FORMATS[encoding], value)
     raise ValueError(
-        f"cannot write a column of encoding {encoding!r}; use str, bytes, json, or one of "
+        f"cannot write a column of encoding {encoding!r}. Use str, bytes, json, or one of "
         f"{', '.join(FIXED_FORMATS)}"
     )

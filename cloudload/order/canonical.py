@@ -1,11 +1,11 @@
 """The canonical order: the sample at each position of an epoch.
 
-    shuffled     sample ids after StreamingDataset's shuffle     5 3 4 | 1 0 2   (2 canonical nodes)
-    order        one id from each canonical node in turn         5 1 3 0 4 2
+    shuffled     sample IDs after StreamingDataset's shuffle     5 3 4 | 1 0 2   (2 canonical nodes)
+    order        one ID from each canonical node in turn         5 1 3 0 4 2
 
 Position `p` belongs to canonical node `p % num_canonical_nodes`, except in a last, partial round.
 The order is independent of the world size. Unless the shuffle is "seekable", which is our own, it
-is the order in which a `StreamingDataset` yields samples to a single worker, without the ids that
+is the order in which a `StreamingDataset` yields samples to a single worker, without the IDs that
 Streaming repeats to pad its partitions.
 """
 
@@ -43,9 +43,9 @@ def seekable_order(
 def fill_order(
     order: Ids, shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None
 ) -> None:
-    """Write an epoch's sample ids to `order`, one canonical node at a time.
+    """Write an epoch's sample IDs to `order`, one canonical node at a time.
 
-    `order` is [`num_positions(shard_sizes, sampling)`], of any integer type that holds the ids.
+    `order` is [`num_positions(shard_sizes, sampling)`], of any integer type that holds the IDs.
     `shard_sizes` is int64 [shards]. With `config.shuffle`, raises `ValueError` if `shuffle_algo` is
     "seekable" or unknown.
     """
@@ -71,10 +71,10 @@ def fill_order(
 
 
 def _deal(order: Ids, bounds: Ids, node: int, ids: Ids) -> None:
-    """Write a canonical node's ids to its positions in the order.
+    """Write a canonical node's IDs to its positions in the order.
 
-    A round has one id from each node. If a node has more ids than there are full rounds, its last
-    id follows the last full round. Example: 3 nodes of 1, 1 and 2 ids have bounds 0 1 2 4 and 1
+    A round has one ID from each node. If a node has more IDs than there are full rounds, its last
+    ID follows the last full round. Example: 3 nodes of 1, 1 and 2 IDs have bounds 0 1 2 4 and 1
     full round, so node 2 writes positions 2 and 3.
     """
     num_nodes = len(bounds) - 1

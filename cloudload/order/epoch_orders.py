@@ -67,7 +67,7 @@ class EpochOrders:
         )
 
     def __call__(self, epoch: int) -> Ids | SeekableOrder:
-        """The sample id at each position of `epoch`: integer [positions], read-only.
+        """The sample ID at each position of `epoch`: integer [positions], read-only.
 
         A seekable order is a `SeekableOrder` instead of an array. Raises `CacheError` if the order
         has no usable file and cannot be built.
@@ -102,7 +102,7 @@ class EpochOrders:
             )
         except OSError as error:
             logger.info(
-                "cannot build the order of epoch %d ahead of time: %s; it will be built when it is "
+                "cannot build the order of epoch %d ahead of time: %s. It will be built when it is "
                 "needed",
                 epoch,
                 error,

@@ -85,9 +85,9 @@ class Lanes:
         return max(0, -(-(end - int(self.first_positions[lane])) // self.num_lanes))
 
     def ordinals_after(self, epoch: int, count: int) -> Ints:
-        """The ordinal of each lane's first document that is not among the first `count` of `epoch`.
+        """Each lane's ordinal after the first `count` positions of `epoch`: int64 [num_lanes].
 
-        int64 [num_lanes]. Earlier epochs count as read.
+        All earlier epochs count as read.
         """
         position = epoch * self.stride + count
         return np.maximum(0, -(-(position - self.first_positions) // self.num_lanes))

@@ -52,7 +52,7 @@ class Mixture:
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
             raise ValueError(
-                f"streams: the names are {list(self.names)}; pass at least one stream, and a "
+                f"streams: the names are {list(self.names)}. Pass at least one stream, and a "
                 "different name for each"
             )
         rows = [row for row, _ in self.schedule]
@@ -60,7 +60,7 @@ class Mixture:
             row >= after for row, after in zip(rows, [*rows[1:], _MOST_ROWS], strict=True)
         ):
             raise ValueError(
-                f"schedule: its entries start at rows {rows}; start the first at row 0, and each "
+                f"schedule: its entries start at rows {rows}. Start the first at row 0, and each "
                 "later one after the one before it, below row 2^62"
             )
         for row, weights in self.schedule:
@@ -70,18 +70,18 @@ class Mixture:
         if len(weights) != len(self.names):
             raise ValueError(
                 f"proportion or schedule: there are {len(weights)} weights for {len(self.names)} "
-                f"streams from row {row:,}; use one weight for each stream"
+                f"streams from row {row:,}. Use one weight for each stream"
             )
         for name, weight in zip(self.names, weights, strict=True):
             if not 0 <= weight < math.inf:
                 raise ValueError(
-                    f"proportion or schedule: {name!r} has weight {weight} from row {row:,}; use a "
+                    f"proportion or schedule: {name!r} has weight {weight} from row {row:,}. Use a "
                     "finite number of at least 0"
                 )
         if not any(weights):
             raise ValueError(
-                f"proportion or schedule: all weights are 0 from row {row:,}; "
-                "set at least one above 0"
+                f"proportion or schedule: all weights are 0 from row {row:,}. "
+                "Set at least one above 0"
             )
 
     def components(self, rows: Ints, num_lanes: int) -> Ints:
@@ -166,7 +166,7 @@ def build_mixture(
         unknown = sorted(set(weights) - set(names))
         if unknown:
             raise ValueError(
-                f"schedule: the entry for row {row} names {unknown}, which are not streams; use "
+                f"schedule: the entry for row {row} names {unknown}, which are not streams. Use "
                 f"names from {list(names)}"
             )
     entries = [
@@ -193,14 +193,14 @@ def _is_mixture(fields: Any) -> bool:
 
 def _row(row: object) -> int:
     if not isinstance(row, Integral) or isinstance(row, bool):
-        raise ValueError(f"schedule: an entry starts at row {row!r}; use a whole number")
+        raise ValueError(f"schedule: an entry starts at row {row!r}. Use a whole number")
     return int(row)
 
 
 def _weight(weight: object) -> float:
     if not isinstance(weight, Real) or isinstance(weight, bool):
         raise ValueError(
-            f"proportion or schedule: a weight is {weight!r}; use a finite number of at least 0"
+            f"proportion or schedule: a weight is {weight!r}. Use a finite number of at least 0"
         )
     return float(weight)
 

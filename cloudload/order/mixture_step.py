@@ -67,13 +67,16 @@ def unevenness(steps: Words) -> Ints:
 
 
 def _candidates(num_lanes: int) -> Words:
-    """Steps close to a good fraction whose multiple by `num_lanes` is also close to one.
+    """List the steps that `find_step` tries: uint64 [steps].
 
-    The golden ratio is first. Returns uint64 [steps], thinned evenly to at most `_MOST_TRIED`
-    without losing the first. Example with 960 lanes:
-    223/1000 is good, and 960 · 223/1000 = 214.08 is near 214 + 80/999, and 80/999 is good from
-    below. For the step 223/1000 + 8.3e-8, the multiple is 5² / (1024 · 999²) below 214 + 80/999, so
-    the step is a candidate. `find_step` chooses it.
+    A fraction is good if steps beside it are even enough (`_good_fractions`). A candidate is close
+    to a good fraction, and `num_lanes` times the candidate is also close to one, modulo 1. The
+    golden ratio is always the first candidate. The others are thinned evenly, so that there are at
+    most `_MOST_TRIED` in all.
+
+    Example with 960 lanes: 223/1000 is good from above, and 960 · 223/1000 = 214.08 is near
+    214 + 80/999, where 80/999 is good from below. The step 223/1000 + 8.3e-8 is a candidate,
+    because 960 times it is 5² / (1024 · 999²) below 214 + 80/999. `find_step` chooses this step.
     """
     found = [np.array([0x9E3779B97F4A7C15], np.uint64)]
     for (grid, side), good in _good_fractions().items():

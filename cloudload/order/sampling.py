@@ -21,13 +21,14 @@ _DRAWN_AT_ONCE = 1 << 20
 def resample(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling
 ) -> tuple[Ids, Ids]:
-    """Draw the sample ids that an epoch reads, and return them with the sizes of their runs.
+    """Draw the sample IDs that an epoch reads, and return them with the sizes of their runs.
 
-    `shard_sizes` is int64 [shards]. The ids are not shuffled yet; they are uint32 or int64
-    [num_positions], see `id_dtype`. The sizes are int64 [runs]. A run is one pass over a shard, or
-    the sorted draw of the shard's remainder. The seeds are Streaming's. One generator draws samples
-    within the shards of all streams. A second one, reseeded for each stream, divides the stream's
-    remainder among its shards. Without shuffle, the second one's seed is the same in every epoch.
+    `shard_sizes` is int64 [shards]. The IDs are not shuffled yet. They are uint32 or int64
+    [num_positions] (`id_dtype`). The sizes are int64 [runs]. A run is one pass over a shard, or the
+    sorted draw of the shard's remainder. The seeds are those of Streaming. One generator draws
+    samples within the shards of all streams. A second one, reseeded for each stream, divides the
+    stream's remainder among its shards. Without shuffle, the second one's seed is the same in every
+    epoch.
     """
     assert sum(sampling.shards_per_stream) == len(shard_sizes)
     within = np.random.default_rng(config.seed + epoch)
@@ -58,7 +59,7 @@ def resample(
 
 
 def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:
-    """The dtype of sample ids: uint32 if they fit, otherwise int64."""
+    """The dtype of sample IDs: uint32 if they fit, otherwise int64."""
     return np.dtype(np.uint32 if shard_sizes.sum() < 1 << 32 else np.int64)
 
 

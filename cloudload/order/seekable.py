@@ -3,14 +3,14 @@
     runs        the shards, permuted once for all epochs      D B A C
     spans       runs, cut at the borders of canonical nodes   D B1 | B2 A C
     epoch       the spans of each node, permuted every epoch  B1 D | C B2 A
-    blocks      each node's documents in blocks of `block_size`; the first and the last block have
-                0.5 to 1.5 times as many, and the only block of a small node has less than 2 times
+    blocks      each node's documents in blocks of `block_size` documents; the first and the last
+                block are 0.5 to 1.5 times as large, and a single block is up to 2 times as large
     position    ─► node, place within it ─► block ─► keyed bijection of the block ─► span ─► sample
 
 It stores a few integers per span and per shard. A canonical node reads the same shards in every
 epoch, as with StreamingDataset's shuffles except naive. If streams have `repeat` or `choose`, runs
 are passes over a shard and draws from it, so the shards at a node's borders vary by epoch. A draw
-is also a keyed bijection (`bijection`). The keys are from NumPy's `SeedSequence`.
+is also a keyed bijection (`bijection`). NumPy's `SeedSequence` generates the keys.
 """
 
 from __future__ import annotations
@@ -161,9 +161,10 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Uses:
-    """The rounds [first, stop) in which a canonical node reads a shard: int64 [uses] each.
+    """The rounds in which canonical nodes read shards. All arrays are int64 [uses].
 
-    A round has one document of each node.
+    Node `nodes[i]` reads shard `shards[i]` in rounds `first_rounds[i]` to `stop_rounds[i] - 1`. A
+    round has one document of each node.
     """
 
     nodes: Ids
@@ -173,7 +174,7 @@ class Uses:
 
 
 class SeekableOrder:
-    """The sample id at each position of an epoch, indexed like an array: by int, slice, or array.
+    """The sample ID at each position of an epoch, indexed like an array: by int, slice, or array.
 
     `order[position]` is an int, and `order[positions]` is int64 [positions]. Look up many positions
     at once, because a hundred cost about as much as one. `shard_sizes` is int64 [shards]. If

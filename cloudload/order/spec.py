@@ -83,11 +83,11 @@ def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) 
     if repeat is not None:
         is_number = isinstance(repeat, int | float) and not isinstance(repeat, bool)
         if not is_number or not (math.isfinite(repeat) and repeat > 0):
-            raise ValueError(f"{stream} has repeat {repeat!r}; use a finite number above 0")
+            raise ValueError(f"{stream} has repeat {repeat!r}. Use a finite number above 0")
         # truncated, as in Streaming: 1.15 * 100 is 114.99…, so 114
         choose = int(repeat * samples)
     elif not isinstance(choose, int) or isinstance(choose, bool) or choose < 1:
-        raise ValueError(f"{stream} has choose {choose!r}; use a whole number of at least 1")
+        raise ValueError(f"{stream} has choose {choose!r}. Use a whole number of at least 1")
     if not samples:
         raise ValueError(f"{stream} has no samples. Remove its repeat or choose, or the stream")
     if not choose:

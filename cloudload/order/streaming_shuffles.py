@@ -1,7 +1,7 @@
 """StreamingDataset's shuffles, bit for bit, without importing Streaming.
 
-To save memory, ids are uint32 where they fit, and except for naive and py2s, each canonical node's
-ids are made only when they are needed.
+To save memory, IDs are uint32 where they fit, and except for naive and py2s, each canonical node's
+IDs are made only when they are needed.
 
     shards      permuted by the seed, cut at the borders of nodes      D B1 | B2 A C
     spans       permuted within each node by seed and epoch            B1 D | C B2 A
@@ -37,7 +37,7 @@ def default_block_size(num_nodes: int) -> int:
 
 @dataclass(frozen=True)
 class _Spans:
-    """The spans of one node, ids [begin, end): int64 [spans] each."""
+    """The spans of one node, IDs [begin, end): int64 [spans] each."""
 
     begins: Ids
     ends: Ids
@@ -55,7 +55,7 @@ class _Spans:
 def shuffle_nodes(
     algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int
 ) -> Iterator[Ids]:
-    """Yield the shuffled ids of each canonical node: [samples of the node].
+    """Yield the shuffled IDs of each canonical node: [samples of the node].
 
     `sizes` is int64 [runs]: the sizes of the shards, or of the runs of `resample`. Ids index the
     samples of all runs, from 0. They are uint32, or int64 beyond 2^32 samples. Only py1br and py1e
@@ -119,7 +119,7 @@ def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
 
 
 def _shuffled_spans(spans: _Spans, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
-    """The ids of all spans, shuffled within each span: [samples]."""
+    """The IDs of all spans, shuffled within each span: [samples]."""
     ids = _laid_out(spans, narrow)
     first = 0
     for size in spans.sizes:
@@ -147,7 +147,7 @@ def _shuffle_twice(
     rngs: tuple[np.random.Generator, np.random.Generator],
     narrow: np.dtype[Any],
 ) -> Iterator[Ids]:
-    """Shuffle each run, then yield each node's ids, shuffled a second time.
+    """Shuffle each run, then yield each node's IDs, shuffled a second time.
 
     The first generator shuffles within each run. The second one permutes each node's parts of runs,
     and shuffles within each part.

@@ -1,6 +1,6 @@
 """Pack documents into rows. Arrays in, arrays out: no text, no files, no ranks.
 
-    document table, ids ─► a lane packer ─► pieces, cursors, residues ─► fill_rows ─► tokens, spans
+    document table, IDs ─► a lane packer ─► pieces, cursors, residues ─► fill_rows ─► tokens, spans
                                │
               packing          reference (`packers`, `PackerLanes`)     vectorized twin
               concat           one lane, document by document           `ConcatLanes`

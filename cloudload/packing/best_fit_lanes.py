@@ -65,7 +65,7 @@ class BestFitLanes:
         self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
         """Each piece's row of the document table; `START` is the start of the piece."""
         self._tokens = np.empty(0, np.object_)
-        """The ids of each piece: int32, as bytes."""
+        """The IDs of each piece: int32, as bytes."""
         self._unused = np.empty(0, np.int64)
         """Indices of table rows that hold no piece."""
 
@@ -108,7 +108,7 @@ class BestFitLanes:
         return np.minimum(table[:, SIZE], table[:, START] + self._packing.seq_len)
 
     def _pack(self, table: Ints, buffer: memoryview) -> None:
-        """Pack pieces; `table` has one row for each piece, as `_split` returns it."""
+        """Pack pieces. `table` has one row for each piece, and is the result of `_split`."""
         pieces = self._new_pieces(len(table))
         self._hold(pieces, table, buffer)
         stops = self._stops(table)
@@ -139,7 +139,7 @@ class BestFitLanes:
         return pieces
 
     def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
-        """Store pieces and a copy of their ids; a view would keep the whole buffer alive."""
+        """Store pieces and a copy of their IDs; a view would keep the whole buffer alive."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
         stops = np.maximum(froms, table[:, BASE] + self._stops(table))
         self._table[pieces] = table
@@ -183,7 +183,7 @@ class BestFitLanes:
         )
 
     def _release(self, pieces: Ints) -> list[bytes]:
-        """Free pieces, and return their ids as bytes.
+        """Free pieces, and return their IDs as bytes.
 
         Their rows of the table stay unchanged until they are reused.
         """
@@ -240,7 +240,7 @@ class BestFitLanes:
         self._unread[flat_lane] = unread
 
     def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
-        """Store the ids of documents in residues, and return the table of the other documents.
+        """Store the IDs of documents in residues, and return the table of the other documents.
 
         Raises `ValueError` if the size of a document in a residue has changed.
         """

@@ -159,11 +159,13 @@ class ConcatLanes:
 
 
 def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
-    """Split each document at the row boundaries of its lane, which are multiples of `seq_len`.
+    """Split the tokens that rows take from each document at the boundaries of the rows.
 
-    Rows take tokens [starts, taken) of the document's lane from each document; `first_rows` is the
-    first row of that lane. All three are int64 [documents]; `table` is the document table. Returns
-    int64 [pieces, 4].
+    Offsets count the waiting tokens of a lane, and a row ends at each multiple of `seq_len`. A
+    document begins at its offset `starts`, and rows take its tokens up to the offset `taken`. The
+    first row of the document's lane is `first_rows`. All three are int64 [documents], in the order
+    of the document table `table`. Returns int64 [pieces, 4].
+
     Example: seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document, start, stop)
     0 0 0 4 · 0 1 0 1 · 1 1 1 6.
     """

@@ -206,9 +206,9 @@ class PackerLanes:
 
 
 def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
-    """Copy each document's row of the table, int64 [10], and its ids, int32.
+    """Copy each document's row of the table, int64 [10], and its IDs, int32.
 
-    `BASE` in each row is changed to refer to the copied ids.
+    `BASE` in each row is changed to refer to the copied IDs.
     """
     table, buffer = documents.table.copy(), documents.ids.data
     froms = np.maximum(0, table[:, BASE])

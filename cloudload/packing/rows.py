@@ -1,6 +1,6 @@
 """Build rows from pieces of documents: their tokens and spans. Arrays in, arrays out.
 
-    documents   a: bos ····· eos    b: bos ·········· eos    a table, and buffers of the texts' ids
+    documents   a: bos ····· eos    b: bos ·········· eos    a table, and buffers of the texts' IDs
     pieces      (row 0, a, 0, 7) (row 0, b, 0, 3) (row 1, b, 3, 12)
     rows        bos ····· eos bos ·· | ········ eos ▒        seq_len 10; ▒ is padding, 0
 
@@ -37,7 +37,7 @@ from cloudload.packing.tables import (
 
 @dataclass(frozen=True)
 class Framing:
-    """The ids before and after the documents of each stream: int64 [streams]; -1 for no id."""
+    """The IDs before and after the documents of each stream: int64 [streams]; -1 for no ID."""
 
     bos: Ints
     eos: Ints
@@ -56,7 +56,7 @@ def fill_rows(
 ) -> Ints:
     """Write pieces into the rows of `out` (int32 [rows, seq_len], contiguous), and pad with 0.
 
-    `table` and `pieces` have the columns that `tables` defines, and `buffers` contain int32 ids.
+    `table` and `pieces` have the columns that `tables` defines, and `buffers` contain int32 IDs.
     Returns the number of tokens in each row: int64 [rows].
 
     Example: seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, and pieces (0, a, 0, 5)

@@ -58,9 +58,9 @@ TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents and the ids of their texts."""
+    """Documents and the IDs of their texts."""
 
     table: Ints
     """int64 [documents, 10], with columns `FLAT_LANE` and so on."""
     ids: Tokens
-    """int32 [tokens]: the ids of all texts, concatenated, without bos and eos."""
+    """int32 [tokens]: the IDs of all texts, concatenated, without bos and eos."""

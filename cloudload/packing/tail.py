@@ -36,7 +36,7 @@ from cloudload.packing.tables import (
 )
 
 Stages = tuple[tuple[int, int], ...]
-"""(seq_len, number of rows delivered) of each stage of a tail.
+"""(seq_len, number of rows handed out) of each stage of a tail.
 
 A stage is a range of the tail's rows that were packed with one `seq_len`. A run that resumes in its
 tail with a different `seq_len` begins a new stage."""
@@ -77,10 +77,10 @@ class Tail:
         return self.pieces[self.piece_starts[index] : self.piece_starts[stop]]
 
     def row_remnants(self, row: int) -> Ints:
-        """The remnants whose documents the statistics of row `row` of the run count.
+        """The remnants whose documents are counted with row `row` of the run.
 
         int64 [remnants, 5]; empty after the end. Includes remnants with size `SIZE_ABSENT`, whose
-        documents were counted before; the caller must skip them.
+        documents were counted before. The caller must skip them.
         """
         index = min(row - self.first_row, self.num_rows)
         return self.remnants[self.passed[index] : self.passed[min(index + 1, self.num_rows)]]
@@ -120,7 +120,7 @@ def pack_tail(
 
 
 def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
-    """The stages of a tail once `rows` rows of the run are delivered.
+    """The stages of a tail once `rows` rows of the run were handed out.
 
     The tail begins at row `start_row`. Rows after the earlier `stages` have `seq_len` tokens.
     """

@@ -2,7 +2,7 @@
 
     load_state      checkpoint ─► state
     open_run        state ─► Run ─► a loader at the state's position
-    trace_steps     steps ─► their rows ─► spans: ids, shards, text
+    trace_steps     steps ─► their rows ─► spans: IDs, shards, text
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
 Steps count global batches from the start of the run, from 1. The run's world size does not matter.

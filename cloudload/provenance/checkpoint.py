@@ -30,10 +30,10 @@ _STATE_FIELDS = frozenset({"cursors", "table_rows", "version"})
 def load_state(path: str | Path) -> dict[str, Any]:
     """Load the cloudload state from a checkpoint: a JSON file, a torch file, or a folder.
 
-    Torch files are those of `torch.save`. Folders are those of `torch.distributed.checkpoint`,
-    torchtitan, Composer, transformers, accelerate and Lightning. Runs no code of the checkpoint,
-    and loads no tensors. Raises `StreamChangedError` if the checkpoint has another format or no
-    state, and `OSError` if it cannot be read.
+    A torch file is one that `torch.save` wrote. A folder is a checkpoint of
+    `torch.distributed.checkpoint`, torchtitan, Composer, transformers, accelerate or Lightning.
+    Does not run code from the checkpoint or load tensors. Raises `StreamChangedError` if the
+    checkpoint has another format or no state, and `OSError` if it cannot be read.
     """
     path = Path(path)
     for content in _load_folder(path) if path.is_dir() else [_load_file(path)]:

@@ -46,8 +46,8 @@ class Occurrence:
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
     """Return the (stream, sample) indices of every sample whose column `id` is `identifier`.
 
-    Compares ids as strings. Reads all shards. `delivery` are options of `DeliveryConfig`. Raises
-    `DatasetError` if no sample has this id, and the errors of `Run.loader`.
+    Compares IDs as strings. Reads all shards. `delivery` are options of `DeliveryConfig`. Raises
+    `DatasetError` if no sample has this ID, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
         tracer = Tracer(loader.plan())
@@ -55,7 +55,7 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
         tracer.close()
     if not found:
         raise DatasetError(
-            f"no sample has {identifier!r} in its column 'id'. Check the id, or pass the sample's "
+            f"no sample has {identifier!r} in its column 'id'. Check the ID, or pass the sample's "
             "index (--sample)"
         )
     return found
@@ -163,7 +163,7 @@ def _component_of(plan: Plan, stream: int) -> int:
 
 
 def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
-    """The earliest epoch that has documents in no row yet, and each lane's current epoch."""
+    """The earliest epoch with a document that is not in a row yet, and each lane's epoch."""
     lanes, position = plan.recipe.components[component].lanes, plan.position
     ordinals = position.cursors[component, :, CURSOR_ORDINAL].tolist()
     current = [lanes.epoch_position(lane, ordinal)[0] for lane, ordinal in enumerate(ordinals)]

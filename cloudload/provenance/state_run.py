@@ -101,7 +101,7 @@ def open_run(
     if not global_batch:
         raise ValueError(
             "the state was saved before the first batch, so it does not record the rows per step. "
-            "Pass their number (--global-batch)"
+            "Pass that number (--global-batch)"
         )
     mixture = saved.mixture
     schedule = [

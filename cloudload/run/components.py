@@ -40,7 +40,7 @@ class ComponentSpec:
     raw_bytes: int
     """Total uncompressed size of its shards, in bytes."""
     sampling: Sampling | None
-    """None if an epoch reads every sample once."""
+    """Number of samples of each stream in an epoch; None if an epoch reads every sample once."""
 
     @property
     def num_samples(self) -> int:

@@ -36,7 +36,7 @@ _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
     "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
     "tokenizer": "tokenizer (fingerprint)",
-    "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
+    "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
 }
 # a stream added at the end appends an item to each of these
@@ -80,7 +80,7 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
 def _check_on_change(on_change: Mapping[str, str]) -> None:
     for name, value in on_change.items():
         if value != "accept":
-            raise ValueError(f"on_change[{name!r}] is {value!r}; the only choice is 'accept'")
+            raise ValueError(f"on_change[{name!r}] is {value!r}. The only choice is 'accept'")
         if name not in _ACCEPTABLE_FIELDS:
             raise ValueError(
                 f"on_change: a change of {name!r} cannot be accepted, or needs no acceptance. You "

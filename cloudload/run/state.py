@@ -1,7 +1,7 @@
 """The state of a run: a small, flat dict of its position and recipe.
 
     version, cloudload      version of the format, and of the library that wrote the state
-    rows                    number of rows of the run that were delivered or skipped
+    rows                    number of rows of the run that were handed out or skipped
     table_rows              number of rows that the cursors include; before the tail, a resume reads
                             the rows from there to `rows` again and drops them
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
@@ -13,7 +13,7 @@
     part                    "" for a whole state, else the virtual index of the rank whose lanes it
                             covers, and the world size, as "1/4"
     counts, skipped         statistics by stream; and the ranges of rows skipped, as "100:164,…"
-    batches, global_batch   number of global batches delivered or skipped, and of rows in the last
+    batches, global_batch   number of global batches handed out or skipped, and of rows in the last
                             one; a trace uses them to count steps
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
@@ -281,7 +281,7 @@ def _read_position(state: Mapping[str, Any]) -> Position:
         )
     origin = [Origin(*pair) for pair in read_pairs("origin", state.get("origin", ""))]
     if len(origin) > 1:
-        raise damaged("origin", f"{show(state['origin'])} is not one place in the data")
+        raise damaged("origin", f"{show(state['origin'])} is not a single pair epoch:num_read")
     residues, counts = decode_residues(state, cursors), read_counts(state["counts"])
     return Position(
         rows=rows,

@@ -169,8 +169,8 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
         num_lanes = shape[0] * shape[1]
         if len(planes) % 4 or len(planes) < 4 * num_lanes:
             raise ValueError(
-                f"it unpacks to {len(planes):,} bytes, which are not numbers of 4 bytes, one or "
-                f"more for each of {num_lanes:,} lanes"
+                f"they unpack to {len(planes):,} bytes, which is not a multiple of 4, or is less "
+                f"than 4 for each of {num_lanes:,} lanes"
             )
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
         sizes = np.frombuffer(data, "<i4", num_lanes)

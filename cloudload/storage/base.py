@@ -45,7 +45,7 @@ class Retry:
 def check_seconds(name: str, value: Any) -> None:
     """Raise `ValueError`, which names the option, unless `value` is a number above 0."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ValueError(f"{name} is {value!r}; use a number of seconds above 0")
+        raise ValueError(f"{name} is {value!r}. Use a number of seconds above 0")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme that fsspec supports. Uploads are atomic only if the scheme's package does so."""
+    """Any scheme that fsspec supports. Uploads are atomic only where the package makes them so."""
 
     def open(self, url: str, retry: Retry) -> BinaryIO:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):

@@ -54,7 +54,7 @@ _ADVICE = {
     FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. If its CA is "
     "private, set AWS_CA_BUNDLE (s3://), REQUESTS_CA_BUNDLE (gs://) or SSL_CERT_FILE (https://) to "
     "a file that contains the CA's certificate",
-    FailureKind.BUSY: "The store failed or was busy. Run again; if it keeps failing, send fewer "
+    FailureKind.BUSY: "The store failed or was busy. Run again. If it keeps failing, send fewer "
     "requests at a time, for example with fewer workers",
     FailureKind.UNREACHABLE: "The store could not be reached, did not answer in time, or broke the "
     "connection. Check the network and the location, and run again. If a loader's connection is "

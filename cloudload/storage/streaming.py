@@ -39,7 +39,7 @@ class StreamingStore:
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise io.UnsupportedOperation(
-            "cloudload can only read from this store; to write or list, use a path, s3://, gs://, "
+            "cloudload can only read from this store. To write or list, use a path, s3://, gs://, "
             "or a scheme that fsspec supports"
         )
 

@@ -34,13 +34,13 @@ def check_location(url: str) -> None:
     """
     scheme, separator, rest = url.partition("://")
     if not url.strip():
-        raise ValueError("the location is empty; use a folder or a URL such as s3://bucket/folder")
+        raise ValueError("the location is empty. Use a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
-        raise ValueError(f"{redact(url)!r} names no bucket; use {scheme}://bucket/folder")
+        raise ValueError(f"{redact(url)!r} names no bucket. Use {scheme}://bucket/folder")
     if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
         meant = redact(re.sub(":/*", "://", url, count=1))
         raise ValueError(
-            f"{meant.replace('://', ':', 1)!r} is neither a path nor a URL; did you mean {meant}?"
+            f"{meant.replace('://', ':', 1)!r} is neither a path nor a URL. Did you mean {meant}?"
         )
 
 

@@ -1,7 +1,7 @@
 """Files, threads, and processes on one machine, independent of data and object stores.
 
     files      temp_files ◄── file_locks              partial files, locks, and their cleanup
-               verified_files                         "unmodified since verified", in the mtime
+               verified_files                         a mark in the mtime: the file was verified
                open_files                             the limit on open files
     threads    daemon_threads                         a pool that never delays interpreter exit
     processes  parent_watch ◄── background_process    exit with the parent; a call in a new process

@@ -4,9 +4,9 @@
     asked "auto"        fastokens if it passes every check below, else hf
     asked "fastokens"   fastokens, or an error
 
-    version ─► features of the tokenizer.json ─► loads ─► same ids for probes ─► for code points
+    version ─► features of the tokenizer.json ─► loads ─► same IDs for probes ─► for code points
 
-For some tokenizers, fastokens silently gives different ids. The feature check recognizes the known
+For some tokenizers, fastokens silently gives different IDs. The feature check recognizes the known
 cases; the later checks are for unknown ones. A loader chooses when it is created, and passes the
 choice to its workers.
 """
@@ -40,7 +40,7 @@ from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
 MEASURED_VERSIONS = ("0.3.5",)
-"""Versions of fastokens that were verified to give the same ids as `tokenizers` for tokenizers that
+"""Versions of fastokens that were verified to give the same IDs as `tokenizers` for tokenizers that
 pass the checks below."""
 _FOLDER = "tokenizers"
 # part of the cache key; increment it when the sweep changes
@@ -114,7 +114,7 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
 
 def find_unsupported_feature(content: Mapping[str, Any]) -> str | None:
-    """Find a feature of a tokenizer.json for which fastokens may fail or give wrong ids.
+    """Find a feature of a tokenizer.json for which fastokens may fail or give wrong IDs.
 
     `content` is the parsed tokenizer.json. Returns a description of the first one found, or None.
     """
@@ -139,7 +139,7 @@ def _check_added_tokens(
         name, number = token["content"], token["id"]
         if vocabulary.get(name, number) != number:
             return (
-                f"the tokenizer's added token {name!r} has the id {number}, but "
+                f"the tokenizer's added token {name!r} has the ID {number}, but "
                 f"{vocabulary[name]} in the vocabulary"
             )
         if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
@@ -172,11 +172,11 @@ def _has_byte_level(part: Any) -> bool:
     return part.get("type") == "ByteLevel" or any(map(_has_byte_level, inner))
 
 
-# ---------------------------------------------------------------- comparison of the ids
+# ---------------------------------------------------------------- comparison of the IDs
 
 
 def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
-    """Load both backends, compare their ids for the probes, and return the problem or None.
+    """Load both backends, compare their IDs for the probes, and return the problem or None.
 
     `content` is the parsed tokenizer.json `text`. Compares twice: with the names of special tokens
     encoded as these tokens, and as text.
@@ -194,7 +194,7 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
         hf.encode_special_tokens = is_text
         try:
             if different := _different(hf, fast, strings, is_text):
-                return f"fastokens gives different ids than tokenizers for {different[0][:60]!r}"
+                return f"fastokens gives different IDs than tokenizers for {different[0][:60]!r}"
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -204,7 +204,7 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
 
 
 def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[str]:
-    """The strings that the two backends encode to different ids.
+    """The strings that the two backends encode to different IDs.
 
     `tokenizers` encodes them one at a time, because after a batch, it would warn at every fork.
     """
@@ -218,7 +218,7 @@ def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[st
 
 
 def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
-    """Find the code points that fastokens encodes to different ids than `tokenizers`.
+    """Find the code points that fastokens encodes to different IDs than `tokenizers`.
 
     Each one is tried next to letters, a space, a digit and a newline. Code points are compared in
     groups. If a group differs but none of its code points does alone, the whole group is returned.
@@ -264,7 +264,7 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
             raise
         return f"fastokens fails on some code points ({error})"
     refusal = (
-        f"fastokens gives different ids than tokenizers for {len(found)} code points, "
+        f"fastokens gives different IDs than tokenizers for {len(found)} code points, "
         f"such as U+{found[0]:04X}"
         if found
         else None

@@ -1,12 +1,12 @@
-"""Encode texts to one flat array of ids, with either of two backends that give the same ids.
+"""Encode texts to one flat array of IDs, with either of two backends that give the same IDs.
 
     hf          Hugging Face `tokenizers`, the reference
     fastokens   many times faster, for tokenizers that pass the checks of `choose_backend`
 
-    documents   "ab" "" "c"    ids 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
+    documents   "ab" "" "c"    IDs 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
 With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
-background thread also encodes a sample of the documents with hf, and compares the ids. A process
+background thread also encodes a sample of the documents with hf, and compares the IDs. A process
 caches the last tokenizer that it loaded, and forked workers share it.
 """
 
@@ -39,9 +39,9 @@ class Encoder(Protocol):
     """A tokenizer backend."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """Encode documents to ids, int32 [tokens], and offsets, int64 [documents + 1].
+        """Encode documents to IDs, int32 [tokens], and offsets, int64 [documents + 1].
 
-        Document i has the ids `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens, and
+        Document i has the IDs `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens, and
         encodes their names in a document as text. The arrays may be read-only. Raises
         `TokenizerError` for a document that is not valid text, or that `tokenizers` cannot encode.
         """
@@ -88,7 +88,7 @@ class FastokensEncoder:
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
         """See `Encoder`.
 
-        Also raises `TokenizerError` if an earlier comparison with hf found different ids.
+        Also raises `TokenizerError` if an earlier comparison with hf found different IDs.
         """
         documents = documents if isinstance(documents, list) else list(documents)
         ids, offsets = self._encode(documents)
@@ -123,7 +123,7 @@ class FastokensEncoder:
 
 
 class _Comparison:
-    """Compares a sample of a process's ids with the ids from hf, in a background thread."""
+    """Compares a sample of a process's IDs with the IDs from hf, in a background thread."""
 
     def __init__(self, text: str) -> None:
         self._text, self._lock = text, threading.Lock()
@@ -158,9 +158,9 @@ class _Comparison:
             expected = error
         if expected != ids and self._difference is None:
             self._difference = TokenizerError(
-                "fastokens and tokenizers gave different ids for a document: "
+                "fastokens and tokenizers gave different IDs for a document: "
                 f"{_first_difference(ids, expected)}. The document begins "
-                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may contain wrong ids. "
+                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may contain wrong IDs. "
                 "Restart with tokenizer_backend='hf', from the beginning or from a state that you "
                 "trust, and open a cloudload issue with the text"
             )

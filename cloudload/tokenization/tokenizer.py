@@ -36,9 +36,9 @@ class TokenizerSpec:
     json: str
     """The text of the tokenizer.json, without truncation, padding and dropout."""
     frames: tuple[Frame, ...]
-    """The (bos, eos) ids of each stream's documents; None for no token."""
+    """The (bos, eos) IDs of each stream's documents; None for no token."""
     vocab_size: int
-    """The largest id, plus 1."""
+    """The largest ID, plus 1."""
 
     def __repr__(self) -> str:
         return (
@@ -50,11 +50,11 @@ class TokenizerSpec:
     def fingerprint(self) -> str:
         """A hash of the tokenizer.json without its post-processor and decoder: 32 hex digits.
 
-        Tokenizers with equal fingerprints give the same ids. `frames` are not included.
+        Tokenizers with equal fingerprints give the same IDs. `frames` are not included.
         """
         # templates do not affect documents, and transformers 5 adds one that has no effect
         content = json.loads(self.json) | {"post_processor": None, "decoder": None}
-        # `self.json` stays in id order, because encoding with a sorted vocabulary is a fifth slower
+        # `self.json` stays in ID order, because encoding with a sorted vocabulary is a fifth slower
         text = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -78,7 +78,7 @@ def load_tokenizer(
     backend.no_truncation()
     backend.no_padding()
     if getattr(backend.model, "dropout", None):
-        backend.model.dropout = None  # with dropout, ids would be random
+        backend.model.dropout = None  # with dropout, IDs would be random
     return TokenizerSpec(
         json=backend.to_str(),
         frames=tuple(
@@ -143,7 +143,7 @@ def _from_name(name: str) -> tuple[Tokenizer, dict[str, str]]:
         AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     )
     with contextlib.suppress(OSError):  # not all tokenizers have the file
-        # use the published file: transformers 5 converts some tokenizers, which changes their ids
+        # use the published file: transformers 5 converts some tokenizers, which changes their IDs
         backend = Tokenizer.from_file(cached_file(name, "tokenizer.json"))
     return backend, names
 
@@ -246,13 +246,13 @@ class DocumentTokenizer:
         self._json = spec.json
         self._encoder = open_encoder(spec.json, backend)
         self.frames = spec.frames
-        """The (bos, eos) ids of each stream's documents; None for no token."""
+        """The (bos, eos) IDs of each stream's documents; None for no token."""
 
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """Encode documents to ids, int32 [tokens], and offsets, int64 [documents + 1].
+        """Encode documents to IDs, int32 [tokens], and offsets, int64 [documents + 1].
 
         Adds no bos or eos. The arrays may be read-only. Raises `TokenizerError` for a document that
-        cannot be encoded, or if an earlier comparison of fastokens with hf found different ids.
+        cannot be encoded, or if an earlier comparison of fastokens with hf found different IDs.
         """
         return self._encoder.encode(documents)
 
@@ -265,5 +265,5 @@ class DocumentTokenizer:
         return None
 
     def decode(self, tokens: Tokens) -> str:
-        """Decode ids (int32 [tokens]) to text, including special tokens."""
+        """Decode IDs (int32 [tokens]) to text, including special tokens."""
         return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))

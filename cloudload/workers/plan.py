@@ -108,7 +108,7 @@ class Plan:
     def replays(self) -> Iterator[tuple[int, int]]:
         """Yield ranges [start, stop) of rows to read and drop before the first batch.
 
-        They are rows of all ranks. Each worker makes one block per range.
+        A range covers the rows of all ranks. Each worker makes one block per range.
         """
         step = _REPLAYED_ROWS_AT_ONCE * self.world_size
         for start in range(self.window_start, self.position.rows, step):

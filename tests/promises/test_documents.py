@@ -117,7 +117,7 @@ def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(
 def test_a_transform_that_gives_no_text_is_an_error(folder: Path) -> None:
     with pytest.raises(
         DatasetError,
-        match=r"the transform returned int for sample \d+ of .*; return str, or None",
+        match=r"the transform returned int for sample \d+ of .*. Return str, or None",
     ):
         next(iter(make_loader(folder, transform=wrong)))
 

@@ -294,8 +294,8 @@ def test_an_empty_stream_in_a_mixture_is_an_error(
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        ({"repeat": 0}, "stream '.*' has repeat 0; use a finite number above 0"),
-        ({"choose": 0}, "choose 0; use a whole number"),
+        ({"repeat": 0}, "stream '.*' has repeat 0. Use a finite number above 0"),
+        ({"choose": 0}, "choose 0. Use a whole number"),
         ({"repeat": 1, "choose": 5}, "Use one of them"),
         ({"repeat": 2, "proportion": 1}, "has a proportion and repeat or choose"),
     ],

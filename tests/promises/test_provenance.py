@@ -202,7 +202,7 @@ def test_the_command_line_traces_a_checkpoint(
         ),
         (
             ["trace", "{state}", "--steps", "9", "--row", "6"],
-            "row is 6; use 0 to 5, the rows of a step",
+            "row is 6. Use 0 to 5, the rows of a step",
         ),
         (["trace", "{empty}", "--steps", "9"], "has no cloudload state"),
         (["trace", "{text}", "--steps", "9"], "is neither JSON nor a torch checkpoint"),

@@ -70,7 +70,7 @@ def test_lag_gives_the_state_of_earlier_batches(larger_folder: str) -> None:
         states.append(loader.state_dict())
         assert loader.state_dict(lag=1) == states[-2]
     assert loader.state_dict(lag=3) == states[-4]
-    with pytest.raises(ValueError, match="lag is 4; it must be from 0 to 3"):
+    with pytest.raises(ValueError, match=r"lag is 4\. It must be from 0 to 3"):
         loader.state_dict(lag=4)
     with pytest.raises(ValueError, match="only 0 batches were handed out"):
         make_loader(larger_folder).state_dict(lag=1)
@@ -97,12 +97,12 @@ def test_what_the_user_left_open_comes_from_the_state(larger_folder: str) -> Non
         ({"epochs": 2}, "epochs: saved None, found 2"),
         (
             {"eos": None},
-            "bos_eos (the ids put before and after documents, by stream): saved "
+            "bos_eos (the IDs before and after each document, by stream): saved "
             "'None/256', found 'None/None'",
         ),
         (
             {"seed": 5, "eos": None},
-            "bos_eos (the ids put before and after documents, by stream): saved "
+            "bos_eos (the IDs before and after each document, by stream): saved "
             "'None/256', found 'None/None'",
         ),
     ],

@@ -74,6 +74,6 @@ def test_a_backend_that_there_is_not_is_a_wrong_argument(
     larger_folder: str, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        ValueError, match="tokenizer_backend is 'rust'; use one of auto, hf, fastokens"
+        ValueError, match=r"tokenizer_backend is 'rust'\. Use one of auto, hf, fastokens"
     ):
         make_loader(larger_folder, local=tmp_path, tokenizer_backend="rust")

@@ -41,7 +41,7 @@ class ParquetUnit(FileUnit):
             import pyarrow.parquet
         except ImportError:
             raise ConvertError(
-                f"reading {self.name} needs pyarrow; pip install 'cloudload[parquet]'"
+                f"reading {self.name} needs pyarrow. Run: pip install 'cloudload[parquet]'"
             ) from None
         with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
             path = _local_copy(self.file, Path(folder))
@@ -98,7 +98,7 @@ def _local_copy(file: InputFile, folder: Path) -> Path:
                 download_object(file.url, target, _LONG_DOWNLOAD)
     except DamagedError as error:
         raise ConvertError(
-            f"{file.display_name}: {error}. Repair the file or leave it out"
+            f"{file.display_name} cannot be read: {error}. Repair the file or leave it out"
         ) from error
     except OSError as error:
         raise ConvertError(

@@ -26,7 +26,7 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(
         ({"seed": -1}, "seed is -1"),
         ({"shuffle": "no"}, "shuffle is 'no'"),
         ({"predownload": 0}, "predownload is 0"),
-        ({"start_method": "thread"}, "start_method is 'thread'; use one of None, fork"),
+        ({"start_method": "thread"}, "start_method is 'thread'. Use one of None, fork"),
         ({"retry": 5}, "retry is 5"),
         ({"eos": 0}, "eos is 0"),
         ({"num_workers": True}, "num_workers is True"),
@@ -47,10 +47,10 @@ def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(
 def test_a_time_that_is_no_number_of_seconds_is_refused_in_all_options_alike(
     larger_folder: str, seconds: Any
 ) -> None:
-    with pytest.raises(ValueError, match=f"^exchange_timeout_s is {seconds!r}; use a number of s"):
+    with pytest.raises(ValueError, match=f"^exchange_timeout_s is {seconds!r}. Use a number of s"):
         make_loader(larger_folder, exchange_timeout_s=seconds)
     for name in ("timeout_s", "deadline_s", "pause_s"):
-        with pytest.raises(ValueError, match=f"^{name} is {seconds!r}; use a number of seconds ab"):
+        with pytest.raises(ValueError, match=f"^{name} is {seconds!r}. Use a number of seconds ab"):
             Retry(**{name: seconds})
 
 

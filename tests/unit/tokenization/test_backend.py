@@ -44,7 +44,7 @@ class Tampered:
 DEFECTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "id": (
         lambda c: c["added_tokens"][0].update(id=7),
-        r"added token '<\|endoftext\|>' has the id 7, but 0 in the vocabulary",
+        r"added token '<\|endoftext\|>' has the ID 7, but 0 in the vocabulary",
     ),
     "lstrip": (lambda c: c["added_tokens"][0].update(lstrip=True), r"'<\|endoftext\|>' has lstrip"),
     "rstrip": (lambda c: c["added_tokens"][0].update(rstrip=True), r"'<\|endoftext\|>' has rstrip"),
@@ -114,7 +114,7 @@ def test_a_tokenizer_for_which_fastokens_makes_tokens_of_text_is_refused(tmp_pat
     """Where `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the id of a new
     line."""
     choice = choose_backend(sentencepiece("thequickbrwnfxé"), "auto", tmp_path)
-    assert str(choice.reason).startswith("fastokens gives different ids than tokenizers for ")
+    assert str(choice.reason).startswith("fastokens gives different IDs than tokenizers for ")
 
 
 @needs_fastokens
@@ -154,10 +154,10 @@ def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
 @pytest.mark.parametrize(
     ("mark", "named"),
     [
-        ("<|endoftext|>", r"fastokens gives different ids than tokenizers for '.*<\|endoftext\|>"),
+        ("<|endoftext|>", r"fastokens gives different IDs than tokenizers for '.*<\|endoftext\|>"),
         (
             "\U00013000",
-            r"fastokens gives different ids than tokenizers for 1 code points, such as U\+13000",
+            r"fastokens gives different IDs than tokenizers for 1 code points, such as U\+13000",
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_what_the_sweep_found_is_found_again(
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path) == first
     assert (
         first.reason
-        == "fastokens gives different ids than tokenizers for 2 code points, such as U+0041"
+        == "fastokens gives different IDs than tokenizers for 2 code points, such as U+0041"
     )
 
 

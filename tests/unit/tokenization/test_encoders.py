@@ -149,7 +149,7 @@ def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture)
     encoder._comparison._thread.shutdown()
     with pytest.raises(
         TokenizerError,
-        match=r"different ids .* from token 0 of .*'the quick.* tokenizer_backend='hf'",
+        match=r"different IDs .* from token 0 of .*'the quick.* tokenizer_backend='hf'",
     ):
         encoder.encode(["a"])
     assert "the quick brown fox" in caplog.text
