@@ -20,7 +20,7 @@ class FromStart:
         if loader.is_endless:
             raise ValueError(
                 "an evaluation with this loader would never end, because it has neither epochs nor "
-                "stop_every. Create it with epochs=1 or stop_every=<batches>"
+                "stop_every. Create the loader with epochs=1 or stop_every=<batches>"
             )
         self._loader, self._start = loader, loader.state_dict()
         self.batch_size = loader.batch_size

@@ -383,7 +383,7 @@ class CloudLoader:
         self._recipe = replace(recipe, mixture=mixture)
         if state["tokenizer_backend"] != self._backend.versions:
             logger.info(
-                "the state was saved with %s; the run continues with %s, which gives the same "
+                "the state was saved with %s, and the run continues with %s, which gives the same "
                 "token IDs for the same tokenizer",
                 state["tokenizer_backend"],
                 self._backend.versions,

@@ -224,7 +224,7 @@ def _convert(
         name = f"{first} and {more:,} more" if more else first
         counts = f"{done.counts.empty:,} empty, {done.counts.bad:,} bad"
         raise ConvertError(
-            f"no documents in {name}: {counts}. Check the input; no dataset was written"
+            f"no documents in {name}: {counts}. No dataset was written. Check the input"
         )
     return journal.finish(done.entries, _report(journal.location, units, done, resumed))
 

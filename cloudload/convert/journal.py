@@ -255,7 +255,7 @@ class Journal:
             first = lost[0]["raw_data"]["basename"]
             raise ConvertError(
                 f"{len(lost)} of {len(entries)} shards in {redact(self.location)} disappeared or "
-                f"changed size during the conversion; the first is {first}. Run again to resume"
+                f"changed size during the conversion, such as {first}. Run again to resume"
             )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
         index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)

@@ -178,7 +178,7 @@ def _describe_loss(process: Any, error: Exception) -> str:
             "fewer processes if memory is short"
         )
     return (
-        f"{worker} ended with exit status {code}. Run again to resume; a script must start its "
+        f"{worker} ended with exit status {code}. Run again to resume. A script must start its "
         "work below `if __name__ == '__main__':`, or use processes=1"
     )
 

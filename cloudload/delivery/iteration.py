@@ -290,7 +290,7 @@ class Iteration(Iterator[Batch]):
         self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
 
     def _end(self) -> None:
-        """Record the tokens left over and the documents that no row counts, and close."""
+        """Record the tokens left over, and the documents not counted with any row, and close."""
         plan, position = self._plan, self._position
         tail = plan.tail
         assert tail is not None

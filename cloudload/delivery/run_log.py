@@ -46,7 +46,7 @@ class RunLog:
         """Record the end of the data.
 
         `dropped` is the number of tokens left over. `uncounted`, int64 [streams, counts], has the
-        statistics of documents that no row counts.
+        statistics of documents that are not counted with any row.
         """
         self._dropped, self._uncounted = dropped, uncounted
 

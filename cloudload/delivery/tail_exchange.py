@@ -66,8 +66,8 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
         ) from error
     if not tail.end:
         raise DatasetError(
-            f"no document of {', '.join(plan.recipe.labels)} gave any tokens: all are empty or "
-            "filtered out. Use different data, an eos, or a different transform or min_tokens"
+            f"no document of {', '.join(plan.recipe.labels)} has any tokens: all are empty or "
+            "filtered out. Set an eos, or use a different transform, min_tokens, or data"
         )
     return tail
 

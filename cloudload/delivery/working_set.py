@@ -39,9 +39,9 @@ def check_cache_limit(
     if limit_bytes < needed:
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
-            f"uses at a time. Raise it to {needed:,} or more. Fewer num_workers or "
-            "download_threads also lower this minimum. In a new run, so may a smaller "
-            "shuffle_block_size or num_canonical_nodes"
+            f"uses at a time. Raise it to {needed:,} or more, or lower this minimum with "
+            "fewer num_workers or download_threads. In a new run, a smaller shuffle_block_size or "
+            "num_canonical_nodes may also lower it"
         )
 
 

@@ -91,8 +91,8 @@ class CloudloadTrainer:
         """Return the loader.
 
         Raises `ValueError` if the number of batches in a pass is not a multiple of
-        `gradient_accumulation_steps`, and warns if it is unknown, because the Trainer may then lose
-        the gradients accumulated at the end of the pass.
+        `gradient_accumulation_steps`, and warns if the number is unknown. The Trainer may then
+        lose the gradients accumulated at the end of the pass.
         """
         self._state.note()
         accumulate = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]

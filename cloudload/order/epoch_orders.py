@@ -42,7 +42,8 @@ _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 class EpochOrders:
     """The orders of one component; call it with an epoch to get that epoch's order.
 
-    `shard_sizes` is int64 [shards]. Each set of inputs has a separate subfolder of `folder`.
+    `shard_sizes` is int64 [shards]. Orders of different inputs are in different subfolders of
+    `folder`.
     """
 
     def __init__(

@@ -42,9 +42,10 @@ def resolve_layout(
     `sizes` holds (documents in an epoch, shards) for each component. On resume, the `saved` layout
     replaces these defaults for the components that it has:
 
-    - Lanes: the largest of 3840, 1920, … 60 that leaves each lane `lanes / 4` documents (at least
-      16, at most 256) of all components; 12 for less data. If `config` sets the number of canonical
-      nodes, only its multiples; for less data, the least common multiple of it and 12.
+    - Lanes: the largest of 3840, 1920, … 60 for which all components together have at least
+      `min(256, max(16, lanes // 4))` documents per lane. With less data, 12. If `config` sets the
+      number of canonical nodes, only multiples of that number are tried. With less data, the
+      number of lanes is then the least common multiple of it and 12.
     - Canonical nodes: the largest of 64, 32, … 2 that divides the lanes and leaves each node 4
       shards and a document; otherwise 1.
     - Shuffle block: the mean number of documents in 4 shards, at least 2.

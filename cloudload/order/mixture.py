@@ -60,8 +60,8 @@ class Mixture:
             row >= after for row, after in zip(rows, [*rows[1:], _MOST_ROWS], strict=True)
         ):
             raise ValueError(
-                f"schedule: its entries start at rows {rows}. Start the first at row 0, and each "
-                "later one after the one before it, below row 2^62"
+                f"schedule: its entries start at rows {rows}. The first must start at row 0, "
+                "and each later one at a higher row than the one before it, below 2^62"
             )
         for row, weights in self.schedule:
             self._check(row, weights)

@@ -139,7 +139,7 @@ class BestFitLanes:
         return pieces
 
     def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
-        """Store pieces and a copy of their IDs; a view would keep the whole buffer alive."""
+        """Store pieces and a copy of their IDs. A view would keep the whole buffer alive."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
         stops = np.maximum(froms, table[:, BASE] + self._stops(table))
         self._table[pieces] = table

@@ -46,13 +46,13 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
     if config.is_mixed:
         raise StreamChangedError(
             "the streams have proportions or a schedule, so each has a separate order, but "
-            "StreamingDataset reads all streams in one order. Use repeat or choose; "
-            "StreamingDataset computes choose from its proportions"
+            "StreamingDataset reads all streams in one order. Use repeat or choose, "
+            "because StreamingDataset computes choose from its proportions"
         )
     if config.shuffle_algo == "seekable":
         raise StreamChangedError(
             "shuffle_algo: StreamingDataset has no 'seekable'. Create the loader with the "
-            "shuffle_algo of the dataset; its default is 'py1e'"
+            "shuffle_algo of the dataset, whose default is 'py1e'"
         )
     _compare("seed", "shuffle_seed", config.seed, saved.shuffle_seed)
     if config.num_canonical_nodes is not None:
@@ -62,8 +62,8 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
     if num_samples <= saved.num_canonical_nodes:
         raise StreamChangedError(
             f"num_canonical_nodes: the state has {saved.num_canonical_nodes:,} for {num_samples:,} "
-            "samples. StreamingDataset repeats samples in many places then, so its position has no "
-            "counterpart here. Start a new run"
+            "samples. With so few samples, StreamingDataset repeats some in many places, so this "
+            "loader has no equivalent position. Start a new run"
         )
     nodes = saved.num_canonical_nodes
     block_size = config.shuffle_block_size or default_block_size(nodes)

@@ -165,10 +165,10 @@ class LaneReader:
         if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
             urls = ", ".join(self._labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"lane {lane} of {urls} gave no tokens: its last {self._barren[flat_lane]:,} "
-                "documents, more than an epoch has, are all empty or filtered out. Use an eos or a "
-                "different transform or min_tokens, or start a new run with more documents or a "
-                "smaller num_lanes"
+                f"lane {lane} of {urls} has no tokens: its last {self._barren[flat_lane]:,} "
+                "documents, more than an epoch has, are all empty or filtered out. Set an eos, or "
+                "use a different transform or min_tokens, or start a new run with more documents "
+                "or a smaller num_lanes"
             )
 
 

@@ -39,7 +39,7 @@ def test_at_the_end_every_document_was_counted_once_whatever_became_of_it(
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         corpus = write_corpus(Path(folder), case.documents, **case.settings)
         if not corpus.expected:
-            with pytest.raises(DatasetError, match="gave any tokens"):
+            with pytest.raises(DatasetError, match="has any tokens"):
                 corpus.run(replace(case.legs[0], batches=None))
             return
         rows: list[Row] = []

@@ -146,12 +146,12 @@ def test_what_one_per_row_cuts_off_is_counted(folder: Path) -> None:
 
 def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) -> None:
     with pytest.raises(
-        DatasetError, match=r"gave no tokens: its last \d+ documents, .* empty or filtered out"
+        DatasetError, match=r"has no tokens: its last \d+ documents, .* empty or filtered out"
     ):
         next(iter(make_loader(folder, min_tokens=10_000)))
     with pytest.raises(
         DatasetError,
-        match="gave any tokens: all are empty or filtered out",
+        match="has any tokens: all are empty or filtered out",
     ):
         list(make_loader(folder, min_tokens=10_000, epochs=1))
 
