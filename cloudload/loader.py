@@ -97,7 +97,7 @@ class CloudLoader:
     and may change on every resume.
 
     Raises:
-        ValueError: if an argument is invalid or contradicts another; the message says what to use.
+        ValueError: if an argument is invalid or contradicts another. The message says what to use.
         CloudloadError: if the data, the tokenizer, or a store cannot be used; see
             `cloudload.errors`.
     """
@@ -328,7 +328,7 @@ class CloudLoader:
 
         It is the same on every rank after the same batch, and requires no communication. `lag` is
         for loops that fetch batches ahead. Raises `RanksDisagreeError` if ranks that cannot
-        communicate have read batches; then use `local_state_dict`. Raises `ValueError` for a `lag`
+        communicate have read batches. Then use `local_state_dict`. Raises `ValueError` for a `lag`
         that is out of range, or exceeds the number of batches since the loader was created, loaded
         a state, or was moved by `seek`.
         """
@@ -370,7 +370,7 @@ class CloudLoader:
         `epochs`, `data`, `tokenizer`, `bos_eos`, `text_key`, `transform` and `overflow`. If one of
         the last six changes, each lane drops the rest of the documents that it was reading.
 
-        Raises `StreamChangedError` if the state is damaged or does not match; the message names the
+        Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
         a world size that does not divide the lanes.
         """
@@ -457,7 +457,7 @@ class CloudLoader:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples in the data; `repeat` and `choose` do not change it."""
+        """Number of samples in the data. `repeat` and `choose` do not change it."""
         return self._recipe.corpus.num_samples
 
     def stats(self) -> Stats:

@@ -59,7 +59,7 @@ def cu_seqlens(
     """Compute the bounds of the segments in the flattened batch, and the longest segment's length.
 
     Pass them to `flash_attn_varlen_func` as `cu_seqlens_q` (a tensor) and `max_seqlen_q`, and as
-    their `_k` counterparts. The bounds are int32 [segments + 1]; the last one is
+    their `_k` counterparts. The bounds are int32 [segments + 1]. The last one is
     `num_rows * seq_len`. Raises `ValueError` if the spans of a row are longer than seq_len.
     """
     padded = _padded(rows, lengths, shape)
@@ -82,7 +82,7 @@ def mask_document_edges(labels: Ints, rows: Ints, lengths: Ints) -> None:
 def document_attention_mask(segment_ids: torch.Tensor) -> torch.Tensor:
     """Compute a causal attention mask for SDPA: bool [num_rows, 1, seq_len, seq_len].
 
-    `segment_ids` is an integer tensor [num_rows, seq_len]; the mask is on its device. True allows a
+    `segment_ids` is an integer tensor [num_rows, seq_len]. The mask is on its device. True allows a
     query (third axis) to attend to a key (fourth axis). A token attends to itself and to earlier
     tokens of its segment. So does padding, which avoids NaN in softmax. Use the mask only with
     SDPA: "eager" attention adds its mask to the scores, so this one would mask nothing.

@@ -8,6 +8,6 @@
                          download      store ─► raw shard, size and hash checked
                          counters      hits, misses, bytes
 
-Workers use `ShardCache`; the loader uses `default_cache` and `open_cache_folder`. The cache has no
+Workers use `ShardCache`. The loader uses `default_cache` and `open_cache_folder`. The cache has no
 daemon and no index, because the files and their locks are its only state.
 """

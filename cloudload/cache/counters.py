@@ -1,4 +1,4 @@
-"""Count the traffic of a process's shard cache; workers report the counts with each block.
+"""Count the traffic of a process's shard cache. Workers report the counts with each block.
 
     threads that fetch   count_miss(7)  count_bytes(9_120)
     reader               count_open(7)  count_open(8)  take() ─► 1 hit, 1 miss, 9,120 bytes

@@ -1,14 +1,14 @@
-"""Fetch a shard into the cache. One process downloads it; others see it only when it is checked.
+"""Fetch a shard into the cache. One process downloads it. Others see it only after it is checked.
 
     valid on disk? ─ yes ─────────────────────────────────────────────────────────► path
       │ no
     lock ─► valid by now? ─► reserve bytes (evicts) ─► download ─► check ─► rename ─► path
 
 A process checks a shard's size and header before it maps the file. With `verify="once"`, it also
-checks the hash, unless the file is unmodified since it was last verified; with "always", it checks
-the hash every time; with "off", never. An invalid shard is fetched again, and so is a modified one
-whose hash is not in the index, except with "off". The kernel releases the lock of a killed process,
-and the next process that fetches the shard removes the partial file.
+checks the hash, unless the file is unmodified since it was last verified. With "always", it checks
+the hash every time, and with "off", never. An invalid shard is fetched again, and so is a modified
+one whose hash is not in the index, except with "off". The kernel releases the lock of a killed
+process, and the next process that fetches the shard removes the partial file.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from cloudload.storage.urls import join_url, local_path
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.verified_files import mark_used
 
-# each mapped shard uses a file descriptor; shards use at most half of the process's limit
+# each mapped shard uses a file descriptor, and shards use at most half of the process's limit
 _MOST_OPEN_SHARDS = 2_048
 
 _TOUCH_EVERY_S = 10.0
@@ -41,7 +41,7 @@ _CLOSE_S = 2.0
 
 
 class ShardCache:
-    """The shards of a corpus, by index. Not thread-safe; its internal threads only prefetch."""
+    """The shards of a corpus, by index. Not thread-safe. Its internal threads only prefetch."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
 
-Results go to stdout; progress, logs and errors go to stderr. The exit status is 0 for success, 1
+Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
 for an error, 2 for a wrong command line, and 130 for Ctrl-C.
 """
 

@@ -49,8 +49,8 @@ class DeliveryConfig:
     """Folder of the node's cache for shards, epoch orders and tokenizer checks. By default
     `$CLOUDLOAD_CACHE`, else `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
     tokenizer_backend: TokenizerBackend = "auto"
-    """The library that encodes text: `hf`, `fastokens`, or `auto`. Before fastokens is used, it is
-    checked to give the same token IDs as hf. If a check fails, `fastokens` raises an error, and
+    """The library that encodes text: `hf`, `fastokens`, or `auto`. Before fastokens is used,
+    checks compare its token IDs with hf's. If a check fails, `fastokens` raises an error, and
     `auto` uses hf."""
     num_workers: int = 4
     """Number of worker processes of each loader. At most one is used for each lane of its rank.

@@ -17,8 +17,8 @@ from cloudload.storage.urls import check_location, join_url
 class Stream:
     """An MDS dataset: its location, and how much of it to read.
 
-    Raises `ValueError` if an option other than `repeat` and `choose` is invalid; the loader checks
-    these.
+    Raises `ValueError` if an option other than `repeat` and `choose` is invalid. The loader checks
+    these two.
     """
 
     remote: str

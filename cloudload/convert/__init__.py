@@ -9,7 +9,7 @@
     inputs, input_files, records, readers      shards            encode, cut, store
     journal   resume, report                   process_pool, shared_bytes   workers
 
-Other packages use `convert_to_mds` and `journal.ConvertReport`; everything else is internal.
+Other packages use `convert_to_mds` and `journal.ConvertReport`. Everything else is internal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read and decompress input files from any offset; reconnect if a connection breaks."""
+"""Read and decompress input files from any offset, and reconnect if a connection breaks."""
 
 from __future__ import annotations
 

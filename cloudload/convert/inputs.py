@@ -4,7 +4,7 @@
     files    a.jsonl, c.txt, d.txt   0.jsonl.gz         stdin
     units    a.jsonl │ c.txt, d.txt  0.jsonl.gz         stdin     rows of the dataset
 
-Inputs keep the caller's order; the files of an input are sorted.
+Inputs keep the caller's order. The files of an input are sorted.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _folder_before_wildcard(location: str) -> str:
 
 
 def _glob_pattern(location: str) -> str:
-    """Convert a glob to a regular expression. `*` stays within a folder; `**` crosses folders."""
+    """Convert a glob to a regular expression. `*` stays within a folder. `**` crosses folders."""
     signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
     translated = [signs.get(part) or _glob_literal(part) for part in parts]

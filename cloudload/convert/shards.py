@@ -63,7 +63,7 @@ class ShardJob:
 
 
 class _BadRecordError(Exception):
-    """A record cannot be converted; the message says why."""
+    """A record cannot be converted. The message says why."""
 
 
 # ---------------------------------------------------------------- encode
@@ -124,7 +124,10 @@ def _values_of(context: ShardContext, record: Record) -> dict[str, Any]:
 def _text(fields: Mapping[str, Any], key: str) -> str:
     if key not in fields:
         names = ", ".join(sorted(map(str, fields))[:8]) or "none"
-        raise _BadRecordError(f"no text field {key!r}; the fields read: {names}")
+        raise _BadRecordError(
+            f"no field {key!r}. The fields read are: {names}. Use text_key (--text-key) to read "
+            "another"
+        )
     value = fields[key]
     if isinstance(value, bytes):
         try:

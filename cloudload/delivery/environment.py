@@ -37,7 +37,7 @@ class Environment:
         """
         import torch.distributed as dist
 
-        # with a mesh, even the processes of a single rank compare their facts; with
+        # with a mesh, even the processes of a single rank compare their facts. With
         # dp_world_size=1, the other processes may have nothing to do with this loader
         has_others = delivery.has_mesh or self.find_world(delivery).size > 1
         is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

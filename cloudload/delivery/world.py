@@ -54,8 +54,8 @@ class World:
 def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> World:
     """Find the world from the arguments, or else from torch.distributed or the environment.
 
-    The environment variables are `RANK` and `WORLD_SIZE`; without them, the world is a single rank.
-    `LOCAL_WORLD_SIZE` is the number of processes per node; by default, all are on one node. Raises
+    The environment variables are `RANK` and `WORLD_SIZE`. Without them, the world is a single rank.
+    `LOCAL_WORLD_SIZE` is the number of processes per node. By default, all are on one node. Raises
     `ValueError` for an invalid variable or rank.
     """
     import torch.distributed as dist
@@ -79,7 +79,7 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
 def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
     """Return (data-parallel rank, number of ranks) of this process in a `DeviceMesh`.
 
-    All dimensions of the mesh must be data-parallel; the last one varies fastest. Raises
+    All dimensions of the mesh must be data-parallel. The last one varies fastest. Raises
     `ValueError` if this process is not in the mesh.
     """
     coordinate = device_mesh.get_coordinate()

@@ -73,7 +73,7 @@ class _DataLoader(DataLoader[Batch]):
         self._rows = _Dataset(loader)
         super().__init__(self._rows, batch_size=None, collate_fn=_as_it_is)  # type: ignore[arg-type]
         self._loader = loader
-        # Composer reads batch_size; passing it to torch's constructor would turn on collation
+        # Composer reads batch_size, but passing it to torch's constructor would turn on collation
         vars(self)["batch_size"] = loader.batch_size
 
     def __iter__(self) -> Any:
@@ -160,7 +160,7 @@ def _count_tokens(batch: Tensors) -> dict[str, int]:
 
 
 def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, torch.Tensor]]:
-    """Split a batch into microbatches of `microbatch_size` rows; the last may be shorter.
+    """Split a batch into microbatches of `microbatch_size` rows. The last may be shorter.
 
     Each microbatch has the same keys as the batch. Its `cu_seqlens`, if any, covers only its rows
     and starts at 0, and its `max_seqlen` is the length of its longest segment.

@@ -95,7 +95,7 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
 def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
     import snappy
 
-    # the data begins with its raw size as a varint; snappy never produces more bytes than that
+    # the data begins with its raw size as a varint, and snappy never produces more bytes than that
     size = 0
     for place, byte in enumerate(data[:5]):
         size |= (byte & 127) << 7 * place

@@ -23,7 +23,7 @@ from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
 
-# an index has about 500 bytes and 30 values per shard; these bounds allow over 10^6 shards
+# an index has about 500 bytes and 30 values per shard, so these bounds allow over 10^6 shards
 MOST_INDEX_BYTES = 1 << 30
 
 _MOST_INDEX_VALUES = 1 << 26

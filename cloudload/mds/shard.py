@@ -117,7 +117,7 @@ class Shard:
         raise DatasetError(f"{self.name} has no column {name!r}. Its columns are: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
-        """Read the bytes of a column of a sample; `sample` and `column` are indices.
+        """Read the bytes of a column of a sample. `sample` and `column` are indices.
 
         Raises `DatasetError` if the sample is damaged.
         """

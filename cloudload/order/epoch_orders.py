@@ -40,7 +40,7 @@ _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
 class EpochOrders:
-    """The orders of one component; call it with an epoch to get that epoch's order.
+    """The orders of one component. Call it with an epoch to get that epoch's order.
 
     `shard_sizes` is int64 [shards]. Orders of different inputs are in different subfolders of
     `folder`.
@@ -128,7 +128,7 @@ class EpochOrders:
                     "shape": (self._num_positions,),
                 }
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-                # on a full disk, posix_fallocate raises OSError; without it, writing to the sparse
+                # on a full disk, posix_fallocate raises OSError. Without it, writing to the sparse
                 # memory map would kill the process with SIGBUS
                 os.posix_fallocate(
                     file.fileno(), file.tell(), self._num_positions * narrow.itemsize

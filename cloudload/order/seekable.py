@@ -122,7 +122,7 @@ def _lay_spans(runs: _Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> _S
         np.insert(order, cut_runs, order[cut_runs]),
         np.insert(sizes, cut_runs, sizes[cut_runs]),
     )
-    # a bound ends a span; the rest of its run follows as the next span
+    # a bound ends a span, and the rest of its run follows as the next span
     first_spans = cut_runs + np.arange(1, len(bounds) + 1)
     offsets = np.zeros(len(order), sizes.dtype)
     offsets[first_spans] = stops[first_spans - 1] = cuts

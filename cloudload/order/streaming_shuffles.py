@@ -13,7 +13,7 @@ IDs are made only when they are needed.
 
 Tests compare the results with `streaming.base.shuffle.get_shuffle`. They can differ only in ties,
 where py1e moves two samples to the same place (at most a few pairs in 10^8). Streaming leaves ties
-to NumPy's sort; here the earlier sample is first.
+to NumPy's sort. Here, the earlier sample is first.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class BestFitLane:
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
         """Put the next piece into the fullest open row that has space for it, or into a new row.
 
-        The piece is encoded by `encode_pieces`, its `span` by `encode_spans`; `size` is its number
+        The piece is encoded by `encode_pieces`, its `span` by `encode_spans`. `size` is its number
         of tokens. (ordinal, offset) is the cursor after the piece. An empty piece is in no row.
         """
         if not offset:

@@ -63,7 +63,7 @@ class BestFitLanes:
         self._unread: dict[int, dict[int, list[int]]] = {}
         """Pieces in residues, by flat lane and ordinal, whose documents must be read again."""
         self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
-        """Each piece's row of the document table; `START` is the start of the piece."""
+        """Each piece's row of the document table. `START` is the start of the piece."""
         self._tokens = np.empty(0, np.object_)
         """The IDs of each piece: int32, as bytes."""
         self._unused = np.empty(0, np.int64)

@@ -85,7 +85,7 @@ class ConcatLanes:
         ends = np.concatenate([[0], np.cumsum(left)])
         bases = ends[np.searchsorted(lanes, np.arange(len(flat_lanes) + 1))]
         num_rows: Ints = np.minimum(wanted, np.diff(bases) // self._seq_len)
-        # a document has tokens [starts, starts + left) of its lane; rows take those before `taken`
+        # a document is tokens [starts, starts + left) of its lane. Rows take those before `taken`
         starts = ends[:-1] - bases[lanes]
         most = (num_rows * self._seq_len)[lanes]
         taken = np.clip(starts + left, starts, np.maximum(starts, most))

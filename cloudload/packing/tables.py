@@ -1,4 +1,4 @@
-"""The columns of the tables that turn documents into rows; every table is an int64 array.
+"""The columns of the tables that turn documents into rows. Every table is an int64 array.
 
 documents ─► pieces of rows ─► spans of rows      remnants in lanes ─► pieces of the tail's rows
 """

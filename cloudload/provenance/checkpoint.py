@@ -110,7 +110,7 @@ class _Record:
 
 
 class _RecordUnpickler(pickle.Unpickler):
-    """Unpickles mappings, lists and plain values; every other object becomes a `_Record`."""
+    """Unpickles mappings, lists and plain values. Every other object becomes a `_Record`."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):

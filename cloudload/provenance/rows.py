@@ -15,7 +15,7 @@ def trace_steps(
     """Yield (step, spans) for each of `steps`, or fewer if the data ends first.
 
     `steps` must be consecutive. With `row` (from 0), yields only the spans in that row of the
-    global batch; in an endless run, this reads one lane per step. `delivery` are options of
+    global batch. In an endless run, this reads one lane per step. `delivery` are options of
     `DeliveryConfig`. Raises `ValueError` for a row that a step does not have, and for a step that
     is not after the state. Also raises the errors of `Run.loader`.
     """

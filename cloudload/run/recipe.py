@@ -112,7 +112,7 @@ class Recipe:
         }
 
     def reconfigure(self, **options: Any) -> Recipe:
-        """A copy of the recipe with other options of its config; the layout is resolved again."""
+        """A copy of the recipe with other options of its config. The layout is resolved again."""
         config = replace(self.config, **options)
         layout, components = _settle(config, self.components, None)
         return replace(self, config=config, layout=layout, components=components)

@@ -256,7 +256,7 @@ def _check_keys(state: Mapping[str, Any]) -> None:
     )
     if missing or unknown:
         raise StreamChangedError(
-            f"the state lacks fields {missing} and has unknown fields [{', '.join(unknown)}]. "
+            f"the state has the wrong fields: missing {missing}, unknown [{', '.join(unknown)}]. "
             "It is damaged: load an earlier one"
         )
     for name, value in state.items():

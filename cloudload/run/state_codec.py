@@ -30,7 +30,7 @@ from cloudload.run.position import Residues
 from cloudload.stats import COUNTS
 
 _MOST_COUNTED = 1 << 62
-# best_fit stores ordinals as int32 in residues; concat packs a lane and an ordinal into one int64
+# best_fit stores ordinals as int32 in residues, and concat packs a lane and an ordinal into int64
 _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12

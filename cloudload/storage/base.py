@@ -32,7 +32,7 @@ class Retry:
     """Limit for connecting (at most 10 s for S3), and for each read of data."""
     deadline_s: float = 120.0
     """Limit for all attempts together, including pauses and DNS. For an upload, it limits only when
-    a new attempt may start; google-cloud-storage also uses it as the socket timeout of uploads."""
+    a new attempt may start. google-cloud-storage also uses it as the socket timeout of uploads."""
     pause_s: float = 0.2
     """The first pause between attempts is a random 1 to 2 times this, and each later one 1 to 2
     times the previous one. If that could be more than 10 s, the pause is a random 5 to 10 s."""

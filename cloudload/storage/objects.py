@@ -6,7 +6,7 @@
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
 connecting. It does not interrupt access to local files, or limit an upload that has begun, except
-as the socket timeout of google-cloud-storage. Reads from an open stream have no deadline; each
+as the socket timeout of google-cloud-storage. Reads from an open stream have no deadline. Each
 that uses the network is limited to `Retry.timeout_s`.
 
 If a request fails, every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from
@@ -73,7 +73,7 @@ def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = N
 def download_object(
     url: str, target: BinaryIO, retry: Retry | None = None, most_bytes: int | None = None
 ) -> int:
-    """Write an object to the seekable `target` from its current position; return the byte count.
+    """Write an object to the seekable `target` from its current position. Return the byte count.
 
     `target` is truncated after the object. A retry starts over. With `most_bytes`, only the
     first `most_bytes` + 1 bytes are written, so that the caller can detect a larger object.
@@ -149,7 +149,7 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     """List the objects below the folder `url`, at any depth, or the object `url` itself.
 
-    They are sorted by URL. If there are none, the list is empty; but a missing S3 or GCS bucket, or
+    They are sorted by URL. If there are none, the list is empty. A missing S3 or GCS bucket, or
     local folder, raises `StoreError`.
     """
     retry, backend = retry or Retry(), backend_of(url)

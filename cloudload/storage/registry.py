@@ -1,4 +1,4 @@
-"""The backend of each URL scheme; schemes that are not listed here use fsspec.
+"""The backend of each URL scheme. Schemes that are not listed here use fsspec.
 
 To add a store, write a `Backend`, add its scheme to `_BACKENDS`, and add it to the conformance
 tests (tests/stores/test_conformance.py).

@@ -68,7 +68,7 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
             os.close(trainer)
     unregister(lock)
     os.close(descriptor)
-    # an exiting interpreter cannot start threads; init then reaps the child
+    # an exiting interpreter cannot start threads, and then init reaps the child
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
     return True

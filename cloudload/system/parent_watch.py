@@ -37,7 +37,7 @@ def exit_with_parent() -> None:
 def open_trainer_pidfd() -> int | None:
     """Return a descriptor that becomes readable when the training process ends.
 
-    In a worker, the training process is the parent; otherwise it is this process. Returns None if
+    In a worker, the training process is the parent. Otherwise, it is this process. Returns None if
     there is no descriptor, for example because the training process has already ended, or because
     the kernel or Python does not support pidfds.
     """
@@ -61,8 +61,8 @@ def exit_with_trainer(pidfd: int) -> None:
 def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # the sentinel is a pipe that closes when the parent ends; siblings of a forked child may keep
-    # its other end open, so check the parent's process ID as well
+    # the sentinel is a pipe that closes when the parent ends, but siblings of a forked child may
+    # keep its other end open, so check the parent's process ID as well
     is_child = os.getppid() == parent.pid
     while not wait([parent.sentinel], timeout=_CHECK_EVERY_S):
         if is_child and os.getppid() != parent.pid:

@@ -4,7 +4,7 @@
     shard.00000.mds.lock                    held while one of them writes the file
     shard.00000.mds.3f2a….part              the bytes written so far
 
-A process removes its temporary files when it exits; worker processes do so even on SIGTERM. A
+A process removes its temporary files when it exits. Worker processes do so even on SIGTERM. A
 killed process leaves them behind. Those of shards and orders are recognized by their names, and
 removed by a later process.
 """

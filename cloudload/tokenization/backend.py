@@ -7,7 +7,7 @@
     version ─► features of the tokenizer.json ─► loads ─► same IDs for probes ─► for code points
 
 For some tokenizers, fastokens silently gives different IDs. The feature check recognizes the known
-cases; the later checks are for unknown ones. A loader chooses when it is created, and passes the
+cases. The later checks are for unknown ones. A loader chooses when it is created, and passes the
 choice to its workers.
 """
 
@@ -43,7 +43,7 @@ MEASURED_VERSIONS = ("0.3.5",)
 """Versions of fastokens that were verified to give the same IDs as `tokenizers` for tokenizers that
 pass the checks below."""
 _FOLDER = "tokenizers"
-# part of the cache key; increment it when the sweep changes
+# part of the cache key, to be incremented when the sweep changes
 _SWEEP = 1
 # the last line of a cached result; a file without it is truncated
 _SWEPT = "swept"

@@ -49,7 +49,7 @@ class Encoder(Protocol):
 
 
 def open_encoder(text: str, backend: str) -> Encoder:
-    """Open an encoder for the tokenizer.json `text`; `backend` is `hf` or `fastokens`."""
+    """Open an encoder for the tokenizer.json `text`. `backend` is `hf` or `fastokens`."""
     return FastokensEncoder(text) if backend == FASTOKENS else HFEncoder(text)
 
 

@@ -1,6 +1,6 @@
 """Strings on which the tokenizer backends are compared before fastokens is used.
 
-known troublemakers ─┐
+known differences ───┐
 added tokens ────────┼─► `probes`: usually about 1,200,     `assigned_code_points`: compared
 vocabulary ──────────┘    400 of them random mixtures        next to a few other characters
 """

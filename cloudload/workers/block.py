@@ -135,7 +135,7 @@ class BlockBuilder:
         """Record the cursors, residues and counts of rows cut from lanes.
 
         The rows become rows `block_rows` (int64 [rows]) of the block. Returns their pieces, int64
-        [pieces, 4], sorted by block row; `cut.pieces` is overwritten.
+        [pieces, 4], sorted by block row. Overwrites `cut.pieces`.
         """
         self._cursors[block_rows] = cut.cursors
         if cut.residues is not None:
@@ -188,7 +188,7 @@ class BlockBuilder:
         np.add.at(self._counts.reshape(-1), cells, amounts)
 
     def build(self, tokens: Tokens, first_dry: int, traffic: Traffic) -> Block:
-        """Build the block; `tokens` is int32 [rows, seq_len]."""
+        """Build the block. `tokens` is int32 [rows, seq_len]."""
         return Block(
             bounds=self._bounds,
             tokens=tokens,

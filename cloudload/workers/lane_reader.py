@@ -41,7 +41,7 @@ def open_lane_rows(
 ) -> LaneRows:
     """Open the packers of all flat lanes at their cursors and residues.
 
-    `cursors` is int64 [flat_lanes, 2]; `residues` has one entry per flat lane, or is None.
+    `cursors` is int64 [flat_lanes, 2]. `residues` has one entry per flat lane, or is None.
     """
     if packing.name == "concat":
         return ConcatLanes(packing.seq_len, num_lanes, cursors)

@@ -49,7 +49,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class InTail:
-    """The lanes ended at row `start`; that row and all later ones come from the tail."""
+    """The lanes ended at row `start`. That row and all later ones are in the tail."""
 
     start: int
     tail: Tail

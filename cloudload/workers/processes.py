@@ -159,7 +159,7 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -s
 
 
 def _describe_end(code: int | None) -> str:
-    """Describe how a process with this exit code ended; for a crash or SIGKILL, with advice."""
+    """Describe how a process with this exit code ended, with advice for a crash or SIGKILL."""
     if code == SIGTERM_STATUS:
         return "was terminated by SIGTERM"
     if code is None or code >= 0:
@@ -182,7 +182,7 @@ def _describe_end(code: int | None) -> str:
 def _work(
     plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int, connection: Connection
 ) -> None:
-    """Make a worker's blocks and send them; the main function of a worker process."""
+    """Make a worker's blocks and send them, as the main function of a worker process."""
     import torch
 
     exit_with_parent()
@@ -206,7 +206,7 @@ def _work(
 
 
 def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
-    """Yield one block of each worker, repeatedly; the workers run in this process."""
+    """Yield one block of each worker, repeatedly. The workers run in this process."""
     workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
     try:
         while True:

@@ -1,7 +1,7 @@
 """Send a block from a worker to the training process through a slot of shared memory.
 
 slot    tokens [rows, seq_len] | header | bounds, lengths, cursors, spans, counts, sizes | residues
-sent    PackedBlock: the slot and the sizes of its parts; also any part that did not fit in the slot
+sent    PackedBlock: the slot, the sizes of its parts, and any part that did not fit in the slot
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ NewTokens = Callable[[int, int], Tokens]
 
 
 def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) -> Iterator[Block]:
-    """Yield the blocks of one worker; the k-th blocks of all workers cover the same batches.
+    """Yield the blocks of one worker. The k-th blocks of all workers cover the same batches.
 
     The blocks never end, except in the phase `Measuring`, which has one block of sizes. Blocks of
-    replayed rows are first; they have cursors but no tokens. The first block after them has one
+    replayed rows are first. They have cursors but no tokens. The first block after them has one
     batch, so that training starts early, and each later one has twice as many as the one before, up
     to `Plan.batches_at_once`.
 

@@ -173,7 +173,7 @@ def test_a_dataset_is_loaded_by_name(tmp_path: Path) -> None:
 BAD_LINES = {
     '{"text": "a"': "invalid JSON",
     "[1]": "a JSON list, not an object",
-    '{"body": "a"}': "no text field 'text'; the fields read: body",
+    '{"body": "a"}': "no field 'text'. The fields read are: body. Use text_key",
     '{"text": 7}': "'text' is int, not a string",
     '{"text": null}': "'text' is NoneType, not a string",
     b'{"text": "\xff"}': "not UTF-8",

@@ -366,12 +366,12 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
         ),
         (["a", "b"], [0, 0], None, "all weights are 0 from row 0. Set at least one above 0"),
         (["a"], ["1"], None, "a weight is '1'. Use a finite number of at least 0"),
-        (["a"], [1], [], r"schedule: its entries start at rows \[\]. The first must start at row 0"),
+        (["a"], [1], [], r"schedule: its entries start at rows \[\]. The first must start at"),
         (
             ["a"],
             [1],
             [(5, {"a": 1})],
-            r"schedule: its entries start at rows \[5\]. The first must start at row 0",
+            r"schedule: its entries start at rows \[5\]. The first must start at",
         ),
         (
             ["a"],
