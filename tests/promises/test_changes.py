@@ -188,7 +188,7 @@ def test_a_transform_is_known_by_its_name_and_its_source(folder: Path) -> None:
             "You can accept changes of bos_eos",
         ),
         ({"nothing": "accept"}, "a change of 'nothing' cannot be accepted"),
-        ({"epochs": True}, "the only choice is 'accept'"),
+        ({"epochs": True}, "The only choice is 'accept'"),
     ],
 )
 def test_what_cannot_be_accepted_is_said(

@@ -131,7 +131,7 @@ def test_spans_that_overflow_their_row_are_refused() -> None:
     for function in (segment_ids, position_ids, cu_seqlens):
         with pytest.raises(
             ValueError,
-            match=r"the spans of row 0 hold 6 tokens, more than a row's 5\. "
-            r"Pass the shape of this batch",
+            match=r"the spans of row 0 have 6 tokens, but a row has only 5\. "
+            r"Pass the shape of the batch",
         ):
             function(rows, lengths, (2, 5))

@@ -98,7 +98,7 @@ def _local_copy(file: InputFile, folder: Path) -> Path:
                 download_object(file.url, target, _LONG_DOWNLOAD)
     except DamagedError as error:
         raise ConvertError(
-            f"{file.display_name} cannot be read: {error}. Repair the file or leave it out"
+            f"{file.display_name}: {error}. Repair the file or leave it out"
         ) from error
     except OSError as error:
         raise ConvertError(

@@ -377,13 +377,13 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
             ["a"],
             [1],
             [(0, {"a": 1}), (9, {"a": 1}), (5, {"a": 1})],
-            r"rows \[0, 9, 5\]; .* each later one after the one before",
+            r"rows \[0, 9, 5\]. .* each later one at a higher row",
         ),
         (
             ["a"],
             [1],
             [(0, {"a": 1}), (0, {"a": 2})],
-            r"rows \[0, 0\]; .* each later one after the one before",
+            r"rows \[0, 0\]. .* each later one at a higher row",
         ),
         (["a"], [1], [(0.5, {"a": 1})], "an entry starts at row 0.5. Use a whole number"),
         (

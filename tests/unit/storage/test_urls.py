@@ -11,6 +11,6 @@ PASSWORD = "correct-horse-battery"
 
 @pytest.mark.parametrize("url", [f"s3:reader:{PASSWORD}@host", f"https:reader:{PASSWORD}@host/key"])
 def test_a_location_that_is_none_is_named_without_its_password(url: str) -> None:
-    with pytest.raises(ValueError, match="did you mean") as caught:
+    with pytest.raises(ValueError, match="Did you mean") as caught:
         check_location(url)
     assert PASSWORD not in str(caught.value)
