@@ -60,8 +60,8 @@ class DeliveryConfig:
     because they read whole blocks of batches, and at least two blocks."""
     predownload: int | None = None
     """Approximate number of documents whose shards each worker fetches ahead of time, at least one
-    per lane. By default, the workers of all ranks together look ahead by the documents of about two
-    shards in each canonical node."""
+    per lane. By default, the workers of all ranks together look ahead by about two shards in each
+    canonical node."""
     download_threads: int = 4
     """Number of threads with which each worker fetches shards ahead of time."""
     cache_limit: int | str | None = None

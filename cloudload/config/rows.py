@@ -28,7 +28,7 @@ class RowsConfig:
 
     A resume compares them with the loader's, except `seq_len`, `schedule`, and the locations, names
     and proportions of streams, which may change. If `num_lanes`, `num_canonical_nodes` or
-    `shuffle_block_size` is None, it is chosen from the data, or taken from the state on resume;
+    `shuffle_block_size` is None, it is chosen from the data, or taken from the state on resume.
     `describe()` shows the result.
 
     Raises `ValueError` if an option is invalid. The loader checks the entries of `schedule`, and
@@ -57,17 +57,17 @@ class RowsConfig:
     py1e, py1br and seekable. By default, the documents of about four shards."""
     num_canonical_nodes: int | None = None
     """Number of parts into which the shuffled epoch is divided. If the number of machines divides
-    it, only shards at the borders of parts are downloaded by several machines, except with the
-    naive shuffle, or if an epoch repeats samples. By default 1 to 64, with at least four shards
-    each unless it is 1."""
+    it, each machine reads whole parts, so only shards at the borders of parts are downloaded more
+    than once. This does not hold for the naive shuffle, or if an epoch repeats samples. By default,
+    1 to 64, and with more than 1, each part has at least four shards."""
     seed: int = 17
     """Seed of the shuffle, from 0 to 2^32 - 1. Each epoch is shuffled differently."""
     num_lanes: int | None = None
     """Number of logical shards that are packed separately. Every world size must divide it. By
-    default 12 to 3,840, depending on the number of documents; if `num_canonical_nodes` is set, a
-    multiple of it, which may be larger. 3,840 is divisible by every power of two up to 256, and by
-    3, 5 and 15 times these. For 512 or 1,024 ranks, set it, for example to 4,096, when the run
-    starts."""
+    default, 12 to 3,840, depending on the number of documents. If `num_canonical_nodes` is set, the
+    default is a multiple of it, which may be larger. 3,840 is divisible by every power of two up to
+    256, and by 3, 5 and 15 times these. For 512 or 1,024 ranks, set it, for example to 4,096, when
+    the run starts."""
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None

@@ -25,7 +25,7 @@ def resample(
 
     `shard_sizes` is int64 [shards]. The IDs are not shuffled yet. They are uint32 or int64
     [num_positions] (`id_dtype`). The sizes are int64 [runs]. A run is one pass over a shard, or the
-    sorted draw of the shard's remainder. The seeds are those of Streaming. One generator draws
+    sorted draw of the shard's remainder. The seeds are the same as Streaming's. One generator draws
     samples within the shards of all streams. A second one, reseeded for each stream, divides the
     stream's remainder among its shards. Without shuffle, the second one's seed is the same in every
     epoch.

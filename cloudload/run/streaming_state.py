@@ -1,4 +1,4 @@
-"""A StreamingDataset's state as the start of a run: after exactly the samples it has read.
+"""Start a run from a StreamingDataset's state, after exactly the samples that it has read.
 
     11 samples in 4 canonical nodes    node 0: 0 1 · node 1: 2 3 4 · node 2: 5 6 7 · node 3: 8 9 10
     Streaming reads column by column   0 2 5 8 · 1 3 6 9 · 1 4 7 10
@@ -35,7 +35,7 @@ class StreamingState:
 
 
 def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Recipe, Position]:
-    """Compute the recipe and the position of a run that continues a StreamingDataset's.
+    """Compute the recipe and the position of a run that continues where a StreamingDataset was.
 
     The recipe gets the state's canonical nodes. It gets StreamingDataset's default shuffle block
     size unless the loader was given one. Raises `StreamChangedError` if the state cannot be
@@ -46,8 +46,8 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
     if config.is_mixed:
         raise StreamChangedError(
             "the streams have proportions or a schedule, so each has a separate order, but "
-            "StreamingDataset reads all streams in one order. Use repeat or choose, "
-            "because StreamingDataset computes choose from its proportions"
+            "StreamingDataset reads all streams in one order. Use repeat or choose "
+            "instead. StreamingDataset, too, turns its proportions into choose"
         )
     if config.shuffle_algo == "seekable":
         raise StreamChangedError(
@@ -93,8 +93,8 @@ def count_read(sample_in_epoch: int, num_samples: int, num_nodes: int) -> int:
 def read_streaming_state(state: Mapping[str, Any]) -> StreamingState:
     """Parse a StreamingDataset's `state_dict()`, or find it in a Composer checkpoint.
 
-    In a checkpoint, Composer's timestamp says how far training got. The dataset's own epoch is one
-    behind at the end of an epoch, and Streaming would read that epoch again. Raises
+    In a checkpoint, Composer's timestamp has the progress of training. At the end of an epoch, the
+    dataset's own epoch is one behind, and Streaming would read that epoch again. Raises
     `StreamChangedError` if there is no such state, or if it is damaged.
     """
     composer = state.get("state", state) if isinstance(state, Mapping) else state
