@@ -66,10 +66,10 @@ def find_document(
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    An endless run is searched epoch by epoch, until 3 epochs in a row have no occurrence. `stream`
-    and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
-    `ValueError` for a `last_step` that is not after the state, and for a stream or sample that does
-    not exist. Also raises the errors of `Run.loader`.
+    In an endless run, occurrences are yielded epoch by epoch. `stream` and `sample` are indices,
+    from 0. `delivery` are options of `DeliveryConfig`. Raises `ValueError` for a `last_step` that
+    is not after the state, and for a stream or sample that does not exist. Also raises the errors
+    of `Run.loader`.
 
     In an endless run with at least one document per lane and epoch, this reads only the lanes that
     may contain the sample. It then assumes that every lane advances by at most twice as many epochs

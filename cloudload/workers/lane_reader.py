@@ -122,7 +122,7 @@ class LaneReader:
             eagerness *= 2
 
     def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
-        """Read and pack documents. With `again`, they are in a saved residue and were packed before."""
+        """Read and pack documents. `again` means that a saved residue has them."""
         if not len(found):
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)
