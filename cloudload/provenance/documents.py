@@ -66,14 +66,14 @@ def find_document(
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    In an endless run, occurrences are yielded epoch by epoch. `stream` and `sample` are indices,
-    from 0. `delivery` are options of `DeliveryConfig`. Raises `ValueError` for a `last_step` that
-    is not after the state, and for a stream or sample that does not exist. Also raises the errors
-    of `Run.loader`.
+    `stream` and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
+    `ValueError` for a `last_step` that is not after the state, and for a stream or sample that does
+    not exist. Also raises the errors of `Run.loader`.
 
     In an endless run with at least one document per lane and epoch, this reads only the lanes that
-    may contain the sample. It then assumes that every lane advances by at most twice as many epochs
-    as the fastest lane that it has read, plus 64 documents.
+    may contain the sample, and yields occurrences epoch by epoch. It assumes that every lane
+    advances by at most twice as many epochs as the fastest lane that it has read, plus 64
+    documents.
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
