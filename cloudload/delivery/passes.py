@@ -101,8 +101,8 @@ class Pass(Iterator[Batch]):
 # Lightning prefetches a batch if the loader has no length, so its saved state is one batch ahead of
 # training, and in epoch-based training it ignores a state saved at the end of an epoch
 _LIGHTNING = (
-    "datamodule=CloudloadDataModule(loader), from cloudload.integrations.lightning, to Lightning; "
-    "for evaluation, pass cloudload.FromStart(loader)"
+    "datamodule=CloudloadDataModule(loader), from cloudload.integrations.lightning, to Lightning. "
+    "For evaluation, pass cloudload.FromStart(loader)"
 )
 _ADAPTERS = {
     "composer.trainer.trainer": (
