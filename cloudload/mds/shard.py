@@ -53,7 +53,7 @@ class Shard:
         self._check_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
-        # a column begins after the sizes and the previous columns; for each column, store the fixed
+        # a column begins after the sizes and the previous columns. For each column, store the fixed
         # part of that offset and the number of variable-sized columns before it
         fixed = [column.bytes or 0 for column in info.columns]
         self._fixed_bytes = self._sizes.size + sum(fixed)
@@ -114,7 +114,7 @@ class Shard:
             if column.name == name:
                 return position
         names = ", ".join(column.name for column in self.info.columns)
-        raise DatasetError(f"{self.name} has no column {name!r}. Its columns are: {names}")
+        raise DatasetError(f"{self.name} has no column {name!r}. Use one of its columns: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
         """Read the bytes of a column of a sample. `sample` and `column` are indices.

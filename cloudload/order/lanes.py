@@ -35,13 +35,15 @@ class Lanes:
     def first_positions(self) -> Ints:
         """The first position of each lane: int64 [num_lanes].
 
-        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`. All belong
-        to one canonical node, except perhaps at the end of an epoch, or with fewer documents than
-        lanes. Neighboring nodes may share the shard at their border, so a machine should read
-        consecutive nodes. With P machines of equally many ranks, a machine reads lanes congruent
-        modulo P: with 2 machines and 4 nodes, lanes 0 and 2 read nodes 0 and 1. If the number of
-        nodes is a power of 2, a machine's nodes are consecutive for every P that divides it.
-        Otherwise, they may be consecutive only for some P.
+        Lane `l` reads every `num_lanes`-th position, starting at `first_positions[l]`. These
+        positions belong to one canonical node, except perhaps at the end of an epoch, or with fewer
+        documents than lanes.
+
+        A machine should read consecutive nodes, because neighboring nodes may share the shard at
+        their border. If P machines have equally many ranks, machine `m` reads the lanes `l` with
+        `l % P == m`. Example: with 2 machines and 4 nodes, lanes 0 and 2 read nodes 0 and 1. If the
+        number of nodes is a power of 2, a machine's nodes are consecutive for every P that divides
+        it. Otherwise, they may be consecutive only for some P.
         """
         lanes = np.arange(self.num_lanes)
         nodes = lanes % self.num_nodes

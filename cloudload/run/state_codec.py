@@ -184,9 +184,10 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """The most bytes that all residues may have when they are decoded, sizes included.
+    """The most bytes that the residues of all lanes and their sizes may unpack to.
 
-    Up to a fixed limit, it allows a span in a separate open row for each document before a cursor.
+    This is enough for one span of each document before a cursor, each in a separate open row, but
+    it is at most `_MOST_RESIDUE_BYTES`.
     """
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))

@@ -162,7 +162,10 @@ def test_a_document_that_does_not_exist_is_an_error(
         _, state = consume(loader)
         cache = loader.plan().cache_root
     run = open_run(state)
-    for stream, sample, message in [(0, 9999, "has samples 0 to 199"), (7, 1, "streams 0 to 1")]:
+    for stream, sample, message in [
+        (0, 9999, "no sample 9999. Use 0 to 199"),
+        (7, 1, "no stream 7. Use 0 to 1"),
+    ]:
         with pytest.raises(ValueError, match=message):
             next(find_document(run, stream, sample, SAVED + 9, local=cache, num_workers=0))
 
@@ -211,7 +214,10 @@ def test_the_command_line_traces_a_checkpoint(
             ["where", "{state}", "--id", "nothing", "--until", "9"],
             "no sample has 'nothing' in its column 'id'",
         ),
-        (["where", "{state}", "--sample", "0:9999", "--until", "9"], "has samples 0 to 199"),
+        (
+            ["where", "{state}", "--sample", "0:9999", "--until", "9"],
+            "has no sample 9999. Use 0 to 199",
+        ),
         (["where", "{state}", "--sample", "7:1", "--until", "9"], "streams 0 to 1"),
         (
             ["trace", "{state}", "--steps", "9", "--data", "one"],
