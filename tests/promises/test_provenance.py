@@ -218,7 +218,7 @@ def test_the_command_line_traces_a_checkpoint(
             ["where", "{state}", "--sample", "0:9999", "--until", "9"],
             "has no sample 9999. Use 0 to 199",
         ),
-        (["where", "{state}", "--sample", "7:1", "--until", "9"], "streams 0 to 1"),
+        (["where", "{state}", "--sample", "7:1", "--until", "9"], "no stream 7. Use 0 to 1"),
         (
             ["trace", "{state}", "--steps", "9", "--data", "one"],
             "data has 1 locations, but the state has 2 streams",
