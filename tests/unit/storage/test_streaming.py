@@ -83,7 +83,7 @@ def test_without_streaming_its_stores_say_what_to_install(
     with (
         within(SOON_S),
         pytest.raises(
-            StoreError, match=r"cannot read \S+ URLs .*pip install 'cloudload\[streaming\]'"
+            StoreError, match=r"cannot read \S+ URLs .*pip install mosaicml-streaming"
         ),
     ):
         read_object(url)
