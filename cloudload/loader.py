@@ -50,6 +50,7 @@ from cloudload.delivery.working_set import (
 from cloudload.delivery.world import World, check_world, place_in_mesh
 from cloudload.errors import RanksDisagreeError
 from cloudload.option_docs import explained_by
+from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
@@ -102,6 +103,7 @@ class CloudLoader:
             `cloudload.errors`.
     """
 
+    @suggests_names
     def __init__(
         self,
         data: str | os.PathLike[str] | Stream | Sequence[str | Stream],

@@ -31,6 +31,11 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}. Use an integer of at least 0")
 
 
+def check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}. Use a string")
+
+
 def check_token(name: str, value: Any) -> None:
     if not isinstance(value, str | None):
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -95,15 +95,20 @@ class DeliveryConfig:
     """Whether `dp_rank` and `dp_world_size` are from a `device_mesh`."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.fields, Sequence | Set):
+            raise ValueError(f"fields is {self.fields!r}. Use a list of {', '.join(FIELDS)}")
         given = (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
         object.__setattr__(self, "fields", given)
         if self.local is not None:
+            if not isinstance(self.local, str | os.PathLike):
+                raise ValueError(f"local is {self.local!r}. Use the path of a folder")
             object.__setattr__(self, "local", os.fspath(self.local))
         for name in ("batch_size", "prefetch_batches", "download_threads", "exchange_every"):
             check_positive(name, getattr(self, name))
         check_count("num_workers", self.num_workers)
         check_choice("tail", self.tail, TAILS)
-        check_choice("mask_edges", self.mask_edges, (True, False))
+        for name in ("mask_edges", "pin_memory"):
+            check_choice(name, getattr(self, name), (True, False))
         for name in self.fields:
             check_choice("fields", name, tuple(FIELDS))
         if self.predownload is not None:

@@ -22,7 +22,8 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     invalid.
     """
     rows = RowsConfig(streams=_as_streams(options["data"]), **_pick(RowsConfig, options))
-    given = {**_pick(DeliveryConfig, options), "retry": options["retry"] or Retry()}
+    retry = options["retry"]
+    given = {**_pick(DeliveryConfig, options), "retry": Retry() if retry is None else retry}
     delivery = DeliveryConfig(**given)
     if rows.epochs is not None or delivery.stop_every == EPOCH:
         delivery = replace(delivery, exchange_every=1)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cloudload.arrays import divisors
-from cloudload.config.checks import check_choice, check_count, check_positive, check_token
+from cloudload.config.checks import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_text,
+    check_token,
+)
 from cloudload.config.choices import (
     AUTO,
     OVERFLOWS,
@@ -90,7 +97,7 @@ class RowsConfig:
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
-            object.__setattr__(self, "schedule", tuple(self.schedule))
+            object.__setattr__(self, "schedule", _read_schedule(self.schedule))
         if not self.streams:
             raise ValueError("data is empty. Pass a URL, a Stream, or a list of them")
         check_positive("seq_len", self.seq_len)
@@ -109,6 +116,7 @@ class RowsConfig:
                 "shuffle_block_size is 1. Use at least 2. To keep the order of the data, use "
                 "shuffle=False"
             )
+        check_text("text_key", self.text_key)
         for name in ("bos", "eos"):
             check_token(name, getattr(self, name))
         check_choice("packing", self.packing, PACKINGS)
@@ -177,3 +185,15 @@ class RowsConfig:
     def transform_name(self) -> str | None:
         """The name of the transform, as from `name_function`; None if there is no transform."""
         return None if self.transform is None else name_function(self.transform)
+
+
+def _read_schedule(schedule: Any) -> tuple[tuple[int, Mapping[str, float]], ...]:
+    entries = list(schedule) if isinstance(schedule, Sequence) else [schedule]
+    for entry in entries:
+        is_pair = isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2
+        if not is_pair or not isinstance(entry[1], Mapping):
+            raise ValueError(
+                f"schedule has the entry {entry!r}. Use pairs of a row and the weights from that "
+                "row on, such as [(0, {'web': 1.0})]"
+            )
+    return tuple(entries)

@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields
 from cloudload.config.checks import check_token, is_number
 from cloudload.config.choices import SAME
 from cloudload.option_docs import explained
+from cloudload.option_names import suggests_fields
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, join_url
 
 
+@suggests_fields
 @explained
 @dataclass(frozen=True)
 class Stream:

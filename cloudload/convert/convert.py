@@ -40,12 +40,14 @@ from cloudload.convert.shards import (
 )
 from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
+from cloudload.option_names import suggests_names
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, join_url, local_path
 
 logger = logging.getLogger(__name__)
 
 
+@suggests_names
 def convert_to_mds(
     inputs: Any,
     out: str | os.PathLike[str],

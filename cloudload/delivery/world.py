@@ -80,8 +80,13 @@ def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
     """Return (data-parallel rank, number of ranks) of this process in a `DeviceMesh`.
 
     All dimensions of the mesh must be data-parallel. The last one varies fastest. Raises
-    `ValueError` if this process is not in the mesh.
+    `ValueError` if it is not a mesh, or if this process is not in it.
     """
+    if not hasattr(device_mesh, "get_coordinate"):
+        raise ValueError(
+            f"device_mesh is {device_mesh!r}. Pass a torch DeviceMesh of only data-parallel "
+            "dimensions, such as mesh['dp'], or dp_rank and dp_world_size"
+        )
     coordinate = device_mesh.get_coordinate()
     if coordinate is None:
         raise ValueError(

@@ -14,10 +14,12 @@ from typing import Any, BinaryIO, Protocol
 
 from cloudload.errors import FailureKind
 from cloudload.option_docs import explained
+from cloudload.option_names import suggests_fields
 
 CHUNK_BYTES = 1 << 16  # small, so that even a slow connection delivers a chunk within `timeout_s`
 
 
+@suggests_fields
 @explained
 @dataclass(frozen=True)
 class Retry:

@@ -1,0 +1,166 @@
+"""Answer a keyword that a function does not have with the name that it has.
+
+    CloudLoader(url, shuffle_seed=17)
+    TypeError: CloudLoader has no argument 'shuffle_seed'. Use seed
+
+The known names are those of Streaming, llm-foundry, Hugging Face, torch and Megatron. Other names
+are compared by spelling. The signature stays as written for `help`, editors and type checkers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+
+# our name: the names of the same thing elsewhere
+_ELSEWHERE = """
+data: dataset datasets data_path data_dir train_data remote streams path url blend
+inputs: source sources src input files data dataset
+out: output output_dir out_dir out_root dest destination target
+tokenizer: tokenizer_name tokenizer_path tokenizer_name_or_path processing_class tok
+seq_len: sequence_length seq_length max_seq_len max_seq_length max_length context_length
+seq_len: block_size ctx_len n_ctx
+batch_size: per_device_train_batch_size per_device_batch_size micro_batch_size local_batch_size
+batch_size: device_train_microbatch_size device_batch_size train_batch_size bs
+local: cache_dir cache cache_folder
+packing: packing_strategy pack packing_mode
+schedule: weights probabilities mixture
+seed: shuffle_seed random_seed data_seed rng_seed
+shuffle_algo: shuffle_algorithm sampler
+shuffle_block_size: buffer_size shuffle_buffer_size block_size
+num_canonical_nodes: ncn
+epochs: num_epochs num_train_epochs max_epochs repeat
+text_key: text_column text_field dataset_text_field column content_key field
+transform: map_fn preprocess preprocess_fn preprocessing_fn filter_fn
+bos: bos_token bos_text add_bos_token add_bos bos_id
+eos: eos_token eos_text add_eos_token add_eos eos_id
+num_workers: nworkers n_workers workers worker dataloader_num_workers num_proc
+prefetch_batches: prefetch prefetch_factor dataloader_prefetch_factor
+processes: num_proc num_workers workers jobs n_jobs nprocs
+verify: validate_hash check_hash checksum
+retry: timeout download_timeout download_retry retries max_retries
+start_method: multiprocessing_context mp_context
+dp_rank: rank process_index shard_id data_parallel_rank
+dp_world_size: world_size num_replicas num_shards process_count data_parallel_size dp_size
+device_mesh: mesh replication
+pin_memory: dataloader_pin_memory
+remote: url path data data_dir
+proportion: weight probability ratio
+choose: samples num_samples
+text_key: text content
+hashes: hash
+shard_bytes: size_limit shard_size max_shard_size
+keep: columns keep_columns extra_columns
+timeout_s: timeout connect_timeout read_timeout download_timeout
+deadline_s: deadline total_timeout max_time
+pause_s: pause backoff sleep delay backoff_factor
+"""
+
+# names elsewhere that no single argument replaces; `{name}` is the name itself
+_ADVICE = {
+    **dict.fromkeys(("split", "proportion", "choose"), "Pass Stream(url, {name}=…) as data"),
+    "weight": "Pass Stream(url, proportion=…) as data",
+    "repeat": "Pass Stream(url, repeat=…) as data, or epochs=… to the loader",
+    "drop_last": "Use tail='drop' or tail='pad'",
+    "dataloader_drop_last": "Use tail='drop' or tail='pad'",
+    "infinite": "Omit epochs, and the data repeats forever",
+    "epoch_size": "Pass Stream(url, choose=…) as data",
+    "global_batch_size": "Use batch_size, which counts the rows of one rank",
+    "global_train_batch_size": "Use batch_size, which counts the rows of one rank",
+    "collate_fn": "Batches are tensors already. To change texts, use transform",
+    "persistent_workers": "Use stop_every. Workers then continue from pass to pass",
+    "sampling_method": "Each epoch reads a new selection of a stream's samples",
+    "sampling_granularity": "Samples are selected one by one",
+    "batching_method": "Each batch takes the next rows of one order. See Stream(url, proportion=…)",
+    "partition_algo": "The order of documents does not depend on the partition",
+    "allow_unsafe_types": "Columns of pickled values cannot be read",
+    "keep_zip": "The cache keeps only raw shards",
+    "device": "Move each batch with batch.to(device)",
+    "compression": "Shards say how they are compressed",
+    "max_steps": "Use loader.take(n)",
+    "streaming": "Data is always streamed",
+}
+_ADVICE_BY_CALLEE = {
+    "Stream": {
+        **dict.fromkeys(("local", "cache_limit", "seq_len", "tokenizer"), "Pass it to CloudLoader"),
+        **dict.fromkeys(
+            ("download_retry", "download_timeout", "validate_hash", "shuffle", "text_key"),
+            "It is an option of the whole loader. See help(CloudLoader)",
+        ),
+    },
+    "convert_to_mds": {
+        **dict.fromkeys(
+            ("tokenizer", "seq_len", "concat_tokens", "bos_text", "eos_text"),
+            "Shards hold raw text. CloudLoader tokenizes and packs it",
+        ),
+        **dict.fromkeys(
+            ("progress_bar", "verbose", "quiet"), "Use progress=True or progress=False"
+        ),
+        "exist_ok": "Use overwrite=True to replace a dataset",
+        "shuffle": "CloudLoader shuffles. Documents are written in the order of the input",
+    },
+}
+
+
+def suggests_names(function: F) -> F:
+    """Decorate a function: a `TypeError` for an unknown keyword says which one was meant."""
+    name = function.__qualname__.removesuffix(".__init__")
+    known = [each for each in inspect.signature(function).parameters if each != "self"]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if unknown := [each for each in kwargs if each not in known]:
+            raise TypeError(explain_unknown(name, unknown, known))
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def suggests_fields(cls: C) -> C:
+    """Decorate a dataclass as `suggests_names` does its arguments."""
+    cls.__init__ = suggests_names(cls.__init__)  # type: ignore[misc]
+    return cls
+
+
+def explain_unknown(callee: str, unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Say what to use instead of each keyword that `callee` does not have."""
+    known = list(known)
+    lines = [
+        f"{callee} has no argument {name!r}. {_advise(callee, name, known)}" for name in unknown
+    ]
+    return "\n".join(lines)
+
+
+def _advise(callee: str, name: str, known: list[str]) -> str:
+    if advice := _ADVICE_BY_CALLEE.get(callee, {}).get(name):
+        return advice
+    same = [ours for ours in _find_names().get(name, ()) if ours in known]
+    if same:
+        return f"Use {' or '.join(same)}"
+    close = get_close_matches(name, known, n=2, cutoff=0.7)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    if callee == "CloudLoader" and name in _ADVICE:
+        return _ADVICE[name].format(name=name)
+    elsewhere = get_close_matches(name, _find_names(), n=1, cutoff=0.85)
+    same = [ours for near in elsewhere for ours in _find_names()[near] if ours in known]
+    if same:
+        return f"Did you mean {' or '.join(same)}?"
+    return f"See help({callee}) for its arguments"
+
+
+@functools.cache
+def _find_names() -> dict[str, list[str]]:
+    """Our names for each name elsewhere."""
+    found: dict[str, list[str]] = {}
+    for line in _ELSEWHERE.strip().splitlines():
+        ours, _, names = line.partition(":")
+        for name in names.split():
+            found.setdefault(name, []).append(ours)
+    return found
