@@ -29,6 +29,7 @@ loader
 evaluation
 integrations provenance testing
 cli
+__main__
 """
 DISKS = {"order": "epoch_orders", "packing": None}
 """The one module of a package that may touch a disk, in packages of arithmetic."""

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cloudload._version import __version__
+from cloudload.cli.command import CommandParser
 from cloudload.cli.convert import add_convert
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.errors import CloudloadError
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="cloudload",
         description="Stream raw text from object storage into LLM pretraining.",
         epilog="example:\n  cloudload convert corpus/ s3://bucket/mds --split train",

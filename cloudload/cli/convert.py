@@ -56,7 +56,7 @@ def add_convert(commands: Commands) -> None:
     add("--skip-bad", action="store_true", help=skip)
     remove = "first remove the dataset or unfinished conversion at OUT"
     add("--overwrite", action="store_true", help=remove)
-    add("--quiet", action="store_true", help="no progress bar; log only warnings")
+    add("--quiet", action="store_true", help="no progress bar and no summary; log only warnings")
     add("--json", action="store_true", help="print the report as JSON")
     add("--report", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
 
@@ -89,7 +89,8 @@ def _convert(options: argparse.Namespace) -> int:
     )
     if options.report:
         options.report.write_text(report.to_json() + "\n")
-    print(report.to_json() if options.json else _summary(report))
+    if options.json or not options.quiet:
+        print(report.to_json() if options.json else _summary(report))
     return 0
 
 

@@ -19,14 +19,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from composer import Callback, DataSpec, Logger, State, Trainer
 from torch.utils.data import DataLoader, IterableDataset
 
 from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
+from cloudload.integrations.frameworks import explain_missing
 from cloudload.loader import CloudLoader
 from cloudload.segments import BATCH_ARRAYS, IGNORED_LABEL
+
+try:
+    from composer import Callback, DataSpec, Logger, State, Trainer
+except ImportError as error:
+    raise explain_missing(error, "composer", "composer") from error
 
 logger = logging.getLogger(__name__)
 

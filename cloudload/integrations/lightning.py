@@ -13,15 +13,19 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-try:
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-except ImportError:  # Lightning's older package name
-    from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
-
 from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
+from cloudload.integrations.frameworks import explain_missing
 from cloudload.loader import CloudLoader
+
+try:
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+except ImportError as error:
+    try:  # Lightning's older package name
+        from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+    except ImportError:
+        raise explain_missing(error, "lightning", "lightning") from error
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
-from torchdata.nodes import BaseNode
 
 from cloudload.batch import Batch
+from cloudload.integrations.frameworks import explain_missing
 from cloudload.loader import CloudLoader
+
+try:
+    from torchdata.nodes import BaseNode
+except ImportError as error:
+    raise explain_missing(error, "torchdata", "torchdata") from error
 
 
 class CloudloadNode(BaseNode[Batch]):

@@ -18,13 +18,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torchtitan.components.metrics import MetricsProcessor
 
 from cloudload.config.choices import AUTO
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.dcp import LoaderState
+from cloudload.integrations.frameworks import explain_missing
 from cloudload.loader import CloudLoader
 
+try:
+    from torchtitan.components.metrics import MetricsProcessor
+except ImportError as error:
+    raise explain_missing(error, "torchtitan", "torchtitan") from error
 try:
     from torchtitan.components.dataloader import BaseDataLoader
 except ModuleNotFoundError:  # its path in versions after 0.3

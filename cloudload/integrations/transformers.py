@@ -15,12 +15,18 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
-
 from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
+from cloudload.integrations.frameworks import explain_missing
 from cloudload.loader import CloudLoader
+
+try:
+    import accelerate  # noqa: F401, because the Trainer needs it
+except ImportError as error:
+    raise explain_missing(error, "accelerate", "transformers") from error
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ def test_stdin_is_json_lines_and_goes_on_when_given_again(tmp_path: Path) -> Non
     command = [
         sys.executable,
         "-m",
-        "cloudload.cli",
+        "cloudload",
         "convert",
         "-",
         str(tmp_path / "out"),

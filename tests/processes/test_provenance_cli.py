@@ -33,7 +33,7 @@ def test_the_command_line_runs_as_a_process_of_its_own(
     command = [
         sys.executable,
         "-m",
-        "cloudload.cli",
+        "cloudload",
         "trace",
         str(tmp_path / "state.json"),
         "--steps",

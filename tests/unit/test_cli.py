@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,35 @@ def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFi
     assert printed.out == ""
     assert printed.err.startswith("cloudload: cannot list ")
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        ("convrt corpus out", "convert"),
+        ("tarce state --steps 1", "trace"),
+        ("convert --compresion gz corpus out", "--compression"),
+        ("convert --format jsnl corpus out", "jsonl"),
+        ("where state --untl=3 --until 3 --id a", "--until"),
+    ],
+)
+def test_a_misspelled_word_is_answered_with_the_one_that_was_meant(
+    arguments: str, suggestion: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments.split())
+    assert capsys.readouterr().err.endswith(f". Did you mean {suggestion}?\n")
+
+
+def test_quiet_prints_nothing_and_keeps_the_report_that_was_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "a b"}\n')
+    arguments = ["convert", str(corpus), str(tmp_path / "out"), "--quiet", "--processes", "1"]
+    assert cli.main(arguments) == 0
+    assert capfd.readouterr() == ("", "")
+    assert cli.main([*arguments, "--json"]) == 0  # already complete
+    assert json.loads(capfd.readouterr().out)["documents"] == 1
+    assert cli.main([str(each) for each in arguments if each != "--quiet"]) == 0
+    assert "documents  1" in capfd.readouterr().out

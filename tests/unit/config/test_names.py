@@ -79,8 +79,8 @@ def test_signatures_and_types_stay_as_written() -> None:
         Stream("x", weight=1)  # type: ignore[call-arg]
 
 
-WRONG = [object(), 1.5, [3], {"a": 1}, b"x", -1, float("nan"), "wrong"]
-TAKES = {
+WRONG: list[Any] = [object(), 1.5, [3], {"a": 1}, b"x", -1, float("nan"), "wrong"]
+TAKES: dict[str, list[Any]] = {
     "data": ["wrong"],
     "tokenizer": ["wrong"],
     "local": ["wrong"],

@@ -1,4 +1,4 @@
-"""Run the command line with `python -m cloudload.cli`."""
+"""Run the command line with `python -m cloudload`."""
 
 import sys
 

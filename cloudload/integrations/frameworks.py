@@ -1,0 +1,17 @@
+"""The errors for frameworks that are not installed."""
+
+from __future__ import annotations
+
+
+def explain_missing(error: ImportError, package: str, extra: str) -> ImportError:
+    """Name the extra that installs a framework, if `error` says that `package` is not installed.
+
+    Any other `error` is returned unchanged, such as that of a framework whose import fails.
+    """
+    if not isinstance(error, ModuleNotFoundError) or error.name != package:
+        return error
+    return ModuleNotFoundError(
+        f"cloudload.integrations.{extra} needs {package}, which is not installed. "
+        f"Run: pip install 'cloudload[{extra}]'",
+        name=package,
+    )
