@@ -10,12 +10,11 @@ special tokens, such as `<|endoftext|>`, are encoded as text inside a document.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,15 @@ from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.config.choices import AUTO, HF
 from cloudload.errors import TokenizerError
 from cloudload.tokenization.encoders import HFEncoder, load_hf, open_encoder
+from cloudload.tokenization.framing import (
+    CONFIG_NAME,
+    NamedTokens,
+    choose_bos,
+    choose_eos,
+    list_named_tokens,
+    read_named_tokens,
+)
+from cloudload.tokenization.hub import load_by_name
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,6 +47,10 @@ class TokenizerSpec:
     """The (bos, eos) IDs of each stream's documents; None for no token."""
     vocab_size: int
     """The largest ID, plus 1."""
+    framing: str = field(default="", compare=False)
+    """Which tokens `frames` are, and where they are from, for a log."""
+    framing_warning: str | None = field(default=None, compare=False)
+    """A doubt about an eos."""
 
     def __repr__(self) -> str:
         return (
@@ -66,46 +78,46 @@ def load_tokenizer(
 
     `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
     `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each
-    stream: each is a token, None, or "auto". For bos, "auto" is the special token with which the
-    tokenizer's template begins (None if there is none, or if the tokenizer names a different bos).
-    For eos, it is the eos that the tokenizer names, or else the special token with which its
-    template ends.
+    stream: each is a token, None, or "auto". For bos, "auto" is the bos that the tokenizer names if
+    its `add_bos_token` is true, and None if it is false. Otherwise it is the special token with
+    which the tokenizer's template begins (None if there is none, or if the tokenizer names a
+    different bos). For eos, it is the eos that the tokenizer names, or else the special token with
+    which its template ends.
 
     Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or has no fast
     version, if "auto" finds no eos, or if a bos or eos is not one of its tokens.
     """
-    backend, names = _find(source)
+    backend, named = _find(source)
     backend.no_truncation()
     backend.no_padding()
     if getattr(backend.model, "dropout", None):
         backend.model.dropout = None  # with dropout, IDs would be random
+    where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
+    tokens = [
+        (choose_bos(backend, bos, named), choose_eos(backend, eos, named, where))
+        for bos, eos in frames
+    ]
+    warnings = [eos.warning for _, eos in tokens if eos.warning]
     return TokenizerSpec(
         json=backend.to_str(),
-        frames=tuple(
-            (
-                _bos_id(backend, bos, names.get("bos_token")),
-                _eos_id(backend, eos, names.get("eos_token"), source),
-            )
-            for bos, eos in frames
-        ),
+        frames=tuple((bos.id, eos.id) for bos, eos in tokens),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        framing=" · ".join(dict.fromkeys(f"{bos.text}, {eos.text}" for bos, eos in tokens)),
+        framing_warning=warnings[0] if warnings else None,
     )
 
 
-def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
-    """Load a `tokenizers.Tokenizer` that we may modify, and find its bos and eos tokens.
-
-    The tokens are returned under `bos_token` and `eos_token`, if the source names them.
-    """
+def _find(source: Any) -> tuple[Tokenizer, NamedTokens]:
+    """Load a `tokenizers.Tokenizer` that we may modify, and find the bos and eos that it names."""
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):
-        return Tokenizer.from_str(source.to_str()), {}
+        return Tokenizer.from_str(source.to_str()), NamedTokens()
     if not isinstance(source, str | os.PathLike):
         return _from_transformers(source)
     path = Path(source).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
-    if path.is_dir() and not file.exists() and not (path / "tokenizer_config.json").exists():
+    if path.is_dir() and not file.exists() and not (path / CONFIG_NAME).exists():
         raise TokenizerError(
             f"no tokenizer.json in {path}. Pass the folder of a fast tokenizer, or its "
             "tokenizer.json"
@@ -115,40 +127,28 @@ def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
             f"no tokenizer at {path}. Pass a name on the Hugging Face Hub, a folder, or a "
             "tokenizer.json"
         )
-    names = _special_names(file.parent) if path.exists() else {}
+    named = read_named_tokens(file.parent) if path.exists() else NamedTokens()
     if file.is_file():
-        try:
-            return Tokenizer.from_file(str(file)), names
-        except Exception as error:
-            raise TokenizerError(
-                f"{file} is not a tokenizer.json: {error}. Pass the tokenizer.json of a fast "
-                "tokenizer"
-            ) from error
+        return _from_file(file), named
+    tokenizer, folder = load_by_name(str(path if path.exists() else source))
+    if folder is None:
+        return _from_transformers(tokenizer)
+    # use the published file: transformers 5 converts some tokenizers, which changes their IDs
+    return _from_file(folder / "tokenizer.json"), read_named_tokens(folder)
+
+
+def _from_file(file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
     try:
-        return _from_name(str(path if path.exists() else source))
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
+        return Tokenizer.from_file(str(file))
+    except Exception as error:
         raise TokenizerError(
-            f"cannot load the tokenizer {str(source)!r}: {reason}. Pass a name on the Hugging Face "
-            "Hub, a folder, or a tokenizer.json"
+            f"{file} is not a tokenizer.json: {error}. Pass the tokenizer.json of a fast tokenizer"
         ) from error
 
 
-def _from_name(name: str) -> tuple[Tokenizer, dict[str, str]]:
-    from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
-    from transformers.utils import cached_file
-
-    backend, names = _from_transformers(
-        AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
-    )
-    with contextlib.suppress(OSError):  # not all tokenizers have the file
-        # use the published file: transformers 5 converts some tokenizers, which changes their IDs
-        backend = Tokenizer.from_file(cached_file(name, "tokenizer.json"))
-    return backend, names
-
-
-def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
+def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, NamedTokens]:
     from tokenizers import Tokenizer
 
     if not hasattr(tokenizer, "is_fast"):
@@ -162,81 +162,8 @@ def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, dict[str, str]]:
             "(AutoTokenizer with use_fast=True), or convert it with "
             "transformers.convert_slow_tokenizer and pass the resulting tokenizers.Tokenizer"
         )
-    names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token")}
-    return Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), {
-        k: str(v) for k, v in names.items() if v
-    }
-
-
-def _special_names(folder: Path) -> dict[str, str]:
-    """The bos and eos tokens that a tokenizer's folder names, as `bos_token` and `eos_token`."""
-    names: dict[str, str] = {}
-    for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
-        if file.is_file():
-            try:
-                names |= _read_names(file)
-            except (OSError, ValueError, RecursionError) as error:
-                raise TokenizerError(
-                    f"{file} cannot be read: {error}. Repair it, or remove it and pass bos and eos"
-                ) from error
-    return names
-
-
-def _read_names(file: Path) -> dict[str, str]:
-    content = json.loads(file.read_text("utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"it is a JSON {type(content).__name__}, not an object")
-    names: dict[str, str] = {}
-    for name in ("bos_token", "eos_token"):
-        token = content.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if token and not isinstance(token, str):
-            raise ValueError(f"its {name} is {token!r:.100}, not a string")
-        if token:
-            names[name] = token
-    return names
-
-
-def _token_id(backend: Tokenizer, token: str, field: str) -> int:
-    number = backend.token_to_id(token)
-    if number is None:
-        raise TokenizerError(
-            f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to its tokens or "
-            "to None"
-        )
-    return int(number)
-
-
-def _encode_with_template(backend: Tokenizer) -> Any:
-    try:
-        return backend.encode("a", add_special_tokens=True)
-    except Exception:  # a word-level vocabulary may have neither "a" nor an unknown token
-        return backend.encode("", add_special_tokens=True)
-
-
-def _bos_id(backend: Tokenizer, bos: str | None, own: str | None) -> int | None:
-    if bos != AUTO:
-        return None if bos is None else _token_id(backend, bos, "bos")
-    with_template = _encode_with_template(backend)
-    leading = with_template.special_tokens_mask[:1] == [1]
-    if not leading or (own is not None and with_template.tokens[0] != own):
-        return None
-    return int(with_template.ids[0])
-
-
-def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -> int | None:
-    if eos != AUTO:
-        return None if eos is None else _token_id(backend, eos, "eos")
-    if own is not None:
-        return _token_id(backend, own, "eos_token")
-    with_template = _encode_with_template(backend)
-    if with_template.special_tokens_mask[-1:] == [1]:
-        return int(with_template.ids[-1])
-    where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
-    raise TokenizerError(
-        f"{where} does not define an eos token. Pass eos='<token>', eos=None to join documents "
-        "without one, or a folder that has a tokenizer_config.json with an eos_token"
-    )
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    return backend, list_named_tokens(tokenizer)
 
 
 class DocumentTokenizer:

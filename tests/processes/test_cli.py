@@ -68,7 +68,7 @@ def test_the_command_line_and_the_script_are_the_library(
         "--compression",
         "none",
     ]
-    arguments += ["--shard-bytes", "8k", "--split", "train", "--processes", "1", "--quiet"]
+    arguments += ["--shard-bytes", "8k", "--split", "train", "--processes", "1"]
     assert cli.main(["convert", *arguments, "--report", str(tmp_path / "report.json")]) == 0
     assert "is complete\n  documents  60 (" in capsys.readouterr().out
     options: dict[str, Any] = {

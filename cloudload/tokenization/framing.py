@@ -1,0 +1,175 @@
+"""The framing of documents: their bos and eos tokens, and where each one comes from.
+
+    asked       "<s>" or None                 used as it is
+                "auto", bos                   add_bos_token of the files, else the template
+                "auto", eos                   eos_token of the files, else the template
+
+The files are tokenizer_config.json and special_tokens_map.json, beside tokenizer.json. A
+transformers tokenizer has the same values as attributes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudload.config.choices import AUTO
+from cloudload.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CONFIG_NAME, MAP_NAME = "tokenizer_config.json", "special_tokens_map.json"
+_TEMPLATE = "the template of tokenizer.json"
+_GIVEN = "given"
+_CHAT_TOKEN = re.compile(r"im_end|\beo[tm]\b|eo[tm]_id|turn|return|\|end\||message|call|user", re.I)
+_END_TOKENS = (
+    *(
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "</s>",
+        "<eos>",
+        "<|eos|>",
+    ),
+    *("<|end_of_document|>", "<EOS_TOKEN>", "[EOS]"),
+)
+
+
+@dataclass(frozen=True)
+class NamedTokens:
+    """The special tokens that a tokenizer's files or attributes name, and where they name them."""
+
+    bos: str | None = None
+    eos: str | None = None
+    adds_bos: bool | None = None
+    """Whether bos is added to each text; None if it is not said."""
+    bos_place: str = ""
+    eos_place: str = ""
+
+
+@dataclass(frozen=True)
+class FramingToken:
+    """A bos or eos: its ID (None for no token), and a description for a log."""
+
+    id: int | None
+    text: str
+    warning: str | None = None
+
+
+def read_named_tokens(folder: Path) -> NamedTokens:
+    """Read the bos and eos that the files of a tokenizer's folder name.
+
+    Raises `TokenizerError` if a file is damaged.
+    """
+    named = NamedTokens()
+    for file in (folder / MAP_NAME, folder / CONFIG_NAME):
+        if file.is_file():
+            try:
+                named = _add(named, json.loads(file.read_text("utf-8")), file.name)
+            except (OSError, ValueError, RecursionError) as error:
+                raise TokenizerError(
+                    f"{file} cannot be read: {error}. Repair it, or remove it and pass bos and eos"
+                ) from error
+    return named
+
+
+def list_named_tokens(tokenizer: Any) -> NamedTokens:
+    """The bos and eos that a transformers tokenizer names."""
+    values = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token")}
+    given = getattr(tokenizer, "init_kwargs", {}).get("add_bos_token")
+    texts = {name: str(value) for name, value in values.items() if value}
+    return _add(NamedTokens(), {**texts, "add_bos_token": given}, type(tokenizer).__name__)
+
+
+def _add(named: NamedTokens, content: Any, place: str) -> NamedTokens:
+    if not isinstance(content, Mapping):
+        raise ValueError(f"it is a JSON {type(content).__name__}, not an object")
+    for name, field in (("bos_token", "bos"), ("eos_token", "eos")):
+        token = content.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token and not isinstance(token, str):
+            raise ValueError(f"its {name} is {token!r:.100}, not a string")
+        if token:
+            changes: dict[str, Any] = {field: token, f"{field}_place": f"{name} of {place}"}
+            named = replace(named, **changes)
+    adds_bos = content.get("add_bos_token")
+    return replace(named, adds_bos=adds_bos) if isinstance(adds_bos, bool) else named
+
+
+def choose_bos(backend: Tokenizer, asked: str | None, named: NamedTokens) -> FramingToken:
+    """Choose the token before each document.
+
+    Raises `TokenizerError` if it is not a token of the tokenizer.
+    """
+    if asked != AUTO:
+        return _take(backend, asked, "bos", _GIVEN)
+    if named.adds_bos is False:
+        return FramingToken(None, f"no bos (add_bos_token is false in {CONFIG_NAME})")
+    if named.adds_bos and named.bos is not None:
+        return _take(backend, named.bos, "bos_token", f"add_bos_token and {named.bos_place}")
+    with_template = _encode_with_template(backend)
+    leading = with_template.special_tokens_mask[:1] == [1]
+    if not leading or (named.bos is not None and with_template.tokens[0] != named.bos):
+        return FramingToken(None, f"no bos ({_TEMPLATE} adds none)")
+    return FramingToken(int(with_template.ids[0]), f"bos {with_template.tokens[0]!r} ({_TEMPLATE})")
+
+
+def choose_eos(
+    backend: Tokenizer, asked: str | None, named: NamedTokens, source: str
+) -> FramingToken:
+    """Choose the token after each document. `source` names the tokenizer in an error.
+
+    Raises `TokenizerError` if it is not a token of the tokenizer, or if "auto" finds none.
+    """
+    if asked != AUTO:
+        return _take(backend, asked, "eos", _GIVEN)
+    if named.eos is not None:
+        found = _take(backend, named.eos, "eos_token", named.eos_place)
+        return replace(found, warning=_doubt(backend, named.eos, named.eos_place))
+    with_template = _encode_with_template(backend)
+    if with_template.special_tokens_mask[-1:] == [1]:
+        token = with_template.tokens[-1]
+        text = f"eos {token!r} ({_TEMPLATE})"
+        return FramingToken(int(with_template.ids[-1]), text, _doubt(backend, token, _TEMPLATE))
+    raise TokenizerError(
+        f"{source} does not define an eos token. Pass eos='<token>', eos=None to join documents "
+        "without one, or a folder that has a tokenizer_config.json with an eos_token"
+    )
+
+
+def _take(backend: Tokenizer, token: str | None, field: str, place: str) -> FramingToken:
+    kind = field[:3]
+    if token is None:
+        return FramingToken(None, f"no {kind} ({place})")
+    number = backend.token_to_id(token)
+    if number is None:
+        raise TokenizerError(
+            f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to its tokens or "
+            "to None"
+        )
+    return FramingToken(int(number), f"{kind} {token!r} ({place})")
+
+
+def _doubt(backend: Tokenizer, token: str, place: str) -> str | None:
+    """Warn of an eos that ends the turn of a chat, as in the tokenizers of chat models."""
+    if not _CHAT_TOKEN.search(token):
+        return None
+    others = [each for each in _END_TOKENS if backend.token_to_id(each) is not None]
+    meant = f", such as eos={others[0]!r}, which this tokenizer has" if others else ""
+    return (
+        f"documents end with {token!r} ({place}), which looks like the end of a chat turn. To "
+        f"pretrain, pass the token that ends a document{meant}. Pass eos={token!r} to keep this "
+        "one without a warning"
+    )
+
+
+def _encode_with_template(backend: Tokenizer) -> Any:
+    try:
+        return backend.encode("a", add_special_tokens=True)
+    except Exception:  # a word-level vocabulary may have neither "a" nor an unknown token
+        return backend.encode("", add_special_tokens=True)
