@@ -55,7 +55,7 @@ from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
 from cloudload.run.recipe import open_recipe
-from cloudload.run.resume import resume_position
+from cloudload.run.resume import keep_framing, resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
@@ -164,6 +164,8 @@ class CloudLoader:
             check_world(num_lanes, self._find_world().size)
         self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
         check_world(self.num_lanes, self._find_world().size)
+        if self._find_world().rank == 0:
+            self._log_framing()
         local = self._delivery.local
         self._cache_root = Path(local).expanduser() if local else default_cache()
         asked_backend = self._delivery.tokenizer_backend
@@ -176,6 +178,11 @@ class CloudLoader:
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
         self._log = RunLog(Position.start(self._recipe))
+
+    def _log_framing(self) -> None:
+        logger.info("each document has %s", self._recipe.tokenizer.framing)
+        if (warning := self._recipe.tokenizer.framing_warning) is not None:
+            logger.warning("%s", warning)
 
     # ------------------------------------------------------------ iterating
 
@@ -369,8 +376,9 @@ class CloudLoader:
         end take effect with the next row. Any other change that could affect the rows is refused.
         If the state was saved at an exchange and before the tail of a finite run, you can accept
         changes of some fields: `on_change={"min_tokens": "accept"}`, and likewise `open_rows`,
-        `epochs`, `data`, `tokenizer`, `bos_eos`, `text_key`, `transform` and `overflow`. If one of
-        the last six changes, each lane drops the rest of the documents that it was reading.
+        `epochs`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `transform` and
+        `overflow`. If one of the last seven changes, each lane drops the rest of the documents that
+        it was reading.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
@@ -378,17 +386,19 @@ class CloudLoader:
         """
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
-        recipe = self._opened.settle(saved.layout)
+        recipe = keep_framing(saved, self._opened.settle(saved.layout))
         position = resume_position(saved, recipe, on_change or {})
         names = recipe.mixture.names[: len(saved.mixture.names)]
         mixture = recipe.mixture.resume(replace(saved.mixture, names=names), position.rows)
         self._recipe = replace(recipe, mixture=mixture)
         if state["tokenizer_backend"] != self._backend.versions:
             logger.info(
-                "the state was saved with %s, and the run continues with %s, which gives the same "
-                "token IDs for the same tokenizer",
+                "the state was saved with %s, and the run continues with %s, %s",
                 state["tokenizer_backend"],
                 self._backend.versions,
+                "which gives the same IDs for fixed texts"
+                if "token_ids" in state
+                else "whose IDs cannot be compared, because the state has no token_ids",
             )
         self._stop_iteration("a state was loaded")
         self._log.start_at(position)

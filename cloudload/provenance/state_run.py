@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from cloudload.config.transform import Transform
 from cloudload.errors import StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.run.recipe import HELD_CONFIG_FIELDS
+from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved, read_state
 
 
@@ -87,7 +87,7 @@ def open_run(
     `ValueError` if another argument is missing or invalid.
     """
     saved = read_state(state)
-    sources = _read_sources(state)
+    sources = read_sources(state["sources"])
     tokenizer = tokenizer or sources.tokenizer
     if tokenizer is None:
         raise StreamChangedError(
@@ -119,29 +119,6 @@ def open_run(
         "schedule": schedule if sources.is_mixed else None,
     }
     return Run(state, arguments, global_batch)
-
-
-@dataclass(frozen=True)
-class _Sources:
-    """The locations of a run's data and tokenizer, as recorded in its state."""
-
-    streams: list[Stream]
-    tokenizer: str | None
-    bos: str | None
-    eos: str | None
-    is_mixed: bool
-
-
-def _read_sources(state: Mapping[str, Any]) -> _Sources:
-    try:
-        saved = json.loads(state["sources"])
-        streams = [Stream(**stream) for stream in saved["streams"]]
-        others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
-    except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
-        raise StreamChangedError(
-            f"sources: {error!r:.200}. The state is damaged: load an earlier one"
-        ) from error
-    return _Sources(streams, **others)
 
 
 def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]:

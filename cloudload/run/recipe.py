@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,8 +28,8 @@ from cloudload.run.components import (
     build_components,
     specify_components,
 )
+from cloudload.run.sources import describe_sources
 from cloudload.storage.base import Retry
-from cloudload.storage.redaction import redact
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
 
 HELD_CONFIG_FIELDS = (
@@ -107,6 +105,7 @@ class Recipe:
             "data": ",".join(self.corpus.fingerprint(each.streams) for each in self.components),
             "shards": ",".join(_hash_sizes(each.shard_sizes) for each in self.components),
             "tokenizer": self.tokenizer.fingerprint,
+            "token_ids": self.tokenizer.token_ids,
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
         }
@@ -144,7 +143,7 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
         config=config,
         tokenizer=spec,
         corpus=corpus,
-        sources=_describe_sources(config, tokenizer),
+        sources=describe_sources(config, tokenizer),
         layout=layout,
         components=components,
         mixture=_build_mixture(config),
@@ -174,21 +173,3 @@ def _build_mixture(config: RowsConfig) -> Mixture:
         proportions = [stream.proportion or 0.0 for stream in config.streams]
         return build_mixture(labels, proportions, config.schedule)
     return build_mixture([" + ".join(labels)], [1.0], None)
-
-
-def _describe_sources(config: RowsConfig, tokenizer: Any) -> str:
-    name = (
-        os.fspath(tokenizer)
-        if isinstance(tokenizer, str | os.PathLike)
-        else getattr(tokenizer, "name_or_path", None)
-    )
-    streams = [{**asdict(stream), "remote": redact(stream.remote)} for stream in config.streams]
-    return json.dumps(
-        {
-            "streams": streams,
-            "is_mixed": config.is_mixed,
-            "tokenizer": name or None,
-            "bos": config.bos,
-            "eos": config.eos,
-        }
-    )

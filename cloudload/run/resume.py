@@ -11,8 +11,10 @@ refused                  other fields of the recipe, listed with both values; th
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.components import Component
 from cloudload.run.position import LaneArrays, LaneLog, Position
 from cloudload.run.recipe import Recipe
+from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
 
@@ -36,6 +39,7 @@ _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
     "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
     "tokenizer": "tokenizer (fingerprint)",
+    "token_ids": "token_ids (fingerprint of the IDs of fixed texts)",
     "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
 }
@@ -46,8 +50,49 @@ _GROWING_FIELDS = (
 # cursors stay valid if these change, unless they are past the end of fewer epochs
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
 # only cursors between documents stay valid if these change
-_CONTENT_FIELDS = ("data", "tokenizer", "bos_eos", "text_key", "transform", "overflow")
+_CONTENT_FIELDS = (
+    *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "transform", "overflow"),
+)
 _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
+
+
+def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
+    """Return a recipe with the saved bos and eos if the run and the loader asked for "auto".
+
+    Otherwise a state would be refused after a change of the tokenizer's config file, or of the
+    rules for "auto".
+    """
+    texts = str(saved.fields["bos_eos"]).split(",")
+    if texts == recipe.fields["bos_eos"].split(",")[: len(texts)]:
+        return recipe
+    is_same = saved.fields["tokenizer"] == recipe.fields["tokenizer"]
+    if not is_same or not _is_automatic(saved.sources) or not _is_automatic(recipe.sources):
+        return recipe
+    tokenizer = recipe.tokenizer
+    pairs = [re.fullmatch(r"(None|\d{1,9})/(None|\d{1,9})", text) for text in texts]
+    frames = tuple((_read_id(pair[1]), _read_id(pair[2])) for pair in pairs if pair)
+    known = [number < tokenizer.vocab_size for pair in frames for number in pair if number]
+    if len(frames) < len(pairs) or len(frames) > len(tokenizer.frames) or not all(known):
+        return recipe
+    logger.warning(
+        "bos_eos: the tokenizer's files now give %s, but the run continues with the state's %s. To "
+        "change it, pass bos and eos, and on_change={'bos_eos': 'accept'}",
+        show(recipe.fields["bos_eos"]),
+        show(saved.fields["bos_eos"]),
+    )
+    frames += tokenizer.frames[len(frames) :]
+    return replace(recipe, tokenizer=replace(tokenizer, frames=frames))
+
+
+def _is_automatic(sources: str) -> bool:
+    try:
+        return read_sources(sources).has_automatic_framing
+    except StreamChangedError:
+        return False
+
+
+def _read_id(text: str) -> int | None:
+    return None if text == "None" else int(text)
 
 
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
@@ -61,7 +106,7 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     _check_on_change(on_change)
     _check_components(saved, recipe)
     changes = _find_changes(saved, recipe)
-    _refuse_changes(changes, on_change)
+    _refuse_changes(changes, on_change, _locate(saved, recipe))
     _check_moment(saved, changes)
     _check_counts(saved, recipe)
 
@@ -108,15 +153,33 @@ def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
             now = ",".join(now.split(",")[: len(value.split(","))])
         if value != now:
             changes[name] = (value, found[name])
+    if "tokenizer" in changes:  # then other IDs are expected
+        changes.pop("token_ids", None)
     return changes
 
 
-def _refuse_changes(changes: Changes, on_change: Mapping[str, str]) -> None:
+def _locate(saved: Saved, recipe: Recipe) -> Changes:
+    """The locations of what differs, saved and found. Empty if the saved ones are damaged."""
+    try:
+        before = read_sources(saved.sources)
+    except StreamChangedError:
+        return {}
+    now = read_sources(recipe.sources)
+    return {
+        "data": (before.urls, now.urls),
+        "shards": (before.urls, now.urls),
+        "tokenizer": (before.tokenizer_name, now.tokenizer_name),
+        "token_ids": (saved.tokenizer_backend, f"tokenizers {version('tokenizers')}"),
+    }
+
+
+def _refuse_changes(changes: Changes, on_change: Mapping[str, str], places: Changes) -> None:
     refused = {name: values for name, values in changes.items() if on_change.get(name) != "accept"}
     if not refused:
         return
     lines = [
-        f"  {_DESCRIPTIONS.get(name, name)}: saved {show(value)}, found {show(now)}"
+        f"  {_DESCRIPTIONS.get(name, name)}: "
+        f"saved {_show_at(value, name, 0, places)}, found {_show_at(now, name, 1, places)}"
         for name, (value, now) in refused.items()
     ]
     advice = "Restore the saved values, or start a new run without this state"
@@ -124,6 +187,11 @@ def _refuse_changes(changes: Changes, on_change: Mapping[str, str]) -> None:
         accepted = dict.fromkeys(refused, "accept")
         advice += f", or accept the change with on_change={accepted}"
     raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
+
+
+def _show_at(value: Any, name: str, side: int, places: Changes) -> str:
+    """Show a value and the location that it belongs to, if it has one."""
+    return f"{show(value)} of {places[name][side]}" if name in places else show(value)
 
 
 def _check_moment(saved: Saved, changes: Changes) -> None:

@@ -17,6 +17,8 @@
                             one; a trace uses them to count steps
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
+    token_ids               hash of the IDs of fixed texts, by which a resume notices a version of
+                            tokenizers that encodes differently; older states have no such key
     mixture                 names and weights of the streams, and the rows from which they apply
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
                             component are joined by commas
@@ -44,6 +46,7 @@ from cloudload.errors import StreamChangedError
 from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import HELD_CONFIG_FIELDS, Recipe
 from cloudload.run.state_codec import (
@@ -78,7 +81,7 @@ _PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backe
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
 ) | {"mixture"}
-_OPTIONAL_KEYS = frozenset({"origin"})
+_OPTIONAL_KEYS = frozenset({"origin", "token_ids"})
 
 
 def build_state(
@@ -124,6 +127,10 @@ class Saved:
     mixture: Mixture
     seq_len: int
     fields: Mapping[str, Any]
+    sources: str
+    """Locations of data and tokenizer, as JSON; see `run.sources`."""
+    tokenizer_backend: str
+    """The versions of the libraries that encoded the text."""
 
 
 def read_state(state: Mapping[str, Any]) -> Saved:
@@ -151,8 +158,16 @@ def read_state(state: Mapping[str, Any]) -> Saved:
             f"it has {len(mixture.names)} streams, but num_canonical_nodes has "
             f"{len(layout.canonical_nodes)} values",
         )
-    fields = {name: state[name] for name in _HELD_FIELDS}
-    return Saved(position, layout, mixture, state["seq_len"], fields)
+    fields = {name: state[name] for name in (*_HELD_FIELDS, "token_ids") if name in state}
+    return Saved(
+        position=position,
+        layout=layout,
+        mixture=mixture,
+        seq_len=state["seq_len"],
+        fields=fields,
+        sources=state["sources"],
+        tokenizer_backend=state["tokenizer_backend"],
+    )
 
 
 def _read_layout(state: Mapping[str, Any]) -> Layout:
@@ -242,9 +257,9 @@ def _unknown_like(arrays: LaneArrays) -> LaneArrays:
 
 def _check_keys(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping) or "version" not in state:
-        raise StreamChangedError(
-            "this is not a cloudload state: it has no version. Load a state from state_dict()"
-        )
+        raise StreamChangedError(explain_not_a_state(state))
+    if not is_state(state) and find_nested(state, is_state) is not None:
+        raise StreamChangedError(explain_not_a_state(state))
     if not isinstance(state["version"], int) or state["version"] != VERSION:
         raise StreamChangedError(
             f"version: the state has {show(state['version'])}, but this cloudload reads {VERSION}. "

@@ -17,6 +17,7 @@ from typing import Any
 
 from cloudload.errors import StreamChangedError
 from cloudload.order.streaming_shuffles import default_block_size
+from cloudload.run.not_a_state import find_nested, is_state
 from cloudload.run.position import Origin, Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.state_codec import show
@@ -107,6 +108,9 @@ def read_streaming_state(state: Mapping[str, Any]) -> StreamingState:
             )
         timestamp = (composer.get("timestamp") or {}).get("Timestamp", {})
         state = {**own, **{name: timestamp.get(name) for name in ("epoch", "sample_in_epoch")}}
+    if (place := find_nested(state, is_state)) is not None:
+        place = f" has, at {place}," if place else " is"
+        raise StreamChangedError(f"this{place} a CloudLoader's state. Use loader.load_state_dict")
     names = StreamingState.__dataclass_fields__
     missing = [name for name in names if not isinstance(state, Mapping) or name not in state]
     if missing:

@@ -28,15 +28,8 @@ _TEMPLATE = "the template of tokenizer.json"
 _GIVEN = "given"
 _CHAT_TOKEN = re.compile(r"im_end|\beo[tm]\b|eo[tm]_id|turn|return|\|end\||message|call|user", re.I)
 _END_TOKENS = (
-    *(
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        "</s>",
-        "<eos>",
-        "<|eos|>",
-    ),
-    *("<|end_of_document|>", "<EOS_TOKEN>", "[EOS]"),
+    *("<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>"),
+    *("<eos>", "<|eos|>", "<|end_of_document|>", "<EOS_TOKEN>", "[EOS]"),
 )
 
 
@@ -109,7 +102,7 @@ def choose_bos(backend: Tokenizer, asked: str | None, named: NamedTokens) -> Fra
     if asked != AUTO:
         return _take(backend, asked, "bos", _GIVEN)
     if named.adds_bos is False:
-        return FramingToken(None, f"no bos (add_bos_token is false in {CONFIG_NAME})")
+        return FramingToken(None, "no bos (add_bos_token is false)")
     if named.adds_bos and named.bos is not None:
         return _take(backend, named.bos, "bos_token", f"add_bos_token and {named.bos_place}")
     with_template = _encode_with_template(backend)

@@ -45,8 +45,7 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
 
 def find_obstacle() -> str | None:
     """Say why the Hub cannot be reached; None if it can, or if its client is set to be offline."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return None

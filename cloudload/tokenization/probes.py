@@ -38,6 +38,20 @@ def probes(content: Mapping[str, Any]) -> list[str]:
     return [*_PIECES, *_LONG, *special, *words, " ".join(words), "".join(words), "", *fuzzed]
 
 
+# a state has a hash of their IDs, so a change needs another name of the hash
+FIXED_TEXTS = (
+    *("The quick brown fox jumps over the lazy dog.", "I'll don't WE'D've it\u2019s 'S", "aAbBcC"),
+    *("0 12 345 6789 1234567890 3.14e-10 1,000 0x1F", "\u0661\u0662 \u00b2\u00bd \u2167"),
+    *("  two   three    four", "\t\ttabs\n\nlines\r\n \n", "end ", "\u00a0\u2003\u3000\u200b"),
+    *("#include <x> /* a=b; */ {}[]()", "__init__ CamelCase snake_case --flag", "\\n $%^&*!?..."),
+    *("Stra\u00dfe \u00e9 e\u0301 \ufb01 \u0130\u0131", "\u4f60\u597d\u4e16\u754c\u3002"),
+    *("\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8", "\ud55c\uad6d\uc5b4\u1112\u1161"),
+    *("\u043f\u0440\u0438\u0432\u0435\u0442", "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc"),
+    *("\u0928\u092e\u0938\u094d\u0924\u0947", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"),
+    *("\U0001f600\U0001f468\u200d\U0001f469\u2764\ufe0f", "\U00020000\U0010ffff\x00\x7f"),
+    *("<|endoftext|><s></s><unk>[MASK]<0x0A>", "\u2581a\u2581b \u0120the", "a" * 300, " " * 100),
+)
+
 _PIECES = [
     *("a", "I", "the", "The", " the", "  the", "THE", "hello world", "Hello, World!", "don't"),
     *("DON'T", "I'll've", "we'd", "x'S y'RE"),

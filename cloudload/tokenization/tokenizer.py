@@ -19,6 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.config.choices import AUTO, HF
 from cloudload.errors import TokenizerError
@@ -32,6 +34,7 @@ from cloudload.tokenization.framing import (
     read_named_tokens,
 )
 from cloudload.tokenization.hub import load_by_name
+from cloudload.tokenization.probes import FIXED_TEXTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -47,6 +50,9 @@ class TokenizerSpec:
     """The (bos, eos) IDs of each stream's documents; None for no token."""
     vocab_size: int
     """The largest ID, plus 1."""
+    token_ids: str
+    """A hash of the IDs of `probes.FIXED_TEXTS`: 16 hex digits. If another version of `tokenizers`
+    gives other IDs, the hash is another."""
     framing: str = field(default="", compare=False)
     """Which tokens `frames` are, and where they are from, for a log."""
     framing_warning: str | None = field(default=None, compare=False)
@@ -102,9 +108,22 @@ def load_tokenizer(
         json=backend.to_str(),
         frames=tuple((bos.id, eos.id) for bos, eos in tokens),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        token_ids=_hash_ids(backend),
         framing=" · ".join(dict.fromkeys(f"{bos.text}, {eos.text}" for bos, eos in tokens)),
         framing_warning=warnings[0] if warnings else None,
     )
+
+
+def _hash_ids(backend: Tokenizer) -> str:
+    backend.encode_special_tokens = True
+    digest = hashlib.sha256()
+    for text in FIXED_TEXTS:
+        try:
+            ids = backend.encode(text, add_special_tokens=False).ids
+        except Exception:  # a word-level vocabulary may have no unknown token
+            ids = [-1]
+        digest.update(np.array([len(ids), *ids], "<i8").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _find(source: Any) -> tuple[Tokenizer, NamedTokens]:

@@ -1,0 +1,110 @@
+"""Recognize what was passed in place of a state, and say what to pass.
+
+{"model": …, "loader": state}      the key under which the state is
+"checkpoint.pt"                    load the file first
+a StreamingDataset's state         load_streaming_state
+…
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloudload.storage.redaction import redact
+
+STATE_KEYS = frozenset({"version", "cursors", "table_rows"})
+"""Keys by which a state is recognized."""
+_STREAMING_KEYS = frozenset({"sample_in_epoch", "num_canonical_nodes", "shuffle_seed"})
+_MOST_LEVELS = 5
+
+
+def explain_not_a_state(value: Any) -> str:
+    """Describe a value without a version, and what to pass to `load_state_dict` instead."""
+    if isinstance(value, str | os.PathLike):
+        return _explain_text(os.fspath(value))
+    if isinstance(value, bytes | bytearray):
+        return f"this is {type(value).__name__}, not a state. Decode it, for instance by json.loads"
+    if isinstance(value, Mapping) and not value:
+        return (
+            "the state is empty. Either no state was saved, or another rank's checkpoint has it. "
+            "Pass what loader.state_dict() returned"
+        )
+    if is_state(value):
+        return "this is a state"
+    place = find_nested(value, is_state)
+    if place is not None and isinstance(value, Sequence) and _is_local(value):
+        return (
+            "this is a list of local states, not a state. Pass merge_state_dicts([...]) of the "
+            "states of all ranks"
+        )
+    if place is not None:
+        return f"this is a whole checkpoint. It has the loader's state at {place}, so pass that"
+    if find_nested(value, _is_streaming_state) is not None:
+        return (
+            "this is the state of a StreamingDataset, or a Composer checkpoint that has one. Use "
+            "loader.load_streaming_state"
+        )
+    if isinstance(value, Mapping):
+        names = ", ".join(map(str, list(value)[:8]))
+        return (
+            f"this is not a cloudload state: it has the keys {redact(names)[:200]}, and no version."
+            " Pass what loader.state_dict() returned"
+        )
+    return (
+        f"this is not a cloudload state but {type(value).__name__}. Pass what loader.state_dict() "
+        "returned"
+    )
+
+
+def is_state(value: Any) -> bool:
+    """Whether a value is a state, by its keys."""
+    return isinstance(value, Mapping) and value.keys() >= STATE_KEYS
+
+
+def _is_streaming_state(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() >= _STREAMING_KEYS
+
+
+def _is_local(values: Sequence[Any]) -> bool:
+    return all(is_state(each) for each in values)
+
+
+def find_nested(value: Any, is_wanted: Any, levels: int = _MOST_LEVELS) -> str | None:
+    """Find where a wanted value is within nested mappings and lists, such as `['loader']`.
+
+    Returns "" if it is `value` itself, and None if there is none within `levels`.
+    """
+    if is_wanted(value):
+        return ""
+    if isinstance(value, str) and "table_rows" in value:
+        return " as JSON text (json.loads)" if is_wanted(_load_json(value)) else None
+    if not levels or not isinstance(value, Mapping | list | tuple):
+        return None
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, item in items:
+        if (place := find_nested(item, is_wanted, levels - 1)) is not None:
+            return f"[{key!r:.100}]{place}"
+    return None
+
+
+def _explain_text(text: str) -> str:
+    if is_state(_load_json(text)):
+        return "this is a state as JSON text. Pass json.loads(text)"
+    shown = redact(text[:200])
+    if os.path.exists(text) or "\n" not in text:
+        return (
+            f"{shown!r} is a path or a name, not a state. Load the file first, and pass the state "
+            "in it, for instance torch.load(path, weights_only=True)['loader'] or "
+            "json.load(open(path))"
+        )
+    return f"{shown!r} is text, not a state. Pass what loader.state_dict() returned"
+
+
+def _load_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

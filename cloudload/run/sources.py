@@ -1,0 +1,78 @@
+"""The locations of a run's data and tokenizer, which a state records as JSON without secrets.
+
+`cloudload.provenance` reopens a run from them, and a refused state names them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cloudload.config.choices import AUTO, SAME
+from cloudload.config.rows import RowsConfig
+from cloudload.config.stream import Stream
+from cloudload.errors import StreamChangedError
+from cloudload.storage.redaction import redact
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The locations of a run's data and tokenizer, and the bos and eos that were asked for."""
+
+    streams: list[Stream]
+    tokenizer: str | None
+    """None if it was passed as an object without a name."""
+    bos: str | None
+    eos: str | None
+    is_mixed: bool
+
+    @property
+    def urls(self) -> str:
+        """The locations of the data, for a message."""
+        return ", ".join(redact(stream.url) for stream in self.streams)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The location of the tokenizer, for a message."""
+        return redact(repr(self.tokenizer)) if self.tokenizer else "a tokenizer without a name"
+
+    @property
+    def has_automatic_framing(self) -> bool:
+        """Whether bos and eos of every stream were "auto"."""
+        asked = {self.bos if each.bos == SAME else each.bos for each in self.streams}
+        asked |= {self.eos if each.eos == SAME else each.eos for each in self.streams}
+        return asked == {AUTO}
+
+
+def describe_sources(config: RowsConfig, tokenizer: Any) -> str:
+    """The locations as JSON, for a state."""
+    name = (
+        os.fspath(tokenizer)
+        if isinstance(tokenizer, str | os.PathLike)
+        else getattr(tokenizer, "name_or_path", None)
+    )
+    streams = [{**asdict(stream), "remote": redact(stream.remote)} for stream in config.streams]
+    return json.dumps(
+        {
+            "streams": streams,
+            "is_mixed": config.is_mixed,
+            "tokenizer": name or None,
+            "bos": config.bos,
+            "eos": config.eos,
+        }
+    )
+
+
+def read_sources(text: str) -> Sources:
+    """Parse the `sources` of a state. Raises `StreamChangedError` if they are damaged."""
+    try:
+        saved = json.loads(text)
+        streams = [Stream(**stream) for stream in saved["streams"]]
+        others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
+        raise StreamChangedError(
+            f"sources: {error!r:.200}. The state is damaged: load an earlier one"
+        ) from error
+    return Sources(streams, **others)

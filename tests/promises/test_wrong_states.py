@@ -1,0 +1,171 @@
+"""What is no state of this run is recognized, and answered with names, places and the next step."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, processors
+
+from cloudload.errors import StreamChangedError
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+from tests.support.loaders import make_loader
+
+STREAMING = {"epoch": 0, "sample_in_epoch": 8, "num_canonical_nodes": 2, "shuffle_seed": 17}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_mds(tmp_path_factory.mktemp("data"), random_documents(0, 60))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "answer"),
+    [
+        (lambda _: {}, "the state is empty"),
+        (lambda _: None, "NoneType"),
+        (lambda _: "checkpoints/step-4.pt", "'checkpoints/step-4.pt' is a path or a name"),
+        (lambda _: Path("checkpoints/step-4.pt"), r"Load the file first.*torch\.load"),
+        (json.dumps, r"a state as JSON text. Pass json\.loads\(text\)"),
+        (lambda state: {"model": {}, "loader": state}, r"whole checkpoint.* at \['loader'\]"),
+        (
+            lambda state: {"version": "2", "callbacks": [{"data": {"loader": state}}]},
+            r"at \['callbacks'\]\[0\]\['data'\]\['loader'\]",
+        ),
+        (lambda state: {"cloudload": json.dumps(state)}, r"\['cloudload'\] as JSON text"),
+        (lambda state: [state, state], r"list of local states.*merge_state_dicts"),
+        (lambda _: STREAMING, r"StreamingDataset.*load_streaming_state"),
+        (
+            lambda _: {"state": {"dataset_state": {"train": STREAMING}}},
+            r"Composer checkpoint.*load_streaming_state",
+        ),
+        (lambda _: {"model": {}, "step": 3}, "it has the keys model, step, and no version"),
+        (lambda _: b"state", "this is bytes"),
+    ],
+)
+def test_what_is_no_state_is_recognized(folder: str, wrap: Any, answer: str) -> None:
+    loader = make_loader(folder)
+    with pytest.raises(StreamChangedError, match=answer):
+        loader.load_state_dict(wrap(loader.state_dict()))
+
+
+@pytest.mark.parametrize("key", ["", "loader", "train"])
+def test_a_state_of_this_loader_is_not_taken_for_one_of_streaming(folder: str, key: str) -> None:
+    loader = make_loader(folder)
+    state = loader.state_dict()
+    with pytest.raises(StreamChangedError, match=r"CloudLoader's state. Use loader.load_state_d"):
+        loader.load_streaming_state({key: state} if key else state)
+
+
+def test_another_tokenizer_or_data_is_named_with_its_location(folder: str, tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "one.json"))
+    other = Tokenizer.from_str(byte_tokenizer().to_str())
+    other.add_special_tokens(["<other>"])
+    other.save(str(tmp_path / "other.json"))
+    state = make_loader(folder, tokenizer=str(tmp_path / "one.json")).state_dict()
+    with pytest.raises(StreamChangedError) as raised:
+        make_loader(folder, tokenizer=str(tmp_path / "other.json")).load_state_dict(state)
+    assert f"of '{tmp_path}/one.json', found" in str(raised.value)
+    assert str(raised.value).count(f"of '{tmp_path}/other.json'\n") == 1
+    with pytest.raises(
+        StreamChangedError, match=r"found '[0-9a-f]+' of a tokenizer without a name"
+    ):
+        make_loader(folder, tokenizer=other).load_state_dict(state)
+
+    moved = write_mds(tmp_path / "elsewhere", random_documents(1, 60))
+    found = make_loader([folder, moved], tokenizer=str(tmp_path / "one.json"))
+    with pytest.raises(StreamChangedError) as raised:
+        found.load_state_dict(state)
+    assert f"of {folder}, found" in str(raised.value)
+    assert f"of {folder}, {moved}\n" in str(raised.value)
+
+
+def test_names_of_a_mismatch_have_no_secrets(folder: str) -> None:
+    loader = make_loader(folder)
+    state = loader.state_dict()
+    sources = json.loads(state["sources"])
+    sources["streams"][0]["remote"] = "https://user:password@host/data?sig=secret"
+    sources["tokenizer"] = "https://user:password@host/t?token=secret"
+    state = {**state, "sources": json.dumps(sources), "data": "0", "tokenizer": "0"}
+    with pytest.raises(StreamChangedError, match="https://host/data, found") as raised:
+        loader.load_state_dict(state)
+    assert "password" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_state_whose_sources_are_damaged_is_still_compared(folder: str) -> None:
+    loader = make_loader(folder)
+    state = {**loader.state_dict(), "sources": "{", "tokenizer": "0"}
+    with pytest.raises(StreamChangedError, match=r"tokenizer \(fingerprint\): saved '0', found"):
+        loader.load_state_dict(state)
+
+
+# ---------------------------------------------------------------- other IDs, other framing
+
+
+def test_a_version_of_tokenizers_with_other_ids_is_refused(folder: str) -> None:
+    loader = make_loader(folder)
+    state = {**loader.state_dict(), "token_ids": "0" * 16, "tokenizer_backend": "tokenizers 0.1"}
+    with pytest.raises(StreamChangedError, match=r"of tokenizers 0.1, found .* of tokenizers 0"):
+        loader.load_state_dict(state)
+    loader.load_state_dict(state, on_change={"token_ids": "accept"})
+
+
+def test_the_hash_of_ids_depends_on_the_ids_alone(folder: str) -> None:
+    def hash_of(tokenizer: Tokenizer) -> Any:
+        return make_loader(folder, tokenizer=tokenizer).state_dict()["token_ids"]
+
+    plain, same, swapped = (Tokenizer.from_str(byte_tokenizer().to_str()) for _ in range(3))
+    same.post_processor = processors.TemplateProcessing(
+        single="<eos> $A", special_tokens=[("<eos>", 256)]
+    )
+    vocabulary = {token: number for token, number in plain.get_vocab().items() if number < 256}
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    swapped.model = models.BPE(vocab=vocabulary, merges=[])
+    assert hash_of(plain) == hash_of(same) == hash_of(byte_tokenizer())
+    assert hash_of(swapped) != hash_of(plain)
+
+
+def test_a_state_without_a_hash_of_ids_resumes_and_says_so(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = make_loader(folder)
+    state = {**loader.state_dict(), "tokenizer_backend": "tokenizers 0.1"}
+    with caplog.at_level(logging.INFO, "cloudload"):
+        loader.load_state_dict(state)
+        assert "which gives the same IDs for fixed texts" in caplog.text
+        del state["token_ids"]
+        loader.load_state_dict(state)
+    assert "whose IDs cannot be compared, because the state has no token_ids" in caplog.text
+
+
+def test_an_automatic_framing_is_kept_from_the_state(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"eos_token": "<eos>"}))
+    options = {"tokenizer": str(tmp_path), "eos": "auto"}
+    loader = make_loader(folder, **options)
+    before = list(loader.take(2))
+    state = copy.deepcopy(loader.state_dict())
+    rest = [batch["input_ids"].tolist() for batch in loader.take(3)]
+
+    config.write_text(
+        json.dumps({"eos_token": "<end>", "bos_token": "<eos>", "add_bos_token": True})
+    )
+    resumed = make_loader(folder, **options)
+    resumed.load_state_dict(state)
+    assert "the run continues with the state's 'None/256'" in caplog.text
+    assert [batch["input_ids"].tolist() for batch in resumed.take(3)] == rest
+    assert before
+
+    asked = make_loader(folder, **{**options, "eos": "<end>"})
+    with pytest.raises(StreamChangedError, match=r"bos_eos.*: saved 'None/256', found '256/257'"):
+        asked.load_state_dict(state)

@@ -1,0 +1,155 @@
+"""One tokenizer frames documents alike however it is passed, and says from where it knows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
+from tests.support.loaders import make_loader
+
+DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+TOKENS = ["<s>", "</s>", "<|endoftext|>", "<|return|>", "<|im_end|>", "<end_of_turn>", DEEPSEEK_END]
+S, END, ENDOFTEXT, RETURN, IM_END, TURN, DEEPSEEK = range(1, 8)
+
+
+def write_files(
+    folder: Path, config: Mapping[str, Any], template: str | None = None, tokens: Any = TOKENS
+) -> Path:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(tokens))
+    if template is not None:
+        names = [name for name in tokens if name in template]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[(name, tokenizer.token_to_id(name)) for name in names]
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the Hub in which the files of `some/model` go."""
+    from transformers.utils import hub as transformers_hub
+
+    monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path))
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    return snapshot
+
+
+FRAMINGS: dict[str, tuple[dict[str, Any], str | None, tuple[int | None, int]]] = {
+    "like gpt2": (
+        {"add_bos_token": False, "bos_token": "<s>", "eos_token": "</s>"},
+        None,
+        (None, END),
+    ),
+    "like deepseek_v3": (
+        {"add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"},
+        None,
+        (S, END),
+    ),
+    "like llama3": ({"bos_token": "<s>", "eos_token": "</s>"}, "<s> $A", (S, END)),
+    "like llama2": (
+        {"add_bos_token": True, "add_eos_token": False, "bos_token": "<s>", "eos_token": "</s>"},
+        "<s> $A",
+        (S, END),
+    ),
+    "template and config differ": (
+        {"add_bos_token": False, "bos_token": "<s>", "eos_token": "</s>"},
+        "<s> $A",
+        (None, END),
+    ),
+    "token objects": (
+        {
+            "add_bos_token": True,
+            "bos_token": {"content": "<s>", "__type": "AddedToken"},
+            "eos_token": "</s>",
+        },
+        None,
+        (S, END),
+    ),
+    "like gptoss": ({"eos_token": "<|return|>"}, None, (None, RETURN)),
+}
+
+
+@pytest.mark.parametrize("name", FRAMINGS)
+def test_a_name_a_folder_a_file_and_an_object_frame_documents_alike(name: str, hub: Path) -> None:
+    from transformers import AutoTokenizer
+
+    config, template, expected = FRAMINGS[name]
+    write_files(hub, config, template)
+    passed = ["some/model", hub, hub / "tokenizer.json", AutoTokenizer.from_pretrained(hub)]
+    assert [load_tokenizer(each).frames for each in passed] == [(expected,)] * 4
+
+
+@pytest.mark.parametrize(
+    ("token", "advice"),
+    [
+        ("<|return|>", "such as eos='<|endoftext|>'"),
+        ("<|im_end|>", "such as eos='<|endoftext|>'"),
+        ("<end_of_turn>", "such as eos='<|endoftext|>'"),
+    ],
+)
+def test_an_end_token_of_a_chat_is_doubted_once_and_only_if_nobody_asked_for_it(
+    token: str, advice: str, tmp_path: Path
+) -> None:
+    write_files(tmp_path, {"eos_token": token})
+    warning = str(load_tokenizer(tmp_path).framing_warning)
+    assert warning.startswith(f"documents end with {token!r} (eos_token of tokenizer_config.json)")
+    assert advice in warning
+    assert load_tokenizer(tmp_path, [(None, token)]).framing_warning is None
+    assert load_tokenizer(tmp_path, [(None, "<|endoftext|>")]).frames == ((None, ENDOFTEXT),)
+
+
+@pytest.mark.parametrize("token", ["</s>", "<|endoftext|>", DEEPSEEK_END])
+def test_an_end_token_of_documents_is_not_doubted(token: str, tmp_path: Path) -> None:
+    spec = load_tokenizer(write_files(tmp_path, {"eos_token": token}))
+    assert spec.framing_warning is None
+
+
+def test_the_end_of_a_turn_is_doubted_without_advice_if_the_tokenizer_has_no_other_end(
+    tmp_path: Path,
+) -> None:
+    write_files(tmp_path, {"eos_token": "<|im_end|>"}, tokens=["<|im_end|>"])
+    assert "such as" not in str(load_tokenizer(tmp_path).framing_warning)
+
+
+def test_the_framing_names_each_token_and_its_file(tmp_path: Path) -> None:
+    def framing(**config: Any) -> str:
+        spec: TokenizerSpec = load_tokenizer(write_files(tmp_path, config, "<s> $A </s>"))
+        return spec.framing
+
+    template = "the template of tokenizer.json"
+    place = "of tokenizer_config.json"
+    assert framing() == f"bos '<s>' ({template}), eos '</s>' ({template})"
+    assert framing(eos_token="<|endoftext|>", bos_token="<s>", add_bos_token=True) == (
+        f"bos '<s>' (add_bos_token and bos_token {place}), eos '<|endoftext|>' (eos_token {place})"
+    )
+    assert framing(add_bos_token=False).startswith("no bos (add_bos_token is false)")
+    given = load_tokenizer(tmp_path, [(None, "</s>"), ("<s>", None)]).framing
+    assert given == "no bos (given), eos '</s>' (given) · bos '<s>' (given), no eos (given)"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_logs_the_framing_when_a_loader_is_created(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    write_files(tmp_path, {"eos_token": "<|return|>"})
+    with caplog.at_level(logging.INFO, "cloudload"):
+        make_loader(folder, tokenizer=tmp_path, eos="auto", dp_rank=rank, dp_world_size=2).close()
+    levels = [each.levelname for each in caplog.records if "<|return|>" in each.getMessage()]
+    assert levels == ([] if rank else ["INFO", "WARNING"])

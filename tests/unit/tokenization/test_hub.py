@@ -1,0 +1,62 @@
+"""Without a connection, a name on the Hub is answered at once, or loaded from the cache."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from cloudload.errors import TokenizerError
+from cloudload.tokenization import hub
+from cloudload.tokenization.tokenizer import load_tokenizer
+from tests.unit.tokenization.test_framing import hub as hub_cache
+from tests.unit.tokenization.test_framing import write_files
+
+__all__ = ["hub_cache"]
+
+
+def closed_port() -> str:
+    """The address of a port at which nobody listens."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture(params=["refused", "unknown host", "silent"])
+def unreachable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The reason that the Hub's endpoint gives for not being reached."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint, reason = {
+            "refused": (closed_port(), "Connection refused"),
+            "unknown host": (
+                "http://hub.invalid",
+                "(Name or service not known|Temporary failure.*)",
+            ),
+            "silent": (f"http://127.0.0.1:{silent.getsockname()[1]}", "(timed out|ReadTimeout)"),
+        }[str(request.param)]
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        yield reason
+
+
+def test_without_a_connection_a_name_is_one_sentence_with_the_next_step(
+    unreachable: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TokenizerError, match=rf"cannot be reached \({unreachable}\)") as raised:
+        load_tokenizer("no/such-tokenizer")
+    assert "and it is not in the local cache. Pass a folder" in str(raised.value)
+    assert raised.value.__suppress_context__
+    assert "Retrying" not in caplog.text
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_without_a_connection_a_name_in_the_cache_loads(
+    hub_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_files(hub_cache, {"eos_token": "</s>"})
+    assert load_tokenizer("some/model").frames == ((None, 2),)
+    assert "so the tokenizer 'some/model' is from the local cache" in caplog.text
