@@ -47,7 +47,7 @@ from cloudload.delivery.working_set import (
     count_downloads,
     open_current_orders,
 )
-from cloudload.delivery.world import World, check_world, place_in_mesh
+from cloudload.delivery.world import World, check_world, explain_few_cores, place_in_mesh
 from cloudload.errors import RanksDisagreeError
 from cloudload.option_docs import explained_by
 from cloudload.option_names import suggests_names
@@ -172,6 +172,7 @@ class CloudLoader:
         self._backend = choose_backend(self._recipe.tokenizer.json, asked_backend, self._cache_root)
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
+        self._has_counted_cores = False
         # a weak reference, so that an abandoned iteration ends its workers; `_kept` keeps an
         # iteration alive between passes
         self._iteration: Callable[[], Iteration | None] = _no_iteration
@@ -276,6 +277,12 @@ class CloudLoader:
                 plan.num_workers,
                 self._delivery.num_workers,
             )
+        if not self._has_counted_cores and world.rank == 0 and self._delivery.num_workers:
+            self._has_counted_cores = True
+            cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+            warning = explain_few_cores(plan.num_workers, world.ranks_per_node, *cores)
+            if warning is not None:
+                logger.warning("%s", warning)
         open_cache_folder(self._cache_root, self._recipe.corpus)
         check_cache_limit(
             self._delivery.cache_limit_bytes(),

@@ -12,6 +12,10 @@ from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.storage.base import Retry
+from cloudload.system.memory import total_memory_bytes
+
+_BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels, int64
+_BLOCK_BYTES_PER_TOKEN = 4
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:
@@ -25,6 +29,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     retry = options["retry"]
     given = {**_pick(DeliveryConfig, options), "retry": Retry() if retry is None else retry}
     delivery = DeliveryConfig(**given)
+    _check_memory(rows, delivery)
     if rows.epochs is not None or delivery.stop_every == EPOCH:
         delivery = replace(delivery, exchange_every=1)
     if delivery.stop_every == EPOCH and rows.is_mixed:
@@ -33,6 +38,19 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
             "own epochs. Set stop_every to a number of batches"
         )
     return rows, delivery
+
+
+def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
+    """Raise `ValueError` if batches do not fit in memory, before any is allocated."""
+    tokens = delivery.batch_size * rows.seq_len
+    ahead = delivery.prefetch_batches if delivery.num_workers else 1
+    needed = tokens * (_BATCH_BYTES_PER_TOKEN + ahead * _BLOCK_BYTES_PER_TOKEN)
+    if needed > (total := total_memory_bytes()):
+        raise ValueError(
+            f"a batch of {delivery.batch_size:,} rows of {rows.seq_len:,} tokens, and {ahead:,} "
+            f"read ahead, need at least {needed / 2**30:,.1f} GiB, but this machine has "
+            f"{total / 2**30:,.1f} GiB. Use a smaller seq_len, batch_size, or prefetch_batches"
+        )
 
 
 def _pick(config: type, options: Mapping[str, Any]) -> dict[str, Any]:

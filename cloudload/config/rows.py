@@ -27,6 +27,8 @@ from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform, name_function
 from cloudload.option_docs import explained
 
+MAX_LANES = 1 << 22
+
 
 @explained
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class RowsConfig:
         for name in ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs"):
             if (value := getattr(self, name)) is not None:
                 check_positive(name, value)
+        if self.num_lanes is not None and self.num_lanes > MAX_LANES:
+            raise ValueError(f"num_lanes is {self.num_lanes:,}. Use at most {MAX_LANES:,}")
         if self.shuffle_block_size == 1:
             raise ValueError(
                 "shuffle_block_size is 1. Use at least 2. To keep the order of the data, use "

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import list_units
@@ -136,7 +137,8 @@ def convert_to_mds(
             f"the output {redact(location)} contains inputs. Choose a folder beside them"
         )
     recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
-    journal = Journal(location, {"recipe": recipe, "inputs": _identify(units)})
+    claim = {"recipe": recipe, "inputs": _identify(units)}
+    journal = Journal(location, claim, list_sizes(units))
     if overwrite:
         journal.clear()
     if report := journal.finished_report():

@@ -2,7 +2,8 @@
 
 It allows a killed conversion to resume without losing or repeating a document.
 
-    .convert/config.json     the config and the digest of the input, which a rerun must match
+    .convert/config.json     the config and the digest of the input, which a rerun must match; and
+                             the sizes of up to 10,000 input files
     .convert/00000.json      a finished shard: its index entry, and where the next shard begins
     shard.00000.mds.zstd     stored before its journal entry
     convert-report.json      the report, with the same config and digest
@@ -23,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from cloudload.convert.changed_files import describe_changes
 from cloudload.convert.records import BlockStart
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
@@ -160,11 +162,15 @@ class FinishedWork:
 class Journal:
     """The journal at an output location. `claim` identifies the conversion by config and input.
 
+    `files` are the sizes of the input files by name, to say which of them changed; or empty.
     The methods that read or write it raise `StoreError` if that fails.
     """
 
-    def __init__(self, location: str, claim: Mapping[str, Any]) -> None:
-        self.location, self.claim, self._began = location, claim, time.monotonic()
+    def __init__(
+        self, location: str, claim: Mapping[str, Any], files: Mapping[str, int | None]
+    ) -> None:
+        self.location, self.claim, self.files = location, claim, files
+        self._began = time.monotonic()
 
     def clear(self) -> None:
         """Remove the dataset and its journal, starting with the index."""
@@ -193,7 +199,7 @@ class Journal:
                     f"{redact(self.location)} already holds a dataset. Choose another output, or "
                     "overwrite it (--overwrite)"
                 )
-            self._compare(stored["claim"])
+            self._compare(stored)
             self.remove()
             return ConvertReport.from_dict(stored["report"])
         if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
@@ -214,7 +220,7 @@ class Journal:
         ):
             return FinishedWork()
         config = json.loads(self._read(f"{JOURNAL_FOLDER}/config.json"))
-        self._compare(config["claim"])
+        self._compare(config)
         done = FinishedWork(
             columns=tuple(Column.of(name, encoding) for name, encoding in config["columns"])
         )
@@ -237,6 +243,7 @@ class Journal:
         """Write the claim, which a rerun must match, and the columns of the kept fields."""
         config = {
             "claim": self.claim,
+            "files": self.files,
             "columns": [[column.name, column.encoding] for column in columns],
         }
         write_object(
@@ -259,7 +266,7 @@ class Journal:
             )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
         index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)
-        stored = {"claim": self.claim, "report": asdict(report)}
+        stored = {"claim": self.claim, "files": self.files, "report": asdict(report)}
         write_object(join_url(self.location, REPORT_NAME), json.dumps(stored, indent=2).encode())
         write_object(join_url(self.location, INDEX_NAME), index.encode())
         self.remove()
@@ -287,15 +294,18 @@ class Journal:
     def _read(self, name: str) -> bytes:
         return read_object(join_url(self.location, name))
 
-    def _compare(self, other: Mapping[str, Any]) -> None:
+    def _compare(self, stored: Mapping[str, Any]) -> None:
+        """Raise `ConvertError` if the claim of a stored report or config differs."""
         for part in ("recipe", "inputs"):
             for key in self.claim[part]:
-                before, now = other[part].get(key), self.claim[part][key]
+                before, now = stored["claim"][part].get(key), self.claim[part][key]
                 if before != now:
+                    change = f"{key} was {before!r} and is now {now!r}"
+                    if part == "inputs":
+                        change = describe_changes(stored.get("files"), self.files) or change
                     raise ConvertError(
-                        f"the {part} of {redact(self.location)} changed: {key} was {before!r} and "
-                        f"is now {now!r}. Run with the original {part}, choose another output, or "
-                        "start over (--overwrite)"
+                        f"the {part} of {redact(self.location)} changed: {change}. Run with the "
+                        f"original {part}, choose another output, or start over (--overwrite)"
                     )
 
 

@@ -103,6 +103,25 @@ def _environment_number(name: str, default: int) -> int:
     return int(text) if text else default
 
 
+def explain_few_cores(
+    num_workers: int, num_ranks: int, own_cores: int, node_cores: int
+) -> str | None:
+    """Say that the workers of a node's ranks have too few cores; None if they have enough.
+
+    Each of `num_ranks` ranks on the node has `num_workers` workers. This process may use
+    `own_cores` of the `node_cores` cores.
+    """
+    if num_workers <= own_cores and num_workers * num_ranks <= node_cores:
+        return None
+    ranks = f" in each of {num_ranks} ranks on a node" if num_ranks > 1 else ""
+    most = max(1, min(own_cores, node_cores // num_ranks))
+    return (
+        f"num_workers is {num_workers}{ranks}, but this process may use {own_cores} cores, and the "
+        f"node has {node_cores}. Workers then slow each other and the training process down. Use "
+        f"num_workers={most}"
+    )
+
+
 def check_world(num_lanes: int, world_size: int) -> None:
     """Raise `ValueError` if `world_size` does not divide `num_lanes`."""
     if num_lanes % world_size:

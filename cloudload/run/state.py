@@ -42,6 +42,7 @@ import numpy as np
 
 from cloudload._version import __version__
 from cloudload.arrays import Ints
+from cloudload.config.rows import MAX_LANES
 from cloudload.errors import StreamChangedError
 from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
@@ -73,7 +74,7 @@ _HELD_FIELDS = (
 _MOST = {
     **dict.fromkeys(("rows", "table_rows", "batches"), 1 << 48),
     **dict.fromkeys(("global_batch", "seq_len"), 1 << 31),
-    "num_lanes": 1 << 22,
+    "num_lanes": MAX_LANES,
 }
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 # fields that may differ among the local states of ranks

@@ -43,6 +43,24 @@ def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(
         make_loader(larger_folder, **settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seq_len": 10**9, "batch_size": 1000},
+        {"batch_size": 10**9},
+        {"prefetch_batches": 10**12, "num_workers": 1},
+        {"seq_len": 1 << 40},
+    ],
+)
+def test_batches_beyond_memory_are_refused_before_any_is_allocated(
+    larger_folder: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"GiB, but this machine has .* Use a smaller seq_len"):
+        make_loader(larger_folder, **settings)
+    with pytest.raises(ValueError, match=r"num_lanes is 1,000,000,000. Use at most 4,194,304"):
+        make_loader(larger_folder, num_lanes=10**9)
+
+
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), True, "20", None])
 def test_a_time_that_is_no_number_of_seconds_is_refused_in_all_options_alike(
     larger_folder: str, seconds: Any

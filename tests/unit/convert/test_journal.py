@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,11 +94,60 @@ def stopped_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: 
     return lines
 
 
-def test_a_changed_input_is_noticed_when_going_on(
+def test_changed_input_files_are_listed_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = stopped_conversion(tmp_path, monkeypatch, 2)
-    with pytest.raises(ConvertError, match=r"inputs of .* changed: names and sizes was"):
+    with pytest.raises(ConvertError, match=r"inputs of .* changed: .*jsonl had .* bytes and now h"):
+        convert_lines(tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "b.jsonl").unlink(), r"b\.jsonl is gone\."),
+        (lambda folder: (folder / "d.jsonl").write_text("{}"), r"d\.jsonl is new\."),
+        (
+            lambda folder: (folder / "b.jsonl").rename(folder / "e.jsonl"),
+            r"b\.jsonl is gone, e\.jsonl is new\.",
+        ),
+        (
+            lambda folder: [(folder / f"x{n}.jsonl").write_text("{}") for n in range(7)],
+            r"x4\.jsonl is new, and 2 more\.",
+        ),
+    ],
+)
+def test_files_that_came_and_went_are_listed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_finished: bool, change: Any, message: str
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "abc":
+        text = json.dumps({"text": f"a document of {name}"}) + "\n"
+        (folder / f"{name}.jsonl").write_text(200 * text)
+    settings: dict[str, Any] = {"shard_bytes": 2000, "processes": 1, "progress": False}
+    if is_finished:
+        convert_to_mds(folder, tmp_path / "out", **settings)
+    else:
+        stop_after(monkeypatch, 2)
+        with pytest.raises(StoreError, match="no room"):
+            convert_to_mds(folder, tmp_path / "out", **settings)
+        monkeypatch.undo()
+    change(folder)
+    with pytest.raises(ConvertError, match=message):
+        convert_to_mds(folder, tmp_path / "out", **settings)
+
+
+def test_inputs_of_an_older_version_are_compared_without_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = stopped_conversion(tmp_path, monkeypatch, 2)
+    path = tmp_path / "out/.convert/config.json"
+    config = json.loads(path.read_text())
+    del config["files"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConvertError, match="names and sizes was"):
         convert_lines(tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from cloudload.delivery.world import World, check_world, find_world, place_in_mesh
+from cloudload.delivery.world import (
+    World,
+    check_world,
+    explain_few_cores,
+    find_world,
+    place_in_mesh,
+)
+from tests.support.loaders import make_loader
 
 
 def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:
@@ -121,3 +129,33 @@ def test_a_broken_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(ValueError, match="WORLD_SIZE is 'two'"):
         find_world()
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_ranks", "own_cores", "node_cores", "most"),
+    [
+        (4, 1, 2, 2, 2),
+        (4, 8, 16, 16, 2),
+        (4, 2, 3, 64, 3),
+        (2, 8, 1, 4, 1),
+        (4, 1, 4, 4, None),
+        (4, 8, 4, 32, None),
+    ],
+)
+def test_more_workers_than_cores_hear_how_many_would_do(
+    num_workers: int, num_ranks: int, own_cores: int, node_cores: int, most: int | None
+) -> None:
+    warning = explain_few_cores(num_workers, num_ranks, own_cores, node_cores)
+    assert (warning is None) == (most is None)
+    assert most is None or str(warning).endswith(f"Use num_workers={most}")
+
+
+def test_more_workers_than_cores_are_a_warning_once(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_workers = len(os.sched_getaffinity(0)) + 1
+    with make_loader(folder, num_workers=num_workers, num_lanes=num_workers) as loader:
+        loader.plan()
+        loader.plan()
+    found = [each for each in caplog.records if f"num_workers is {num_workers}," in each.message]
+    assert [each.levelname for each in found] == ["WARNING"]

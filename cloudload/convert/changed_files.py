@@ -1,0 +1,40 @@
+"""The input files of a conversion by name and size, and how they differ from an earlier run's.
+
+before   {"a.jsonl": 120, "b.jsonl": 80}
+now      {"a.jsonl": 140, "c.jsonl": 80}
+differ   a.jsonl had 120 bytes and now has 140, b.jsonl is gone, c.jsonl is new
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cloudload.convert.records import InputUnit
+
+_MOST_FILES = 10_000  # the list is written with the journal and the report
+_SHOWN = 5
+
+
+def list_sizes(units: Iterable[InputUnit]) -> dict[str, int | None]:
+    """The size of each file in bytes, by name. Empty if there are more than 10,000 files."""
+    sizes = {file.name: file.bytes for unit in units for file in unit.files}
+    return sizes if len(sizes) <= _MOST_FILES else {}
+
+
+def describe_changes(before: Any, now: Mapping[str, int | None]) -> str:
+    """Describe the files that differ; "" if that is not known."""
+    if not isinstance(before, Mapping) or not before or not now:
+        return ""
+    changes = []
+    for name in sorted(before.keys() | now.keys()):
+        if name not in now:
+            changes.append(f"{name} is gone")
+        elif name not in before:
+            changes.append(f"{name} is new")
+        elif before[name] != now[name]:
+            changes.append(f"{name} had {before[name]} bytes and now has {now[name]}")
+    if not changes and list(before) != list(now):
+        changes.append("the files are in a different order")
+    more = f", and {len(changes) - _SHOWN:,} more" if len(changes) > _SHOWN else ""
+    return ", ".join(changes[:_SHOWN]) + more
