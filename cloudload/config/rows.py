@@ -24,8 +24,10 @@ from cloudload.config.choices import (
     ShuffleAlgorithm,
 )
 from cloudload.config.stream import Stream
+from cloudload.config.stream_names import name_streams
 from cloudload.config.transform import Transform, name_function
 from cloudload.option_docs import explained
+from cloudload.storage.redaction import redact
 
 MAX_LANES = 1 << 22
 
@@ -80,8 +82,8 @@ class RowsConfig:
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
-    """Pairs of a row and the streams' weights, by name, from that row on. The first row must be 0.
-    Streams that are not named have weight 0. None means to use the streams' proportions."""
+    """Pairs of a row and the streams' weights, by name or URL, from that row on. The first row must
+    be 0. Streams that are not named have weight 0. None means to use the streams' proportions."""
     text_key: str = "text"
     """The column that holds the document."""
     transform: Transform | None = None
@@ -98,8 +100,9 @@ class RowsConfig:
     is an error if the tokenizer has none."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "streams", name_streams(self.streams))
         if self.schedule is not None:
-            object.__setattr__(self, "schedule", _read_schedule(self.schedule))
+            object.__setattr__(self, "schedule", _read_schedule(self.schedule, self.streams))
         if not self.streams:
             raise ValueError("data is empty. Pass a URL, a Stream, or a list of them")
         check_positive("seq_len", self.seq_len)
@@ -191,7 +194,10 @@ class RowsConfig:
         return None if self.transform is None else name_function(self.transform)
 
 
-def _read_schedule(schedule: Any) -> tuple[tuple[int, Mapping[str, float]], ...]:
+def _read_schedule(
+    schedule: Any, streams: Sequence[Stream]
+) -> tuple[tuple[int, Mapping[str, float]], ...]:
+    """Check the entries of a schedule, and replace URLs of streams by their names."""
     entries = list(schedule) if isinstance(schedule, Sequence) else [schedule]
     for entry in entries:
         is_pair = isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2
@@ -200,4 +206,8 @@ def _read_schedule(schedule: Any) -> tuple[tuple[int, Mapping[str, float]], ...]
                 f"schedule has the entry {entry!r}. Use pairs of a row and the weights from that "
                 "row on, such as [(0, {'web': 1.0})]"
             )
-    return tuple(entries)
+    names = {redact(stream.url): stream.label for stream in streams}
+    return tuple(
+        (row, {names.get(name, name): weight for name, weight in weights.items()})
+        for row, weights in entries
+    )

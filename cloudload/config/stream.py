@@ -37,7 +37,8 @@ class Stream:
     """Number of this stream's samples that an epoch over all streams reads, as an alternative to
     `repeat`."""
     name: str | None = None
-    """The stream's name in schedules, statistics and traces. By default its redacted URL."""
+    """The stream's name in schedules, statistics and traces. By default the last folder of its
+    location that is not one like `train` or `v2`, with a number if an earlier stream has it."""
     bos: str | None = SAME
     """Token before each document of this stream: a token, None, `auto`, or `same`, which is the
     loader's `bos`."""

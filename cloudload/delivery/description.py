@@ -15,6 +15,7 @@ from cloudload.delivery.working_set import (
     open_current_orders,
 )
 from cloudload.delivery.world import World
+from cloudload.storage.redaction import redact
 from cloudload.workers.plan import Plan
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
@@ -116,6 +117,7 @@ def _tokenizer(plan: Plan) -> Iterator[Setting]:
     name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
     note = f"({spec.vocab_size:,} IDs, fingerprint {spec.fingerprint[:12]})"
     yield Setting("tokenizer", name, GIVEN, note)
+    yield Setting("framing", spec.framing, DATA)
     origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
     reason = f"({backend.reason})" if backend.reason else f"({backend.versions})"
     yield Setting("tokenizer_backend", backend.name, origin, reason)
@@ -152,7 +154,8 @@ def _streams(plan: Plan) -> Iterator[Setting]:
         dataset = recipe.corpus.datasets[stream]
         samples = sum(shard.samples for shard in dataset.shards)
         share = f", weight {weights[label]:g}" if recipe.config.is_mixed else ""
-        note = f"samples in {len(dataset.shards):,} shards{share}"
+        url = redact(recipe.config.streams[stream].url)
+        note = f"samples in {len(dataset.shards):,} shards{share}, from {url}"
         yield Setting(f"stream {label}", samples, DATA, note)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudload.config.stream import Stream
+from cloudload.config.stream_names import name_streams
 from cloudload.config.transform import Transform
 from cloudload.errors import StreamChangedError
 from cloudload.loader import CloudLoader
@@ -103,13 +104,14 @@ def open_run(
             "the state was saved before the first batch, so it does not record the rows per step. "
             "Pass that number (--global-batch)"
         )
-    mixture = saved.mixture
+    streams = name_streams(_move_streams(sources.streams, data))
+    names = [stream.label for stream in streams]
     schedule = [
-        (row, dict(zip(mixture.names, weights, strict=True))) for row, weights in mixture.schedule
+        (row, dict(zip(names, weights, strict=False))) for row, weights in saved.mixture.schedule
     ]
     arguments = {
         **{name: state[name] for name in HELD_CONFIG_FIELDS},
-        "data": _move_streams(sources.streams, data),
+        "data": list(streams),
         "tokenizer": tokenizer,
         "transform": transform,
         "seq_len": saved.seq_len,
