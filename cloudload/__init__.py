@@ -32,6 +32,7 @@ from cloudload._version import __version__ as __version__
 if _TYPE_CHECKING:
     from cloudload.batch import Batch as Batch
     from cloudload.config.stream import Stream as Stream
+    from cloudload.config.transform import Text as Text
     from cloudload.convert.convert import convert_to_mds as convert_to_mds
     from cloudload.convert.journal import ConvertReport as ConvertReport
     from cloudload.errors import CloudloadError as CloudloadError
@@ -52,6 +53,7 @@ _HOMES = {
     "Retry": "storage.base",
     "Stats": "stats",
     "Stream": "config",
+    "Text": "config.transform",
     "TracedSpan": "workers.trace",
     "convert_to_mds": "convert.convert",
     "merge_state_dicts": "run.state",
@@ -65,6 +67,7 @@ __all__ = [
     "Retry",
     "Stats",
     "Stream",
+    "Text",
     "TracedSpan",
     "convert_to_mds",
     "merge_state_dicts",

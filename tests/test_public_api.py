@@ -76,7 +76,7 @@ INTEGRATIONS = {
     "torchtitan": ["CloudloadDataLoader", "CloudloadMetrics"],
     "transformers": ["CloudloadCallback", "CloudloadTrainer"],
 }
-ADDED = ["ConvertReport", "Stats", "TracedSpan"]
+ADDED = ["ConvertReport", "Stats", "Text", "TracedSpan"]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]
 
 

@@ -1,4 +1,4 @@
-"""Transforms, which are functions from a sample to its text, and their names in a state."""
+"""Transforms: functions from a sample to its text. Their results, and their names in a state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,34 @@ import hashlib
 import inspect
 import tokenize
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 Transform = Callable[[dict[str, Any]], str | None]
+
+
+@final
+class Text(str):
+    """The text of a document, as a transform may return it, with a choice for special tokens.
+
+    With `special_tokens=True`, the names of special tokens in the text, such as `<|im_start|>`,
+    become these tokens. Otherwise they stay text, as in every other document. Use it only for texts
+    whose special tokens the transform itself has written, because a document that contains such a
+    name could end itself or imitate a turn of a chat. Text that is derived from it by `+`, slicing
+    or a method is plain `str` again.
+    """
+
+    __slots__ = ("special_tokens",)
+    special_tokens: bool
+
+    def __new__(cls, text: str, *, special_tokens: bool = False) -> Text:
+        if not isinstance(special_tokens, bool):
+            raise ValueError(f"special_tokens is {special_tokens!r}. Use True or False")
+        value = super().__new__(cls, text)
+        value.special_tokens = special_tokens
+        return value
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, bool]]:
+        return (str(self),), {"special_tokens": self.special_tokens}
 
 
 def name_function(function: Callable[..., Any]) -> str:

@@ -41,23 +41,27 @@ class Encoder(Protocol):
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
         """Encode documents to IDs, int32 [tokens], and offsets, int64 [documents + 1].
 
-        Document i has the IDs `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens, and
-        encodes their names in a document as text. The arrays may be read-only. Raises
-        `TokenizerError` for a document that is not valid text, or that `tokenizers` cannot encode.
+        Document i has the IDs `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens. The
+        arrays may be read-only. Raises `TokenizerError` for a document that is not valid text, or that
+        `tokenizers` cannot encode.
         """
         ...
 
 
-def open_encoder(text: str, backend: str) -> Encoder:
-    """Open an encoder for the tokenizer.json `text`. `backend` is `hf` or `fastokens`."""
-    return FastokensEncoder(text) if backend == FASTOKENS else HFEncoder(text)
+def open_encoder(text: str, backend: str, *, special_tokens: bool = False) -> Encoder:
+    """Open an encoder for the tokenizer.json `text`. `backend` is `hf` or `fastokens`.
+
+    With `special_tokens`, it encodes the names of special tokens as these tokens, not as text.
+    """
+    encoder = FastokensEncoder if backend == FASTOKENS else HFEncoder
+    return encoder(text, special_tokens)
 
 
 class HFEncoder:
     """Encodes with `tokenizers`."""
 
-    def __init__(self, text: str) -> None:
-        self._tokenizer = load_hf(text)
+    def __init__(self, text: str, special_tokens: bool = False) -> None:
+        self._tokenizer = load_special_hf(text) if special_tokens else load_hf(text)
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
         """See `Encoder`."""
@@ -78,10 +82,10 @@ class HFEncoder:
 class FastokensEncoder:
     """Encodes with `fastokens`, and with `tokenizers` if fastokens fails on a document."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, special_tokens: bool = False) -> None:
+        self._text, self._special_tokens = text, special_tokens
         self._fast = load_fastokens(text)
-        self._comparison = _comparison(text)
+        self._comparison = _comparison(text, special_tokens)
         self.num_failed = 0
         """Number of documents on which fastokens failed."""
 
@@ -97,7 +101,7 @@ class FastokensEncoder:
 
     def _encode(self, documents: list[str]) -> tuple[Tokens, Ints]:
         try:
-            return encode_flat(self._fast, documents)
+            return encode_flat(self._fast, documents, not self._special_tokens)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -111,7 +115,7 @@ class FastokensEncoder:
         )
 
     def _encode_by_hf(self, documents: list[str], error: BaseException) -> tuple[Tokens, Ints]:
-        encoded = HFEncoder(self._text).encode(documents)
+        encoded = HFEncoder(self._text, self._special_tokens).encode(documents)
         if not self.num_failed:
             logger.warning(
                 "fastokens failed on a document (%s). tokenizers encodes this document, and all "
@@ -125,8 +129,9 @@ class FastokensEncoder:
 class _Comparison:
     """Compares a sample of a process's IDs with the IDs from hf, in a background thread."""
 
-    def __init__(self, text: str) -> None:
-        self._text, self._lock = text, threading.Lock()
+    def __init__(self, text: str, special_tokens: bool) -> None:
+        self._text, self._special_tokens = text, special_tokens
+        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "cloudload-compare")
         self._num_seen = self._next = 0
         self._difference: TokenizerError | None = None
@@ -153,7 +158,8 @@ class _Comparison:
 
     def _compare(self, document: str, ids: list[int]) -> None:
         try:
-            expected = HFEncoder(self._text).encode([document])[0].tolist()
+            encoder = HFEncoder(self._text, self._special_tokens)
+            expected = encoder.encode([document])[0].tolist()
         except TokenizerError as error:
             expected = error
         if expected != ids and self._difference is None:
@@ -168,8 +174,8 @@ class _Comparison:
 
 
 @functools.lru_cache(maxsize=2)
-def _comparison(text: str) -> _Comparison:
-    return _Comparison(text)
+def _comparison(text: str, special_tokens: bool) -> _Comparison:
+    return _Comparison(text, special_tokens)
 
 
 # a forked child needs a new one, because threads do not survive a fork
@@ -189,6 +195,17 @@ def load_hf(text: str) -> Any:
     if tokenizer is None:
         tokenizer = make_hf(text)
         keep_hf(text, tokenizer)
+    return tokenizer
+
+
+@functools.lru_cache(maxsize=1)
+def load_special_hf(text: str) -> Any:
+    """Load a tokenizer as `load_hf` does that encodes the names of special tokens as these tokens.
+
+    The last one loaded is cached.
+    """
+    tokenizer = make_hf(text)
+    tokenizer.encode_special_tokens = False
     return tokenizer
 
 

@@ -5,7 +5,8 @@
     PreTrainedTokenizerFast, Tokenizer                            frames (bos, eos) by stream
 
 A document becomes `[bos] + ids of the text + [eos]`, where bos and eos are optional. The names of
-special tokens, such as `<|endoftext|>`, are encoded as text inside a document.
+special tokens, such as `<|endoftext|>`, are encoded as text inside a document, unless it is a
+`Text` with `special_tokens`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import numpy as np
 
 from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.config.choices import AUTO, HF
+from cloudload.config.transform import Text
 from cloudload.errors import TokenizerError
-from cloudload.tokenization.encoders import HFEncoder, load_hf, open_encoder
+from cloudload.tokenization.encoders import Encoder, HFEncoder, load_hf, open_encoder
 from cloudload.tokenization.framing import (
     CONFIG_NAME,
     NamedTokens,
@@ -189,7 +191,7 @@ class DocumentTokenizer:
     """Encodes and decodes documents. `backend` is `hf` or `fastokens`."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
-        self._json = spec.json
+        self._json, self._backend = spec.json, backend
         self._encoder = open_encoder(spec.json, backend)
         self.frames = spec.frames
         """The (bos, eos) IDs of each stream's documents; None for no token."""
@@ -197,15 +199,40 @@ class DocumentTokenizer:
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
         """Encode documents to IDs, int32 [tokens], and offsets, int64 [documents + 1].
 
-        Adds no bos or eos. The arrays may be read-only. Raises `TokenizerError` for a document that
+        Adds no bos or eos. The names of special tokens stay text, except in a `Text` with
+        `special_tokens`. The arrays may be read-only. Raises `TokenizerError` for a document that
         cannot be encoded, or if an earlier comparison of fastokens with hf found different IDs.
         """
-        return self._encoder.encode(documents)
+        if Text not in set(map(type, documents)):
+            return self._encoder.encode(documents)
+        return self._encode_mixed(documents)
+
+    def _encode_mixed(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
+        """Encode documents of which some may have special tokens."""
+        parts: dict[int, Tokens] = {}
+        for is_special in (False, True):
+            places = [
+                place
+                for place, document in enumerate(documents)
+                if has_special_tokens(document) == is_special
+            ]
+            if places:
+                encoder = self._special_encoder if is_special else self._encoder
+                ids, offsets = encoder.encode([str(documents[place]) for place in places])
+                parts |= dict(zip(places, np.split(ids, offsets[1:-1]), strict=True))
+        in_order = [parts[place] for place in range(len(documents))]
+        offsets = np.zeros(len(in_order) + 1, np.int64)
+        np.cumsum([len(part) for part in in_order], out=offsets[1:])
+        return np.concatenate(in_order), offsets
+
+    @cached_property
+    def _special_encoder(self) -> Encoder:
+        return open_encoder(self._json, self._backend, special_tokens=True)
 
     def explain_failure(self, document: str) -> TokenizerError | None:
         """Encode one document with hf, and return the error that this raises, or None."""
         try:
-            HFEncoder(self._json).encode([document])
+            HFEncoder(self._json, has_special_tokens(document)).encode([document])
         except TokenizerError as error:
             return error
         return None
@@ -213,3 +240,8 @@ class DocumentTokenizer:
     def decode(self, tokens: Tokens) -> str:
         """Decode IDs (int32 [tokens]) to text, including special tokens."""
         return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))
+
+
+def has_special_tokens(document: str) -> bool:
+    """Whether the names of special tokens in a document become these tokens."""
+    return isinstance(document, Text) and document.special_tokens

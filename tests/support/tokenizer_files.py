@@ -27,6 +27,7 @@ def forget() -> None:
     encoders.load_fastokens.cache_clear()
     encoders._comparison.cache_clear()
     encoders._kept.clear()
+    encoders.load_special_hf.cache_clear()
     gate._refusals.clear()
 
 
