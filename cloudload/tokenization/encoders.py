@@ -42,8 +42,8 @@ class Encoder(Protocol):
         """Encode documents to IDs, int32 [tokens], and offsets, int64 [documents + 1].
 
         Document i has the IDs `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens. The
-        arrays may be read-only. Raises `TokenizerError` for a document that is not valid text, or that
-        `tokenizers` cannot encode.
+        arrays may be read-only. Raises `TokenizerError` for a document that is not valid text, or
+        that `tokenizers` cannot encode.
         """
         ...
 
