@@ -21,7 +21,7 @@ _version arrays errors option_docs stats system
 storage segments
 config
 mds order tokenization
-cache packing convert
+cache packing convert check
 run batch streaming_arguments
 workers
 delivery

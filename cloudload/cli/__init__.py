@@ -1,6 +1,7 @@
 """The command line: thin subcommands over the library's functions.
 
     cloudload convert   convert raw corpora to MDS            cloudload.convert
+    cloudload check     check an MDS dataset                  cloudload.check
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
 
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cloudload._version import __version__
+from cloudload.cli.check import add_check
 from cloudload.cli.convert import add_convert
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.errors import CloudloadError
@@ -60,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cloudload {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_convert(commands)
+    add_check(commands)
     add_trace(commands)
     add_where(commands)
     return parser

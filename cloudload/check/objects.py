@@ -1,0 +1,101 @@
+"""Compare the files that an index names with the objects in the dataset's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cloudload.check.findings import Finding, find
+from cloudload.check.rules import BOTH, CLOUDLOAD
+from cloudload.mds.index import INDEX_NAME, FileInfo, ShardInfo
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import list_objects
+from cloudload.storage.urls import is_local, join_url, scheme_of
+
+_CUT_FROM_URLS = "#?;"
+_OURS = (INDEX_NAME, "convert-report.json")
+_SHOWN = 5
+
+
+def list_folder(url: str, retry: Retry) -> dict[str, int]:
+    """Map the name of each object in a dataset's folder to its bytes.
+
+    Raises `StoreError` if the store cannot list.
+    """
+    prefix = join_url(url, "x")[:-1]
+    found = list_objects(url, retry)
+    return {item.url.removeprefix(prefix): item.bytes for item in found}
+
+
+def check_files(shards: Sequence[ShardInfo], found: Mapping[str, int]) -> Iterator[Finding]:
+    """Findings about the files that the index names; `found` maps each object to its bytes."""
+    for shard in shards:
+        stored = shard.stored
+        size, raw = found.get(stored.name), found.get(shard.raw.name)
+        if size is None:
+            yield find("shard-missing", stored.name, "there is no such object")
+        elif size != stored.bytes:
+            yield size_finding(stored, size, is_compressed=shard.zipped is not None)
+        if shard.zipped is not None and raw is not None:
+            yield _describe_raw(shard.raw.name, stored.name, is_alone=size is None)
+
+
+def size_finding(file: FileInfo, size: int, *, is_compressed: bool) -> Finding:
+    """A file of another size than the index says.
+
+    Streaming reads a raw shard that is too long, because it looks only at the offsets.
+    """
+    readers = BOTH if is_compressed or size < file.bytes else (CLOUDLOAD,)
+    what = f"has {size:,} bytes, but the index says {file.bytes:,}"
+    return find("size", file.name, what, readers=readers)
+
+
+def _describe_raw(raw: str, zipped: str, *, is_alone: bool) -> Finding:
+    if is_alone:
+        what = f"{zipped} is missing. StreamingDataset(local=…) without remote= deletes this file"
+        return find("raw-alone", raw, what)
+    what = f"StreamingDataset(local=…) without remote= reads this file, unverified, for {zipped}"
+    return find("raw-unverified", raw, what)
+
+
+def check_others(shards: Sequence[ShardInfo], found: Mapping[str, int]) -> Iterator[Finding]:
+    """Findings about objects that the index does not name."""
+    named = {file.name for shard in shards for file in (shard.raw, shard.zipped) if file}
+    others = {name: size for name, size in found.items() if name not in named}
+    # a folder with an index of its own is another dataset, such as a split
+    datasets = {name[: -len(INDEX_NAME)] for name in others if name.endswith(f"/{INDEX_NAME}")}
+    rest = {
+        name: size
+        for name, size in others.items()
+        if name not in _OURS and not any(folder in datasets for folder in _folders_of(name))
+    }
+    shards = {name: size for name, size in rest.items() if ".mds" in name}
+    if shards:
+        yield find("unlisted", "", f"{_sum_up(shards)} look like shards, but are not in the index")
+    if left := {name: size for name, size in rest.items() if name not in shards}:
+        yield find("leftover", "", f"{_sum_up(left)} are not in the index")
+
+
+def _folders_of(name: str) -> Iterator[str]:
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))
+
+
+def _sum_up(objects: Mapping[str, int]) -> str:
+    names = sorted(objects)
+    shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    return f"{len(names):,} objects ({sum(objects.values()):,} bytes: {shown})"
+
+
+def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
+    """Findings about locations that Streaming's downloaders cannot reach."""
+    if url.startswith("file:"):
+        advice = "Pass Streaming the path without file://"
+        yield find("url", "", "Streaming does not read file:// URLs", advice=advice)
+    if is_local(url):
+        return
+    what = f"Streaming cuts {scheme_of(url)}:// URLs off at the characters {_CUT_FROM_URLS}"
+    if any(sign in url for sign in _CUT_FROM_URLS):
+        yield find("url", "", what)
+    for shard in shards:
+        if any(sign in shard.stored.name for sign in _CUT_FROM_URLS):
+            yield find("url", shard.stored.name, what)

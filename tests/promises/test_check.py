@@ -1,0 +1,352 @@
+"""`check_dataset` says who stumbles over a damaged dataset, and the readers themselves agree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cloudload import CloudLoader, CloudloadError
+from cloudload.check import check_dataset
+from cloudload.check.rules import BOTH, CLOUDLOAD, ERROR, RULES, STREAMING
+from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+
+TEXTS = [f"document-{number}" for number in range(70)]
+SHARDS = [40, 30]
+FIRST, SECOND = "shard.00000.mds", "shard.00001.mds"
+pytestmark = pytest.mark.usefixtures("alone_with_streaming")
+
+Index = dict[str, Any]
+
+
+def read_by_streaming(folder: Path, cache: Path, options: dict[str, Any]) -> list[str]:
+    """The texts that a StreamingDataset reads, by index."""
+    import streaming
+
+    streaming.base.util.clean_stale_shared_memory()
+    if options.pop("in_place", False):
+        where = {"local": str(folder)}
+    else:
+        where = {"remote": str(folder), "local": str(cache)}
+    is_collated = options.pop("collated", False)
+    dataset = streaming.StreamingDataset(**where, download_retry=1, batch_size=1, **options)
+    samples = [dataset[number] for number in range(dataset.num_samples)]
+    if is_collated:
+        torch.utils.data.default_collate(samples)
+    return [sample["text" if "text" in sample else "content"] for sample in samples]
+
+
+def read_by_cloudload(folder: Path, cache: Path) -> list[str]:
+    """The texts that a loader reads, in the dataset's order."""
+    loader = CloudLoader(
+        str(folder),
+        tokenizer=byte_tokenizer(),
+        eos=EOS,
+        seq_len=32,
+        batch_size=10,
+        packing="one_per_row",
+        num_workers=0,
+        num_lanes=1,
+        num_canonical_nodes=1,
+        shuffle=False,
+        epochs=1,
+        local=cache,
+    )
+    with loader:
+        rows = [row for batch in loader for row in batch["input_ids"].tolist()]
+    decode = byte_tokenizer().decode
+    return [decode(row[: row.index(EOS_ID)]).replace(" ", "") for row in rows if EOS_ID in row]
+
+
+def stumbles(read: Callable[[], list[str]]) -> bool:
+    """Whether a reader fails, or reads anything but the documents."""
+    try:
+        return read() != TEXTS
+    except Exception as error:
+        print(f"stumbles: {error!r}")  # shown if the test fails
+        return True
+
+
+# ---------------------------------------------------------------- damage
+
+
+def edit(change: Callable[[Index], Any]) -> Callable[[Path], None]:
+    """Change the parsed index."""
+
+    def apply(folder: Path) -> None:
+        index = json.loads((folder / "index.json").read_text())
+        change(index)
+        (folder / "index.json").write_text(json.dumps(index))
+
+    return apply
+
+
+def edit_entry(change: Callable[[Index], Any], number: int = 1) -> Callable[[Path], None]:
+    """Change the entry of a shard."""
+    return edit(lambda index: change(index["shards"][number]))
+
+
+def patch(place: int, data: bytes, name: str = SECOND) -> Callable[[Path], None]:
+    """Overwrite bytes of a file, and drop its hashes from the index."""
+
+    def apply(folder: Path) -> None:
+        raw = bytearray((folder / name).read_bytes())
+        raw[place : place + len(data)] = data
+        (folder / name).write_bytes(raw)
+        edit(lambda index: [entry["raw_data"].update(hashes={}) for entry in index["shards"]])(
+            folder
+        )
+
+    return apply
+
+
+def replace_bytes(old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Replace bytes of the second shard, and drop the hashes from the index."""
+    return lambda folder: patch((folder / SECOND).read_bytes().index(old), new)(folder)
+
+
+def rename(name: str) -> Callable[[Path], None]:
+    """Give the second shard another name, in the index and the folder."""
+
+    def apply(folder: Path) -> None:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (folder / SECOND).rename(target)
+        edit_entry(lambda entry: entry["raw_data"].update(basename=name))(folder)
+
+    return apply
+
+
+def truncate(name: str, by: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-by])
+
+
+def append(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes() + b"more")
+
+
+def flip_middle(name: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        data = bytearray((folder / name).read_bytes())
+        data[-3] ^= 1
+        (folder / name).write_bytes(data)
+
+    return apply
+
+
+def write_raw_beside(folder: Path) -> None:
+    """Leave an empty raw file beside its compressed shard."""
+    (folder / SECOND).write_bytes(b"")
+
+
+def keep_raw_alone(folder: Path) -> None:
+    (folder / f"{SECOND}.zstd").unlink()
+    (folder / SECOND).write_bytes(b"the only copy")
+
+
+def exceed_32_bits(folder: Path) -> None:
+    """A shard of more than 4 GiB, whose offsets wrap as those of MDSWriter do. It is sparse."""
+    raw = (folder / SECOND).read_bytes()
+    count = struct.unpack_from("<I", raw)[0]
+    offsets = list(struct.unpack_from(f"<{count + 1}I", raw, 4))
+    last = raw[offsets[-2] :]
+    with (folder / SECOND).open("r+b") as file:
+        file.seek((1 << 32) + offsets[-2])
+        file.write(last)
+    size = (folder / SECOND).stat().st_size
+    with (folder / SECOND).open("r+b") as file:
+        file.seek(offsets[-2])
+        file.write(b"\0" * len(last))
+    edit_entry(lambda entry: entry["raw_data"].update(bytes=size, hashes={}))(folder)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A damaged dataset. `streaming` are the settings with which Streaming stumbles over it."""
+
+    damage: Callable[[Path], None]
+    streaming: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, Any] = field(default_factory=dict)
+    readers: tuple[str, ...] | None = None
+    also: tuple[str, ...] = ()
+    """The kinds of findings besides the one that names the case."""
+    harm: Callable[[], bool] = lambda: False
+    """Whether Streaming, which reads the dataset, did damage; the test's folder is current."""
+
+
+ZSTD = {"compression": "zstd"}
+CHECKED = {"validate_hash": "xxh64"}
+IN_PLACE = {"in_place": True}
+
+
+def column(encoding: str, values: list[Any], name: str = "more") -> dict[str, Any]:
+    return {"extra": {name: (encoding, values)}}
+
+
+def change_encoding(encoding: str, field_name: str = "more") -> Callable[[Path], None]:
+    """Say in index and headers that a column of 8 bytes a sample has another encoding."""
+
+    def apply(folder: Path) -> None:
+        for name in (FIRST, SECOND):
+            raw, old = (folder / name).read_bytes(), b'"float64"'
+            assert raw.count(old) == 1
+            padded = f'"{encoding}"'.encode().ljust(len(old))
+            (folder / name).write_bytes(raw.replace(old, padded))
+
+        def change(index: Index) -> None:
+            for entry in index["shards"]:
+                place = entry["column_names"].index(field_name)
+                entry["column_encodings"][place] = encoding
+                entry["raw_data"]["hashes"] = {}
+
+        edit(change)(folder)
+
+    return apply
+
+
+def write_json_shards(folder: Path) -> None:
+    """Replace the dataset by one in JSON shards."""
+    from streaming import JSONWriter
+
+    shutil.rmtree(folder)
+    with JSONWriter(out=str(folder), columns={"text": "str"}) as writer:
+        for text in TEXTS:
+            writer.write({"text": text})
+
+
+def add_md5(folder: Path) -> None:
+    digest = hashlib.md5((folder / FIRST).read_bytes()).hexdigest()
+    edit_entry(lambda entry: entry["raw_data"]["hashes"].update(md5=digest), 0)(folder)
+
+
+def drop_column(folder: Path) -> None:
+    """Replace the second shard by one without the column `more`."""
+    other = folder.parent / "other"
+    write_mds(other, TEXTS[40:], shard_samples=[30])
+    (folder / SECOND).write_bytes((other / FIRST).read_bytes())
+    entry = json.loads((other / "index.json").read_text())["shards"][0]
+    entry["raw_data"]["basename"] = SECOND
+    edit(lambda index: index["shards"].__setitem__(1, entry))(folder)
+
+
+FLOATS = column("float64", [0.5] * 70)
+CASES: dict[str, Case] = {
+    "index-missing": Case(lambda folder: (folder / "index.json").unlink()),
+    "index-invalid": Case(lambda folder: (folder / "index.json").write_text("{")),
+    "index-invalid version": Case(edit(lambda index: index.update(version=1))),
+    "index-invalid shards": Case(edit(lambda index: index.update(shards=[{}]))),
+    "empty": Case(edit(lambda index: index.update(shards=[])), also=("unlisted",)),
+    "format": Case(write_json_shards),
+    "entry-invalid": Case(edit_entry(lambda entry: entry["raw_data"].update(bytes=10))),
+    "entry-invalid type": Case(
+        edit_entry(lambda entry: entry["raw_data"].update(bytes="12")), readers=BOTH
+    ),
+    "entry-invalid format": Case(edit_entry(lambda entry: entry.update(format="x")), readers=BOTH),
+    "entry-fields": Case(edit_entry(lambda entry: entry.update(language="en"))),
+    "entry-fields lacking": Case(edit_entry(lambda entry: entry.pop("size_limit"))),
+    "entry-fields of file": Case(edit_entry(lambda entry: entry["raw_data"].update(etag="x"))),
+    "entry-fields version": Case(edit_entry(lambda entry: entry.update(version=1))),
+    "too-large": Case(exceed_32_bits, IN_PLACE),
+    "name-escapes": Case(rename("../outside.mds"), harm=lambda: Path("outside.mds").exists()),
+    "name-refused": Case(rename("a*b.mds")),
+    "name-repeated": Case(edit(lambda index: index["shards"].append(index["shards"][0]))),
+    "name-clash": Case(rename("SHARD.00000.mds")),
+    "compression-unknown": Case(
+        edit_entry(lambda entry: entry.update(compression="lz4")), dataset=ZSTD
+    ),
+    "compression-unknown None": Case(
+        edit_entry(lambda entry: entry.update(compression=None)), dataset=ZSTD
+    ),
+    "compression-level": Case(
+        edit_entry(lambda entry: entry.update(compression="zstd:99")), dataset=ZSTD
+    ),
+    "compression-unused": Case(
+        edit_entry(lambda entry: entry.update(compression="zstd")), IN_PLACE
+    ),
+    "hash-absent": Case(patch(0, b""), CHECKED),
+    "hash-unknown": Case(
+        edit(
+            lambda index: [
+                entry["raw_data"]["hashes"].update(crc32c="0") for entry in index["shards"]
+            ]
+        ),
+        {"validate_hash": "crc32c"},
+    ),
+    "hash-partial": Case(add_md5, {"validate_hash": "md5"}),
+    "pickle": Case(change_encoding("pkl"), dataset=FLOATS, also=("hash-absent",)),
+    "encoding-unknown": Case(change_encoding("complex"), dataset=FLOATS, also=("hash-absent",)),
+    "columns-differ": Case(drop_column, {"collated": True}, FLOATS),
+    "text-column": Case(
+        edit(lambda index: None), dataset={"column": "content"}, readers=(CLOUDLOAD,)
+    ),
+    "shard-missing": Case(lambda folder: (folder / SECOND).unlink()),
+    "raw-alone": Case(keep_raw_alone, IN_PLACE, ZSTD, also=("shard-missing",)),
+    "raw-unverified": Case(write_raw_beside, IN_PLACE, ZSTD),
+    "size": Case(truncate(SECOND, 5)),
+    "size compressed": Case(truncate(f"{SECOND}.zstd", 5), dataset=ZSTD),
+    "size longer": Case(append(SECOND), readers=(CLOUDLOAD,)),
+    "hash-mismatch": Case(flip_middle(SECOND), CHECKED),
+    "decompress": Case(flip_middle(f"{SECOND}.zstd"), dataset=ZSTD, also=("hash-mismatch",)),
+    "sample-count": Case(edit_entry(lambda entry: entry.update(samples=29))),
+    "offsets": Case(patch(8, struct.pack("<I", 1 << 31)), also=("hash-absent",)),
+    "header": Case(replace_bytes(b'["text"]', b'["tent"]'), also=("hash-absent",)),
+    "sample-layout": Case(
+        replace_bytes(struct.pack("<I", 11) + b"document-50", struct.pack("<I", 4)),
+        also=("hash-absent",),
+    ),
+    "not-utf8": Case(replace_bytes(b"document-50", b"docum\xff"), also=("hash-absent",)),
+    "not-utf8 other column": Case(
+        replace_bytes(b"note 50", b"\xff"),
+        dataset=column("str", [f"note {number}" for number in range(70)]),
+        readers=(STREAMING,),
+        also=("hash-absent",),
+    ),
+    "value": Case(
+        replace_bytes(b"[50]", b"[50["),
+        dataset=column("json", [[number] for number in range(70)]),
+        also=("hash-absent",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_is_said_to_stumble_stumbles_and_no_one_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, kind = CASES[name], name.partition(" ")[0]
+    folder = tmp_path / "data" / "set"
+    monkeypatch.chdir(tmp_path)
+    write_mds(folder, TEXTS, shard_samples=SHARDS, **case.dataset)
+    case.damage(folder)
+    report = check_dataset(folder, progress=False)
+    assert report.counts.keys() == {kind, *case.also}
+    finding = next(finding for finding in report.findings if finding.kind == kind)
+    readers = RULES[kind].readers if case.readers is None else case.readers
+    assert finding.readers == readers
+    assert report.is_sound == (RULES[kind].severity != ERROR and "shard-missing" not in case.also)
+    ours = stumbles(lambda: read_by_cloudload(folder, tmp_path / "ours"))
+    theirs = stumbles(lambda: read_by_streaming(folder, tmp_path / "theirs", {**case.streaming}))
+    assert (theirs or case.harm()) == (STREAMING in readers)
+    if RULES[kind].severity == ERROR:
+        assert ours == (CLOUDLOAD in readers)
+
+
+def test_a_sound_dataset_has_no_findings(tmp_path: Path) -> None:
+    for compression in (None, "zstd"):
+        folder = tmp_path / str(compression)
+        write_mds(folder, TEXTS, shard_samples=SHARDS, compression=compression)
+        report = check_dataset(folder, progress=False)
+        assert (report.findings, report.is_sound) == ((), True)
+        assert (report.shards, report.shards_read, report.samples) == (2, 2, 70)
+        assert not stumbles(lambda folder=folder: read_by_cloudload(folder, tmp_path / "ours"))
+        assert not stumbles(
+            lambda folder=folder: read_by_streaming(folder, folder / "local", CHECKED)
+        )
