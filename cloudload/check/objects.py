@@ -11,7 +11,7 @@ from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects
 from cloudload.storage.urls import is_local, join_url, scheme_of
 
-_CUT_FROM_URLS = "#?;"
+_CUT_FROM_URLS = "#?"
 _OURS = (INDEX_NAME, "convert-report.json")
 _SHOWN = 5
 
@@ -68,11 +68,11 @@ def check_others(shards: Sequence[ShardInfo], found: Mapping[str, int]) -> Itera
         for name, size in others.items()
         if name not in _OURS and not any(folder in datasets for folder in _folders_of(name))
     }
-    shards = {name: size for name, size in rest.items() if ".mds" in name}
-    if shards:
-        yield find("unlisted", "", f"{_sum_up(shards)} look like shards, but are not in the index")
-    if left := {name: size for name, size in rest.items() if name not in shards}:
-        yield find("leftover", "", f"{_sum_up(left)} are not in the index")
+    if unlisted := {name: size for name, size in rest.items() if ".mds" in name}:
+        what = f"the index does not name {_sum_up(unlisted)}, which look like shards"
+        yield find("unlisted", "", what)
+    if left := {name: size for name, size in rest.items() if name not in unlisted}:
+        yield find("leftover", "", f"the index does not name {_sum_up(left)}")
 
 
 def _folders_of(name: str) -> Iterator[str]:
@@ -83,7 +83,8 @@ def _folders_of(name: str) -> Iterator[str]:
 def _sum_up(objects: Mapping[str, int]) -> str:
     names = sorted(objects)
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-    return f"{len(names):,} objects ({sum(objects.values()):,} bytes: {shown})"
+    noun = "object" if len(names) == 1 else "objects"
+    return f"{len(names):,} {noun} ({sum(objects.values()):,} bytes: {shown})"
 
 
 def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
@@ -93,7 +94,7 @@ def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
         yield find("url", "", "Streaming does not read file:// URLs", advice=advice)
     if is_local(url):
         return
-    what = f"Streaming cuts {scheme_of(url)}:// URLs off at the characters {_CUT_FROM_URLS}"
+    what = f"Streaming cuts {scheme_of(url)}:// URLs off at the first of {_CUT_FROM_URLS}"
     if any(sign in url for sign in _CUT_FROM_URLS):
         yield find("url", "", what)
     for shard in shards:

@@ -22,7 +22,7 @@ from cloudload.check.findings import Finding, find
 from cloudload.check.objects import size_finding
 from cloudload.check.rules import BOTH, CLOUDLOAD, STREAMING
 from cloudload.errors import DatasetError, StoreError
-from cloudload.mds.codecs import decompress
+from cloudload.mds.codecs import check_codec, decompress
 from cloudload.mds.hashes import fastest_hash, new_hash
 from cloudload.mds.index import Column, FileInfo, ShardInfo
 from cloudload.mds.shard import REPAIR_ADVICE, Shard
@@ -44,8 +44,12 @@ def check_shard(url: str, info: ShardInfo, text_key: str, retry: Retry) -> list[
     """Read a shard of the dataset at `url`, and return its findings.
 
     At most one value is reported for each column. Values of encodings that are not text are only
-    checked for their size.
+    checked for their size. A shard whose codec is not installed is not read.
     """
+    try:
+        check_codec(info.compression or "")
+    except DatasetError:
+        return []
     try:
         if is_local(url) and info.zipped is None:
             return list(_check_in_place(local_path(join_url(url, info.raw.name)), info, text_key))

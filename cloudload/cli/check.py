@@ -63,13 +63,26 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _summary(report: CheckReport) -> str:
-    verdict = "is sound" if report.is_sound else "has errors"
-    lines = [f"{report.dataset} {verdict}"]
-    for kind in dict.fromkeys(finding.kind for finding in report.findings):
-        found = [finding for finding in report.findings if finding.kind == kind]
-        lines += [line for finding in found for line in _describe(finding)]
-        if more := report.counts[kind] - len(found):
-            lines.append(f"    … and {more:,} more of this kind")
+    from cloudload.check.rules import RULES, SEVERITIES
+
+    totals = dict.fromkeys(SEVERITIES, 0)
+    for kind, count in report.counts.items():
+        totals[RULES[kind].severity] += count
+    verdict = ", ".join(
+        f"{count:,} {severity}{'' if count == 1 else 's'}" for severity, count in totals.items()
+    )
+    lines = [f"{report.dataset}: {verdict}"]
+    by_kind: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
+    for finding in report.findings:
+        by_kind.setdefault((finding.kind, finding.readers), []).append(finding)
+    for (kind, readers), found in by_kind.items():
+        who = f", for {' and '.join(readers)}" if readers else ""
+        lines.append(f"  {found[0].severity}: {kind}{who}")
+        lines += [f"    {_describe(finding)}" for finding in found]
+        lines += [f"    {advice}" for advice in dict.fromkeys(each.advice for each in found)]
+    for kind, count in report.counts.items():
+        if more := count - sum(finding.kind == kind for finding in report.findings):
+            lines.append(f"  and {more:,} more of the kind {kind}")
     lines += [
         f"  shards     {report.shards:,} ({report.shards_read:,} read)",
         f"  samples    {report.samples:,}",
@@ -79,11 +92,5 @@ def _summary(report: CheckReport) -> str:
     return "\n".join(lines)
 
 
-def _describe(finding: Finding) -> list[str]:
-    what = f"{finding.where}: {finding.what}" if finding.where else finding.what
-    readers = f"for {' and '.join(finding.readers)}" if finding.readers else "for no reader"
-    return [
-        f"  {finding.severity} {readers} ({finding.kind})",
-        f"    {what}",
-        f"    {finding.advice}",
-    ]
+def _describe(finding: Finding) -> str:
+    return f"{finding.where}: {finding.what}" if finding.where else finding.what

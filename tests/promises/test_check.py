@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from cloudload import CloudLoader, CloudloadError
+from cloudload import CloudLoader
 from cloudload.check import check_dataset
 from cloudload.check.rules import BOTH, CLOUDLOAD, ERROR, RULES, STREAMING
 from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
@@ -25,6 +25,7 @@ FIRST, SECOND = "shard.00000.mds", "shard.00001.mds"
 pytestmark = pytest.mark.usefixtures("alone_with_streaming")
 
 Index = dict[str, Any]
+Damage = Callable[[Path], object]
 
 
 def read_by_streaming(folder: Path, cache: Path, options: dict[str, Any]) -> list[str]:
@@ -78,7 +79,7 @@ def stumbles(read: Callable[[], list[str]]) -> bool:
 # ---------------------------------------------------------------- damage
 
 
-def edit(change: Callable[[Index], Any]) -> Callable[[Path], None]:
+def edit(change: Callable[[Index], Any]) -> Damage:
     """Change the parsed index."""
 
     def apply(folder: Path) -> None:
@@ -89,12 +90,12 @@ def edit(change: Callable[[Index], Any]) -> Callable[[Path], None]:
     return apply
 
 
-def edit_entry(change: Callable[[Index], Any], number: int = 1) -> Callable[[Path], None]:
+def edit_entry(change: Callable[[Index], Any], number: int = 1) -> Damage:
     """Change the entry of a shard."""
     return edit(lambda index: change(index["shards"][number]))
 
 
-def patch(place: int, data: bytes, name: str = SECOND) -> Callable[[Path], None]:
+def patch(place: int, data: bytes, name: str = SECOND) -> Damage:
     """Overwrite bytes of a file, and drop its hashes from the index."""
 
     def apply(folder: Path) -> None:
@@ -108,12 +109,12 @@ def patch(place: int, data: bytes, name: str = SECOND) -> Callable[[Path], None]
     return apply
 
 
-def replace_bytes(old: bytes, new: bytes) -> Callable[[Path], None]:
+def replace_bytes(old: bytes, new: bytes) -> Damage:
     """Replace bytes of the second shard, and drop the hashes from the index."""
     return lambda folder: patch((folder / SECOND).read_bytes().index(old), new)(folder)
 
 
-def rename(name: str) -> Callable[[Path], None]:
+def rename(name: str) -> Damage:
     """Give the second shard another name, in the index and the folder."""
 
     def apply(folder: Path) -> None:
@@ -125,15 +126,15 @@ def rename(name: str) -> Callable[[Path], None]:
     return apply
 
 
-def truncate(name: str, by: int) -> Callable[[Path], None]:
+def truncate(name: str, by: int) -> Damage:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-by])
 
 
-def append(name: str) -> Callable[[Path], None]:
+def append(name: str) -> Damage:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes() + b"more")
 
 
-def flip_middle(name: str) -> Callable[[Path], None]:
+def flip_middle(name: str) -> Damage:
     def apply(folder: Path) -> None:
         data = bytearray((folder / name).read_bytes())
         data[-3] ^= 1
@@ -172,7 +173,7 @@ def exceed_32_bits(folder: Path) -> None:
 class Case:
     """A damaged dataset. `streaming` are the settings with which Streaming stumbles over it."""
 
-    damage: Callable[[Path], None]
+    damage: Damage
     streaming: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     readers: tuple[str, ...] | None = None
@@ -191,7 +192,7 @@ def column(encoding: str, values: list[Any], name: str = "more") -> dict[str, An
     return {"extra": {name: (encoding, values)}}
 
 
-def change_encoding(encoding: str, field_name: str = "more") -> Callable[[Path], None]:
+def change_encoding(encoding: str, field_name: str = "more") -> Damage:
     """Say in index and headers that a column of 8 bytes a sample has another encoding."""
 
     def apply(folder: Path) -> None:
@@ -284,9 +285,7 @@ CASES: dict[str, Case] = {
     "pickle": Case(change_encoding("pkl"), dataset=FLOATS, also=("hash-absent",)),
     "encoding-unknown": Case(change_encoding("complex"), dataset=FLOATS, also=("hash-absent",)),
     "columns-differ": Case(drop_column, {"collated": True}, FLOATS),
-    "text-column": Case(
-        edit(lambda index: None), dataset={"column": "content"}, readers=(CLOUDLOAD,)
-    ),
+    "text-column": Case(patch(0, b""), dataset={"column": "content"}, also=("hash-absent",)),
     "shard-missing": Case(lambda folder: (folder / SECOND).unlink()),
     "raw-alone": Case(keep_raw_alone, IN_PLACE, ZSTD, also=("shard-missing",)),
     "raw-unverified": Case(write_raw_beside, IN_PLACE, ZSTD),
@@ -346,7 +345,33 @@ def test_a_sound_dataset_has_no_findings(tmp_path: Path) -> None:
         report = check_dataset(folder, progress=False)
         assert (report.findings, report.is_sound) == ((), True)
         assert (report.shards, report.shards_read, report.samples) == (2, 2, 70)
-        assert not stumbles(lambda folder=folder: read_by_cloudload(folder, tmp_path / "ours"))
-        assert not stumbles(
-            lambda folder=folder: read_by_streaming(folder, folder / "local", CHECKED)
-        )
+        assert read_by_cloudload(folder, tmp_path / "ours") == TEXTS
+        assert read_by_streaming(folder, folder / "local", CHECKED) == TEXTS
+
+
+def test_few_samples_are_repeated_by_streaming(tmp_path: Path) -> None:
+    import streaming
+
+    streaming.base.util.clean_stale_shared_memory()
+    write_mds(tmp_path / "data", TEXTS[:10])
+    report = check_dataset(tmp_path / "data", progress=False)
+    assert report.counts == {"few-samples": 1}
+    dataset = streaming.StreamingDataset(
+        local=str(tmp_path / "data"), num_canonical_nodes=64, batch_size=1
+    )
+    with pytest.warns(UserWarning, match="samples being repeated"):
+        assert len(list(dataset)) > 10
+
+
+ELSEWHERE = {
+    # tests/unit/check
+    *("codec-missing", "encoding-unread", "unlisted", "leftover"),
+    # tests/stores
+    *("url", "shard-unreachable", "not-listed"),
+}
+
+
+def test_every_kind_of_finding_has_a_damaged_dataset() -> None:
+    kinds = {name.partition(" ")[0] for name in CASES}
+    assert kinds | {"few-samples"} | ELSEWHERE == RULES.keys()
+    assert not kinds & ELSEWHERE
