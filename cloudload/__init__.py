@@ -15,6 +15,7 @@
       workers         documents to blocks                 │
       delivery        blocks to batches, ranks in step    ┘
     convert           raw corpora to MDS                  integrations    training frameworks
+    check             what is wrong with a dataset
     system            files, threads and processes        provenance      rows back to documents
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
@@ -31,6 +32,9 @@ from cloudload._version import __version__ as __version__
 
 if _TYPE_CHECKING:
     from cloudload.batch import Batch as Batch
+    from cloudload.check.check import check_dataset as check_dataset
+    from cloudload.check.findings import CheckReport as CheckReport
+    from cloudload.check.findings import Finding as Finding
     from cloudload.config.stream import Stream as Stream
     from cloudload.convert.convert import convert_to_mds as convert_to_mds
     from cloudload.convert.journal import ConvertReport as ConvertReport
@@ -45,27 +49,33 @@ if _TYPE_CHECKING:
 # imported on first use, so that `cloudload --help` and the converter do not load torch
 _HOMES = {
     "Batch": "batch",
+    "CheckReport": "check.findings",
     "CloudLoader": "loader",
     "CloudloadError": "errors",
     "ConvertReport": "convert.journal",
+    "Finding": "check.findings",
     "FromStart": "evaluation",
     "Retry": "storage.base",
     "Stats": "stats",
     "Stream": "config",
     "TracedSpan": "workers.trace",
+    "check_dataset": "check.check",
     "convert_to_mds": "convert.convert",
     "merge_state_dicts": "run.state",
 }
 __all__ = [
     "Batch",
+    "CheckReport",
     "CloudLoader",
     "CloudloadError",
     "ConvertReport",
+    "Finding",
     "FromStart",
     "Retry",
     "Stats",
     "Stream",
     "TracedSpan",
+    "check_dataset",
     "convert_to_mds",
     "merge_state_dicts",
 ]

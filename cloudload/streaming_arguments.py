@@ -164,7 +164,8 @@ def _adopt_stream(stream: Any, **weights: Any) -> Stream:
         raise ValueError(
             "a streaming.Stream has neither remote nor local. Set remote to the URL of the dataset"
         )
-    if stream._keep_zip:
+    # a StreamingDataset sets the attribute without an underscore
+    if getattr(stream, "keep_zip", stream._keep_zip):
         logger.warning(
             "Stream(keep_zip=True) of %s has no counterpart: the cache keeps raw shards only",
             redact(remote),

@@ -76,7 +76,7 @@ INTEGRATIONS = {
     "torchtitan": ["CloudloadDataLoader", "CloudloadMetrics"],
     "transformers": ["CloudloadCallback", "CloudloadTrainer"],
 }
-ADDED = ["ConvertReport", "Stats", "TracedSpan"]
+ADDED = ["CheckReport", "ConvertReport", "Finding", "Stats", "TracedSpan", "check_dataset"]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]
 
 

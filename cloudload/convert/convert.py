@@ -87,7 +87,7 @@ def convert_to_mds(
             (one document per line).
         split: write to this folder below `out`. Also the split to read from a `DatasetDict`, or
             from an `hf://` input without `?split=`.
-        compression: `zstd`, `gz` or `bz2`, optionally with `:LEVEL`; or None.
+        compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: hash algorithms. The index lists these hashes of each shard.
         shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
             by default.

@@ -30,7 +30,7 @@ class ShardFormat:
     columns: tuple[Column, ...]
     """The columns, sorted by name."""
     compression: str | None = "zstd"
-    """`zstd`, `gz` or `bz2`, with an optional level such as `zstd:7`; or None."""
+    """`zstd`, `gz`, `bz2` or `br`, with an optional level such as `zstd:7`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
     """Hash algorithms. The index lists these hashes of each file."""
     shard_bytes: int = DEFAULT_SHARD_BYTES

@@ -43,7 +43,13 @@ def test_the_reference_lists_every_error_and_kind_of_failure() -> None:
 
 def test_the_reference_has_the_help_of_every_command() -> None:
     page = docs_site.cli_help()
-    for command in ("cloudload", "cloudload convert", "cloudload trace", "cloudload where"):
+    for command in (
+        "cloudload",
+        "cloudload convert",
+        "cloudload check",
+        "cloudload trace",
+        "cloudload where",
+    ):
         assert f"## {command}\n\n```text\nusage: {command} [-h]" in page
 
 

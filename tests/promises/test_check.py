@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from cloudload import CloudLoader
 from cloudload.check import check_dataset
 from cloudload.check.rules import BOTH, CLOUDLOAD, ERROR, RULES, STREAMING
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from tests.support.both_readers import read_by_cloudload, streaming_dataset
+from tests.support.corpora import write_mds
 
 TEXTS = [f"document-{number}" for number in range(70)]
 SHARDS = [40, 30]
@@ -30,41 +30,16 @@ Damage = Callable[[Path], object]
 
 def read_by_streaming(folder: Path, cache: Path, options: dict[str, Any]) -> list[str]:
     """The texts that a StreamingDataset reads, by index."""
-    import streaming
-
-    streaming.base.util.clean_stale_shared_memory()
     if options.pop("in_place", False):
-        where = {"local": str(folder)}
+        where: dict[str, Any] = {"local": str(folder)}
     else:
         where = {"remote": str(folder), "local": str(cache)}
     is_collated = options.pop("collated", False)
-    dataset = streaming.StreamingDataset(**where, download_retry=1, batch_size=1, **options)
+    dataset = streaming_dataset(**where, download_retry=1, **options)
     samples = [dataset[number] for number in range(dataset.num_samples)]
     if is_collated:
         torch.utils.data.default_collate(samples)
     return [sample["text" if "text" in sample else "content"] for sample in samples]
-
-
-def read_by_cloudload(folder: Path, cache: Path) -> list[str]:
-    """The texts that a loader reads, in the dataset's order."""
-    loader = CloudLoader(
-        str(folder),
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=32,
-        batch_size=10,
-        packing="one_per_row",
-        num_workers=0,
-        num_lanes=1,
-        num_canonical_nodes=1,
-        shuffle=False,
-        epochs=1,
-        local=cache,
-    )
-    with loader:
-        rows = [row for batch in loader for row in batch["input_ids"].tolist()]
-    decode = byte_tokenizer().decode
-    return [decode(row[: row.index(EOS_ID)]).replace(" ", "") for row in rows if EOS_ID in row]
 
 
 def stumbles(read: Callable[[], list[str]]) -> bool:
@@ -350,17 +325,23 @@ def test_a_sound_dataset_has_no_findings(tmp_path: Path) -> None:
 
 
 def test_few_samples_are_repeated_by_streaming(tmp_path: Path) -> None:
-    import streaming
-
-    streaming.base.util.clean_stale_shared_memory()
     write_mds(tmp_path / "data", TEXTS[:10])
     report = check_dataset(tmp_path / "data", progress=False)
     assert report.counts == {"few-samples": 1}
-    dataset = streaming.StreamingDataset(
-        local=str(tmp_path / "data"), num_canonical_nodes=64, batch_size=1
-    )
+    dataset = streaming_dataset(local=str(tmp_path / "data"), num_canonical_nodes=64, batch_size=1)
     with pytest.warns(UserWarning, match="samples being repeated"):
         assert len(list(dataset)) > 10
+
+
+@pytest.mark.parametrize("kind", ["compression-unused", "raw-alone"])
+def test_streaming_deletes_the_only_copy_of_a_shard(tmp_path: Path, kind: str) -> None:
+    case, folder = CASES[kind], tmp_path / "data"
+    write_mds(folder, TEXTS, shard_samples=SHARDS, **case.dataset)
+    case.damage(folder)
+    assert check_dataset(folder, progress=False).counts.keys() == {kind, *case.also}
+    assert (folder / SECOND).exists()
+    streaming_dataset(local=str(folder))
+    assert not (folder / SECOND).exists()
 
 
 ELSEWHERE = {

@@ -41,7 +41,7 @@ def test_a_codec_that_is_not_installed_is_named(
     assert report.findings[0].advice == "Run: pip install python-snappy"
 
 
-def test_a_column_that_cloudload_does_not_decode_is_a_note(tmp_path: Path) -> None:
+def test_a_column_that_cloudload_does_not_decode_is_named(tmp_path: Path) -> None:
     from streaming import MDSWriter
 
     columns = {"text": "str", "tokens": "ndarray:uint16", "id": "str_int"}
