@@ -12,6 +12,8 @@ from cloudload.check.rules import ERROR, RULES, SEVERITIES
 MOST_LISTED = 20
 """Findings of each kind that a report lists; it counts the others."""
 
+_MOST_SHOWN = 1000
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -34,16 +36,23 @@ class Finding:
 def find(
     kind: str, where: str, what: str, *, readers: tuple[str, ...] | None = None, advice: str = ""
 ) -> Finding:
-    """Create a finding of a kind in `RULES`, whose readers and advice may be replaced."""
+    """Create a finding of a kind in `RULES`, whose readers and advice may be replaced.
+
+    Control characters from the dataset are escaped.
+    """
     rule = RULES[kind]
     return Finding(
         kind,
         rule.severity,
         rule.readers if readers is None else readers,
-        where,
-        what[:1000],
+        _escape(where),
+        _escape(what[:_MOST_SHOWN]),
         advice or rule.advice,
     )
+
+
+def _escape(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 class Findings:

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloudload import cli
 from cloudload.check import check_dataset
 from cloudload.check.findings import MOST_LISTED
+from cloudload.cli.check import _summary
 from tests.support.corpora import write_mds
 
 TEXTS = [f"document {number}" for number in range(100)]
@@ -106,3 +109,39 @@ def test_the_command_prints_the_findings_and_exits_with_1_for_an_error(
     assert report["findings"][0]["kind"] == "size"
     with pytest.raises(SystemExit, match="2"):
         cli.main([*command, "--sample", "few"])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_any_index_gives_findings_that_can_be_printed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    write_mds(folder, TEXTS[:4], shard_samples=[2, 2], compression="zstd")
+    index = json.loads((folder / "index.json").read_text())
+    entry = index["shards"][1]
+    for place in (entry, entry["raw_data"], entry["zip_data"]):
+        keys = st.sampled_from(sorted(place)) | st.text(max_size=5)
+        place.update(data.draw(st.dictionaries(keys, JSON, max_size=2)))
+    (folder / "index.json").write_text(json.dumps(index))
+    report = check_dataset(folder, progress=False)
+    assert _summary(report).encode()
+    assert report.to_json().isascii()
+
+
+@pytest.mark.parametrize("name", ["data", "./data", "data/", "other/../data"])
+def test_a_relative_path_is_a_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    assert check(Path(name)) == {} == check_dataset(name, progress=False).counts
