@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from cloudload.check.findings import CheckReport, Finding, Findings, find
@@ -71,12 +72,8 @@ def check_dataset(
     else:
         shards, is_complete = check_index(data, text_key, findings)
         findings.add(check_url(given, shards))
-        readable = _check_folder(url, shards, is_complete, retry, findings)
-        chosen = _spread(readable, sample)
-
-        def check(info: ShardInfo) -> list[Finding]:
-            return check_shard(url, info, text_key, retry)
-
+        chosen = _spread(_check_folder(url, shards, is_complete, retry, findings), sample)
+        check = partial(check_shard, url, text_key=text_key, retry=retry)
         with _progress_bar(chosen, shown=progress and bool(chosen)) as bar:
             for info, found in _map_in_order(check, chosen):
                 findings.add(found)
@@ -99,8 +96,8 @@ def _check_folder(
 ) -> Sequence[ShardInfo]:
     """Check the folder's objects, and return the shards whose object has the size in the index.
 
-    Objects that the index does not name are found only if the shards are complete.
-    Of a store that cannot list, it returns all shards.
+    Objects that no reader needs are found only if the shards are complete. Of a store that cannot
+    list, all shards are returned.
     """
     try:
         found = list_folder(url, retry)
@@ -109,9 +106,9 @@ def _check_folder(
             raise
         findings.add([find("not-listed", "", str(error))])
         return shards
-    findings.add(check_files(shards, found))
+    findings.add(check_files(url, shards, found))
     if is_complete:
-        findings.add(check_others(shards, found))
+        findings.add(check_others(url, shards, found))
     return [shard for shard in shards if found.get(shard.stored.name) == shard.stored.bytes]
 
 

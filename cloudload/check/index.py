@@ -33,6 +33,7 @@ from cloudload.mds.index import (
 
 _FILES = ("raw_data", "zip_data")
 _MOST_NODES_BY_DEFAULT = 64
+_REFUSED = object()
 
 
 def check_index(data: bytes, text_key: str, findings: Findings) -> tuple[list[ShardInfo], bool]:
@@ -49,7 +50,7 @@ def check_index(data: bytes, text_key: str, findings: Findings) -> tuple[list[Sh
         num_entries += 1
         found, info = _check_entry(entry, _name_of(entry, num_entries - 1))
         findings.add(found)
-        return info
+        return info or _REFUSED
 
     try:
         check_extent(data)
@@ -57,19 +58,19 @@ def check_index(data: bytes, text_key: str, findings: Findings) -> tuple[list[Sh
         if index["version"] != 2:
             raise ValueError(f"its version is {index['version']!r}, not 2")
         entries = index["shards"]
-        if not isinstance(entries, list) or any(isinstance(entry, dict) for entry in entries):
+        shards = [entry for entry in entries if isinstance(entry, ShardInfo)]
+        num_refused = sum(entry is _REFUSED for entry in entries)
+        if not isinstance(entries, list) or len(shards) + num_refused < len(entries):
             raise ValueError("'shards' is not a list of entries with raw_data")
     except FAULTS as error:
         findings.add([find("index-invalid", "index.json", explain_fault(error))])
         return [], False
-    shards = [entry for entry in entries if entry is not None]
-    is_complete = len(entries) == len(shards)
-    if is_complete:
+    if not num_refused:
         findings.add(_check_samples(shards))
     for check in (_check_shard_names, _check_hashes, _check_codecs):
         findings.add(check(shards))
     findings.add(_check_columns(shards, text_key))
-    return shards, is_complete
+    return shards, not num_refused
 
 
 def _name_of(entry: Mapping[str, Any], number: int) -> str:
@@ -158,7 +159,7 @@ def _check_files(entry: dict[str, Any], where: str) -> Iterator[Finding]:
 def _check_samples(shards: list[ShardInfo]) -> Iterator[Finding]:
     samples = sum(shard.samples for shard in shards)
     if not samples:
-        yield find("empty", "", f"{len(shards):,} shards with no samples")
+        yield find("empty", "", f"{len(shards):,} shards and no samples")
     elif samples <= _MOST_NODES_BY_DEFAULT:
         what = (
             f"{samples} samples. StreamingDataset repeats samples if it has that many canonical "

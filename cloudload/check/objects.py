@@ -26,8 +26,13 @@ def list_folder(url: str, retry: Retry) -> dict[str, int]:
     return {item.url.removeprefix(prefix): item.bytes for item in found}
 
 
-def check_files(shards: Sequence[ShardInfo], found: Mapping[str, int]) -> Iterator[Finding]:
-    """Findings about the files that the index names; `found` maps each object to its bytes."""
+def check_files(
+    url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Findings about the files that the index names.
+
+    `url` is the dataset's folder, and `found` maps each object to its bytes.
+    """
     for shard in shards:
         stored = shard.stored
         size, raw = found.get(stored.name), found.get(shard.raw.name)
@@ -35,7 +40,7 @@ def check_files(shards: Sequence[ShardInfo], found: Mapping[str, int]) -> Iterat
             yield find("shard-missing", stored.name, "there is no such object")
         elif size != stored.bytes:
             yield size_finding(stored, size, is_compressed=shard.zipped is not None)
-        if shard.zipped is not None and raw is not None:
+        if shard.zipped is not None and raw is not None and is_local(url):
             yield _describe_raw(shard.raw.name, stored.name, is_alone=size is None)
 
 
@@ -57,9 +62,14 @@ def _describe_raw(raw: str, zipped: str, *, is_alone: bool) -> Finding:
     return find("raw-unverified", raw, what)
 
 
-def check_others(shards: Sequence[ShardInfo], found: Mapping[str, int]) -> Iterator[Finding]:
-    """Findings about objects that the index does not name."""
-    named = {file.name for shard in shards for file in (shard.raw, shard.zipped) if file}
+def check_others(
+    url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Findings about objects that no reader needs, with the arguments of `check_files`."""
+    named = {shard.stored.name for shard in shards}
+    raw = {shard.raw.name for shard in shards} - named
+    if is_local(url):
+        named |= raw  # `check_files` has findings about these
     others = {name: size for name, size in found.items() if name not in named}
     # a folder with an index of its own is another dataset, such as a split
     datasets = {name[: -len(INDEX_NAME)] for name in others if name.endswith(f"/{INDEX_NAME}")}
@@ -68,11 +78,11 @@ def check_others(shards: Sequence[ShardInfo], found: Mapping[str, int]) -> Itera
         for name, size in others.items()
         if name not in _OURS and not any(folder in datasets for folder in _folders_of(name))
     }
-    if unlisted := {name: size for name, size in rest.items() if ".mds" in name}:
+    if unlisted := {name: rest[name] for name in rest.keys() - raw if ".mds" in name}:
         what = f"the index does not name {_sum_up(unlisted)}, which look like shards"
         yield find("unlisted", "", what)
     if left := {name: size for name, size in rest.items() if name not in unlisted}:
-        yield find("leftover", "", f"the index does not name {_sum_up(left)}")
+        yield find("leftover", "", f"no reader needs {_sum_up(left)}")
 
 
 def _folders_of(name: str) -> Iterator[str]:

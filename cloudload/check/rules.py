@@ -213,7 +213,7 @@ RULES: dict[str, Rule] = {
         "Missing objects are found only by reading all shards, so do not set sample",
     ),
     "leftover": Rule(
-        "Other objects that are not in the index.",
+        "Other objects that no reader needs.",
         NOTE,
         (),
         "Remove the objects unless something else needs them",

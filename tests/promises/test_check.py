@@ -219,6 +219,7 @@ CASES: dict[str, Case] = {
     "index-invalid": Case(lambda folder: (folder / "index.json").write_text("{")),
     "index-invalid version": Case(edit(lambda index: index.update(version=1))),
     "index-invalid shards": Case(edit(lambda index: index.update(shards=[{}]))),
+    "index-invalid null": Case(edit(lambda index: index["shards"].append(None))),
     "empty": Case(edit(lambda index: index.update(shards=[])), also=("unlisted",)),
     "format": Case(write_json_shards),
     "entry-invalid": Case(edit_entry(lambda entry: entry["raw_data"].update(bytes=10))),

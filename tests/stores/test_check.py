@@ -39,6 +39,12 @@ def test_a_damaged_split_is_checked_in_any_store(
     assert {"hash-mismatch": 1, "shard-missing": 1}.items() <= counts.items()
 
 
+def test_a_raw_copy_in_a_store_is_left_over(s3_url: str) -> None:
+    write(s3_url)
+    write_object(f"{s3_url}/{NAME}", b"raw")
+    assert check_dataset(s3_url, progress=False).counts == {"leftover": 1}
+
+
 def test_a_shard_that_cannot_be_read_is_found(s3_url: str, s3_proxy: FaultProxy) -> None:
     write(s3_url)
     s3_proxy.set_faults([Fault(f"GET .*{NAME}", "status", status=403, code="AccessDenied")])
