@@ -15,7 +15,7 @@
       workers         documents to blocks                 │
       delivery        blocks to batches, ranks in step    ┘
     convert           raw corpora to MDS                  integrations    training frameworks
-    check             what is wrong with a dataset
+    check             problems of a dataset
     system            files, threads and processes        provenance      rows back to documents
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,

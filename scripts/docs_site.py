@@ -212,7 +212,7 @@ def checks_table(_: str = "") -> str:
         f"| `{kind}` | {rule.severity} | {', '.join(rule.readers)} | {rule.meaning} |"
         for kind, rule in RULES.items()
     ]
-    return "\n".join(["| kind | severity | who stumbles | |", "|---|---|---|---|", *rows])
+    return "\n".join(["| kind | severity | affects | |", "|---|---|---|---|", *rows])
 
 
 def errors_reference(_: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Check a dataset as cloudload and Streaming would read it, and list what either stumbles over.
+"""Check a dataset as cloudload and Streaming would read it, and list the problems of either.
 
     index.json ─ index ─► shards ─ objects ─► their files ─ shards ─► hashes, offsets, values
                   │                 │                        │

@@ -38,16 +38,16 @@ def check_dataset(
 ) -> CheckReport:
     """Check a dataset as cloudload and StreamingDataset would read it.
 
-    The report lists what either would stumble over. Nothing is written to the dataset or to a
-    cache. Shards are read by 8 threads; each holds one shard in memory while it is decompressed,
+    The report lists the problems that either would have. Nothing is written to the dataset or to a
+    cache. Shards are read by 8 threads. Each holds one shard in memory while it is decompressed,
     and keeps it as a temporary file while it is checked.
 
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to check, such as `train`.
         text_key: the column that holds the document.
-        sample: number of shards to read, spread evenly over the dataset. None reads all; 0 checks
-            only the index, and the names and sizes of the objects.
+        sample: number of shards to read, spread evenly over the dataset. By default all. 0
+            checks only the index, and the names and sizes of the objects.
         retry: how long to retry a request to the store.
         progress: show a progress bar on stderr.
 
@@ -57,7 +57,7 @@ def check_dataset(
             finding.
     """
     if sample is not None and sample < 0:
-        raise ValueError(f"sample is {sample}; use at least 0, or None for all shards")
+        raise ValueError(f"sample is {sample}. Use at least 0, or None for all shards")
     began, retry, findings = time.monotonic(), retry or Retry(), Findings()
     given = Stream(os.fspath(dataset), split=split).url
     url = str(local_path(given)) if is_local(given) else given
@@ -113,7 +113,7 @@ def _check_folder(
 
 
 def _spread(shards: Sequence[ShardInfo], number: int | None) -> Sequence[ShardInfo]:
-    """Choose at most `number` shards, spread evenly; all if it is None."""
+    """Choose at most `number` shards, spread evenly, or all if it is None."""
     if number is None or number >= len(shards):
         return shards
     return [shards[place * len(shards) // number] for place in range(number)]

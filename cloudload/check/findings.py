@@ -10,23 +10,23 @@ from dataclasses import asdict, dataclass
 from cloudload.check.rules import ERROR, RULES, SEVERITIES
 
 MOST_LISTED = 20
-"""Findings of each kind that a report lists; it counts the others."""
+"""Findings of each kind that a report lists. It counts the others."""
 
 _MOST_SHOWN = 1000
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something in a dataset that a reader stumbles over."""
+    """A problem of a dataset."""
 
     kind: str
     """A name for programs, such as `hash-mismatch`."""
     severity: str
     """`error`, `warning` or `note`."""
     readers: tuple[str, ...]
-    """Who stumbles: `cloudload`, `Streaming`, both, or neither."""
+    """Who is affected: `cloudload`, `Streaming`, both, or neither."""
     where: str
-    """The shard or object; empty for the whole dataset."""
+    """The shard or object, or empty for the whole dataset."""
     what: str
     """What is wrong, with the values."""
     advice: str
@@ -105,7 +105,7 @@ class CheckReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether there is no error; warnings and notes do not count."""
+        """Whether there is no error. Warnings and notes do not count."""
         return not any(RULES[kind].severity == ERROR for kind in self.counts)
 
     def to_json(self) -> str:

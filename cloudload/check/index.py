@@ -84,7 +84,7 @@ def _name_of(entry: Mapping[str, Any], number: int) -> str:
 
 def _check_entry(entry: dict[str, Any], where: str) -> tuple[list[Finding], ShardInfo | None]:
     if entry.get("format") in streaming.OTHER_FORMATS:
-        what = f"has the format {entry['format']!r}; cloudload reads MDS"
+        what = f"has the format {entry['format']!r}, but cloudload reads MDS"
         return [find("format", where, what)], None
     found = [*_check_fields(entry, where), *_check_compression(entry, where)]
     refusals = [*_check_files(entry, where)]
@@ -163,7 +163,7 @@ def _check_samples(shards: list[ShardInfo]) -> Iterator[Finding]:
     elif samples <= _MOST_NODES_BY_DEFAULT:
         what = (
             f"{samples} samples. StreamingDataset repeats samples if it has that many canonical "
-            "nodes or more; with py1s and py2s it has 64 per node by default"
+            "nodes or more. With py1s and py2s it has 64 per node by default"
         )
         yield find("few-samples", "", what)
 
@@ -186,7 +186,7 @@ def _check_hashes(shards: list[ShardInfo]) -> Iterator[Finding]:
         counts.update(shard.stored.hashes.keys())
         if fastest_hash(shard.stored.hashes) is None:
             what = (
-                "no hash that can be checked. cloudload checks sizes and offsets only; "
+                "no hash that can be checked. cloudload checks sizes and offsets only. "
                 "Streaming's validate_hash fails"
             )
             yield find("hash-absent", shard.raw.name, what)
@@ -223,7 +223,7 @@ def _check_columns(shards: list[ShardInfo], text_key: str) -> Iterator[Finding]:
             has = f"{found[text_key]}, not text, in" if text_key in found else "no"
             texts = _list(name for name in found if found[name] in ("str", "bytes")) or "none"
             yield find(
-                "text-column", where, f"has {has} column {text_key!r}; its text columns: {texts}"
+                "text-column", where, f"has {has} column {text_key!r}. Its text columns: {texts}"
             )
         for name, encoding in found.items() - seen:
             yield from _check_encoding(name, encoding, where)
@@ -239,7 +239,7 @@ def _check_encoding(name: str, encoding: str, where: str) -> Iterator[Finding]:
     if encoding in streaming.UNSAFE_ENCODINGS:
         yield find("pickle", where, f"{column}: pickled values, which may run code when read")
     elif not streaming.knows_encoding(encoding):
-        what = f"{column}, which Streaming does not know; it decodes every column of a sample"
+        what = f"{column}, which Streaming does not know. It decodes every column of a sample"
         yield find("encoding-unknown", where, what)
     elif encoding not in ("str", "bytes", "json", *FIXED_FORMATS):
         yield find("encoding-unread", where, f"{column}, which cloudload does not decode")

@@ -1,7 +1,7 @@
-"""Every kind of finding: who stumbles, how badly, and what to do.
+"""Every kind of finding: who is affected, how badly, and what to do.
 
 An `error` is a dataset that a reader refuses, or of which it reads wrong or missing samples. A
-`warning` is one that it refuses with some settings, or that it cannot verify. A `note` stops
+`warning` is one that it refuses with some settings, or that it cannot verify. A `note` affects
 nobody.
 """
 
@@ -17,7 +17,7 @@ BOTH = (CLOUDLOAD, STREAMING)
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of finding. `readers` are those who stumble, and `advice` says what to do."""
+    """A kind of finding. `readers` are those affected, and `advice` says what to do."""
 
     meaning: str
     severity: str
@@ -53,7 +53,7 @@ RULES: dict[str, Rule] = {
         "The dataset has at most 64 samples.",
         WARNING,
         (STREAMING,),
-        "Set num_canonical_nodes below the number of samples; cloudload reads each sample once",
+        "Set num_canonical_nodes below the number of samples. cloudload reads each sample once",
     ),
     # an entry of the index
     "format": Rule(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cloudload.cli.command import Commands
 
 _CHECK_EXAMPLE = """\
-The exit status is 1 if there is an error; warnings and notes do not count.
+The exit status is 1 if there is an error. Warnings and notes do not count.
 
 example:
   cloudload check s3://bucket/mds --split train
@@ -25,8 +25,8 @@ def add_check(commands: Commands) -> None:
         "check",
         _check,
         help="check an MDS dataset as cloudload and Streaming would read it",
-        description="Read an MDS dataset's index and shards, and list what cloudload or "
-        "MosaicML Streaming would stumble over. Nothing is written.",
+        description="Read an MDS dataset's index and shards, and list the problems that cloudload "
+        "or MosaicML Streaming would have with it. Nothing is written.",
         epilog=_CHECK_EXAMPLE,
         after_interrupt="Nothing was changed",
     ).add_argument
@@ -34,7 +34,7 @@ def add_check(commands: Commands) -> None:
     add("--split", metavar="NAME", help="check DATASET/NAME")
     text = "column that holds the document (default: text)"
     add("--text-key", default="text", metavar="COLUMN", help=text)
-    sample = "shards to read, evenly spread, or all; 0 checks the index and the objects' sizes only"
+    sample = "shards to read, evenly spread, or all. 0 checks only the index and the objects' sizes"
     add("--sample", type=_sample, default="all", metavar="N", help=f"{sample} (default: all)")
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")

@@ -1,4 +1,4 @@
-"""`check_dataset` says who stumbles over a damaged dataset, and the readers themselves agree."""
+"""`check_dataset` says which reader a damaged dataset affects, and the readers agree."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def read_by_streaming(folder: Path, cache: Path, options: dict[str, Any]) -> lis
     return [sample["text" if "text" in sample else "content"] for sample in samples]
 
 
-def stumbles(read: Callable[[], list[str]]) -> bool:
+def is_affected(read: Callable[[], list[str]]) -> bool:
     """Whether a reader fails, or reads anything but the documents."""
     try:
         return read() != TEXTS
     except Exception as error:
-        print(f"stumbles: {error!r}")  # shown if the test fails
+        print(f"affected: {error!r}")  # shown if the test fails
         return True
 
 
@@ -146,7 +146,7 @@ def exceed_32_bits(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A damaged dataset. `streaming` are the settings with which Streaming stumbles over it."""
+    """A damaged dataset. `streaming` are the settings with which Streaming is affected."""
 
     damage: Damage
     streaming: dict[str, Any] = field(default_factory=dict)
@@ -293,7 +293,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_is_said_to_stumble_stumbles_and_no_one_else(
+def test_the_readers_that_are_named_are_affected_and_no_others(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, kind = CASES[name], name.partition(" ")[0]
@@ -307,8 +307,8 @@ def test_who_is_said_to_stumble_stumbles_and_no_one_else(
     readers = RULES[kind].readers if case.readers is None else case.readers
     assert finding.readers == readers
     assert report.is_sound == (RULES[kind].severity != ERROR and "shard-missing" not in case.also)
-    ours = stumbles(lambda: read_by_cloudload(folder, tmp_path / "ours"))
-    theirs = stumbles(lambda: read_by_streaming(folder, tmp_path / "theirs", {**case.streaming}))
+    ours = is_affected(lambda: read_by_cloudload(folder, tmp_path / "ours"))
+    theirs = is_affected(lambda: read_by_streaming(folder, tmp_path / "theirs", {**case.streaming}))
     assert (theirs or case.harm()) == (STREAMING in readers)
     if RULES[kind].severity == ERROR:
         assert ours == (CLOUDLOAD in readers)

@@ -82,8 +82,6 @@ def test_without_streaming_its_stores_say_what_to_install(
     monkeypatch.setitem(sys.modules, "streaming.base.storage.download", None)
     with (
         within(SOON_S),
-        pytest.raises(
-            StoreError, match=r"cannot read \S+ URLs .*pip install mosaicml-streaming"
-        ),
+        pytest.raises(StoreError, match=r"cannot read \S+ URLs .*pip install mosaicml-streaming"),
     ):
         read_object(url)
