@@ -39,17 +39,18 @@ def check_files(
         if size is None:
             yield find("shard-missing", stored.name, "there is no such object")
         elif size != stored.bytes:
-            yield size_finding(stored, size, is_compressed=shard.zipped is not None)
+            yield size_finding(stored, size, shard.compression)
         if shard.zipped is not None and raw is not None and is_local(url):
             yield _describe_raw(shard.raw.name, stored.name, is_alone=size is None)
 
 
-def size_finding(file: FileInfo, size: int, *, is_compressed: bool) -> Finding:
-    """A file of another size than the index says.
+def size_finding(file: FileInfo, size: int, compression: str | None) -> Finding:
+    """A file of another size than the index says. `compression` is that of the file.
 
-    Streaming reads a raw shard that is too long, because it looks only at the offsets.
+    Streaming reads a raw or bz2 file that is too long, because it ignores bytes after the end.
     """
-    readers = BOTH if is_compressed or size < file.bytes else (CLOUDLOAD,)
+    is_ignored = size > file.bytes and (compression or "bz2").startswith("bz2")
+    readers = (CLOUDLOAD,) if is_ignored else BOTH
     what = f"has {size:,} bytes, but the index says {file.bytes:,}"
     return find("size", file.name, what, readers=readers)
 

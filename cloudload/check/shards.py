@@ -70,7 +70,7 @@ def _check_in_place(path: Path, info: ShardInfo, text_key: str) -> Iterator[Find
         return
     try:
         with path.open("rb") as file:
-            found = list(_check_file(file, info.raw, is_compressed=False))
+            found = list(_check_file(file, info.raw))
     except OSError as error:
         yield find("shard-unreachable", info.raw.name, str(error))
         return
@@ -84,29 +84,32 @@ def _fetch(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> Iterator[
     stored_url = join_url(url, info.stored.name)
     if info.zipped is None or info.compression is None:
         download_object(stored_url, file, retry, info.raw.bytes)
-        yield from _check_file(file, info.raw, is_compressed=False)
+        yield from _check_file(file, info.raw)
         return
     zipped = io.BytesIO()
     download_object(stored_url, zipped, retry, info.zipped.bytes)
-    yield from _check_file(zipped, info.zipped, is_compressed=True)
+    yield from _check_file(zipped, info.zipped, info.compression)
     try:
         raw = decompress(info.compression, zipped.getvalue(), info.raw.bytes)
     except Exception as error:
         yield find("decompress", info.zipped.name, f"cannot be decompressed: {error}")
         return
     file.write(raw)
-    for finding in _check_file(file, info.raw, is_compressed=False):
-        # Streaming verifies only the file that is stored
-        readers = (CLOUDLOAD,) if finding.kind == "hash-mismatch" else finding.readers
+    for finding in _check_file(file, info.raw):
+        # Streaming verifies only the file that is stored, and cloudload that first
         what = f"{finding.what}, after decompression"
-        yield find(finding.kind, finding.where, what, readers=readers)
+        if finding.kind == "hash-mismatch":
+            what += ', which cloudload checks with verify="always"'
+        yield find(finding.kind, finding.where, what, readers=(CLOUDLOAD,))
 
 
-def _check_file(file: BinaryIO, expected: FileInfo, *, is_compressed: bool) -> Iterator[Finding]:
+def _check_file(
+    file: BinaryIO, expected: FileInfo, compression: str | None = None
+) -> Iterator[Finding]:
     """Compare a file's size and all hashes that Python can compute with the index."""
     size = file.seek(0, os.SEEK_END)
     if size != expected.bytes:
-        yield size_finding(expected, size, is_compressed=is_compressed)
+        yield size_finding(expected, size, compression)
         return
     known = [name for name in expected.hashes if fastest_hash({name: ""})]
     running = {name: new_hash(name) for name in known}

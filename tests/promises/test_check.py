@@ -267,7 +267,16 @@ CASES: dict[str, Case] = {
     "raw-unverified": Case(write_raw_beside, IN_PLACE, ZSTD),
     "size": Case(truncate(SECOND, 5)),
     "size compressed": Case(truncate(f"{SECOND}.zstd", 5), dataset=ZSTD),
+    "size raw": Case(
+        edit_entry(lambda entry: entry["raw_data"].update(bytes=entry["raw_data"]["bytes"] + 5)),
+        dataset=ZSTD,
+        readers=(CLOUDLOAD,),
+    ),
     "size longer": Case(append(SECOND), readers=(CLOUDLOAD,)),
+    "size longer zstd": Case(append(f"{SECOND}.zstd"), dataset=ZSTD),
+    "size longer bz2": Case(
+        append(f"{SECOND}.bz2"), dataset={"compression": "bz2"}, readers=(CLOUDLOAD,)
+    ),
     "hash-mismatch": Case(flip_middle(SECOND), CHECKED),
     "decompress": Case(flip_middle(f"{SECOND}.zstd"), dataset=ZSTD, also=("hash-mismatch",)),
     "sample-count": Case(edit_entry(lambda entry: entry.update(samples=29))),

@@ -68,6 +68,16 @@ def test_objects_that_the_index_does_not_name(tmp_path: Path) -> None:
     assert "1 object (3 bytes: notes.txt)" in leftover.what
 
 
+def test_the_hash_of_a_decompressed_shard_is_checked(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", compression="zstd")
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"][2]["raw_data"]["hashes"]["xxh64"] = "0" * 16
+    (folder / "index.json").write_text(json.dumps(index))
+    [finding] = check_dataset(folder, progress=False).findings
+    assert (finding.kind, finding.readers) == ("hash-mismatch", ("cloudload",))
+    assert "after decompression" in finding.what
+
+
 def test_what_is_not_read_is_not_checked(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     for path in folder.glob("*.mds"):
