@@ -4,10 +4,9 @@ order."""
 from __future__ import annotations
 
 import collections
-import inspect
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Retry
 from cloudload.streaming_arguments import choose_by_proportion
-from tests.support import ROOT
 from tests.support.both_readers import streaming_dataset
 from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 
@@ -251,7 +249,7 @@ def test_local_without_remote_is_the_data_and_otherwise_not_used(
         assert loader._delivery.local == str(tmp_path / "cache")
 
 
-def test_a_registered_stream_is_adopted_unless_it_changes_how_shards_are_read(
+def test_a_registered_class_of_streams_is_adopted_or_refused(
     folders: list[str], tmp_path: Path
 ) -> None:
     from streaming import Stream
@@ -306,65 +304,3 @@ def test_a_streams_zipped_files_and_hash_are_cloudloads_matter(
     loader = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")
     assert loader._delivery.verify == "once"
     assert "keep_zip=True) of" in caplog.text
-
-
-# ---------------------------------------------------------------- the guide
-
-
-GUIDE = ROOT / "docs" / "guides" / "from-streaming.md"
-TESTED_BY: dict[str, dict[str, Callable[..., None]]] = {
-    "StreamingDataset": {
-        "streams": test_a_dataset_is_read_as_often_as_it_reads_itself,
-        "epoch_size": test_a_dataset_is_read_as_often_as_it_reads_itself,
-        "remote": test_remote_and_split_are_the_url,
-        "split": test_remote_and_split_are_the_url,
-        "local": test_local_without_remote_is_the_data_and_otherwise_not_used,
-        "partition_algo": test_the_partition_algorithm_has_no_effect,
-        "stream_name": test_a_registered_stream_is_adopted_unless_it_changes_how_shards_are_read,
-        "stream_config": test_a_registered_stream_is_adopted_unless_it_changes_how_shards_are_read,
-        **{
-            name: test_a_datasets_setting_becomes_an_option
-            for theirs, _ in SETTINGS
-            for name in theirs
-        },
-        **{
-            name: test_a_setting_without_a_counterpart_is_named_in_a_warning
-            for theirs, _ in WARNINGS
-            for name in theirs
-        },
-    },
-    "Stream": {
-        "remote": test_local_without_remote_is_the_data_and_otherwise_not_used,
-        "local": test_local_without_remote_is_the_data_and_otherwise_not_used,
-        "proportion": test_streams_with_proportions_are_read_as_a_dataset_of_them_is,
-        "download_retry": test_the_patience_of_streams_is_kept,
-        "download_timeout": test_the_patience_of_streams_is_kept,
-        "validate_hash": test_a_streams_zipped_files_and_hash_are_cloudloads_matter,
-        "keep_zip": test_a_streams_zipped_files_and_hash_are_cloudloads_matter,
-        **{
-            name: test_a_streams_setting_becomes_a_streams_option
-            for theirs, _ in STREAM_SETTINGS
-            for name in theirs
-        },
-    },
-}
-"""The test of each row in the guide's tables. A test that sets the argument names it."""
-
-
-def rows_of_guide(name: str) -> list[str]:
-    """The arguments in the first column of the table whose header names a class."""
-    table = GUIDE.read_text("utf-8").split(f"| `{name}` |", 1)[1].split("\n\n", 1)[0]
-    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
-    return [argument for cell in cells for argument in re.findall(r"`(\w+)`", cell)]
-
-
-@pytest.mark.parametrize("name", TESTED_BY)
-def test_the_guide_has_a_tested_row_for_every_argument(name: str) -> None:
-    import streaming
-
-    arguments = [*inspect.signature(getattr(streaming, name)).parameters]
-    assert sorted(rows_of_guide(name)) == sorted(arguments)
-    assert TESTED_BY[name].keys() == set(arguments)
-    for argument, test in TESTED_BY[name].items():
-        cases = repr(getattr(test, "pytestmark", ""))
-        assert argument in inspect.getsource(test) + cases, f"{test.__name__} sets no {argument}"
