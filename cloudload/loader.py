@@ -32,7 +32,7 @@ from cloudload.config.choices import (
 )
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.options import read_options
-from cloudload.config.rows import RowsConfig
+from cloudload.config.rows import TEXT_KEY, RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform
 from cloudload.delivery.agreement import check_can_end, list_facts
@@ -71,7 +71,7 @@ _NO_DATASET = "A CloudLoader is not a dataset: iterate over it, and do not wrap 
 
 @explained_by(RowsConfig, DeliveryConfig)
 class CloudLoader:
-    """Batches of packed token rows, straight from MDS shards of raw text.
+    """Batches of packed token rows, straight from MDS shards of raw text or of token IDs.
 
     Restarts and the world size do not affect the rows. Iterating starts at the loader's position:
     the start of the run, the end of the last batch handed out or skipped, or where
@@ -86,7 +86,8 @@ class CloudLoader:
             `StreamingDataset`, whose settings become options of the loader, or a list of
             `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
-            `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`.
+            `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It may be omitted if all data is
+            pre-tokenized (`tokens_key`); with it, token IDs are checked against its vocabulary.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}
@@ -106,7 +107,7 @@ class CloudLoader:
         self,
         data: str | os.PathLike[str] | Stream | Sequence[str | Stream],
         *,
-        tokenizer: Any,
+        tokenizer: Any = None,
         seq_len: int,
         batch_size: int,
         local: str | os.PathLike[str] | None = None,
@@ -121,11 +122,13 @@ class CloudLoader:
         num_canonical_nodes: int | None = None,
         num_lanes: int | None = None,
         epochs: int | None = None,
-        text_key: str = "text",
+        text_key: str = TEXT_KEY,
+        tokens_key: str | None = None,
+        tokens_dtype: str | None = None,
         transform: Transform | None = None,
         min_tokens: int = 0,
-        bos: str | None = AUTO,
-        eos: str | None = AUTO,
+        bos: str | int | None = AUTO,
+        eos: str | int | None = AUTO,
         tail: TailMode = "pad",
         fields: Sequence[str] = (),
         mask_edges: bool = False,
@@ -165,7 +168,8 @@ class CloudLoader:
         local = self._delivery.local
         self._cache_root = Path(local).expanduser() if local else default_cache()
         asked_backend = self._delivery.tokenizer_backend
-        self._backend = choose_backend(self._recipe.tokenizer.json, asked_backend, self._cache_root)
+        text = self._recipe.tokenizer.json if self._recipe.has_text else ""
+        self._backend = choose_backend(text, asked_backend, self._cache_root)
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
         # a weak reference, so that an abandoned iteration ends its workers; `_kept` keeps an
@@ -367,8 +371,9 @@ class CloudLoader:
         end take effect with the next row. Any other change that could affect the rows is refused.
         If the state was saved at an exchange and before the tail of a finite run, you can accept
         changes of some fields: `on_change={"min_tokens": "accept"}`, and likewise `open_rows`,
-        `epochs`, `data`, `tokenizer`, `bos_eos`, `text_key`, `transform` and `overflow`. If one of
-        the last six changes, each lane drops the rest of the documents that it was reading.
+        `epochs`, `data`, `tokenizer`, `bos_eos`, `text_key`, `tokens_key`, `transform` and
+        `overflow`. If one of the last seven changes, each lane drops the rest of the documents that
+        it was reading.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
@@ -447,7 +452,7 @@ class CloudLoader:
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's largest token ID, plus 1."""
+        """The tokenizer's largest token ID, plus 1; without a tokenizer, 2^31."""
         return self._recipe.tokenizer.vocab_size
 
     @property

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cloudload.arrays import divisors
-from cloudload.config.checks import check_choice, check_count, check_positive, check_token
+from cloudload.config.checks import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_token,
+    check_tokens_column,
+)
 from cloudload.config.choices import (
     AUTO,
     OVERFLOWS,
     PACKINGS,
+    SAME,
     SHUFFLE_ALGORITHMS,
     Overflow,
     PackingName,
@@ -19,6 +27,17 @@ from cloudload.config.choices import (
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform, name_function
 from cloudload.option_docs import explained
+
+TEXT_KEY = "text"
+
+
+class TokensColumn(NamedTuple):
+    """A column of token IDs."""
+
+    key: str
+    """The column's name."""
+    dtype: str | None
+    """The dtype of the IDs, if the column holds bytes."""
 
 
 @explained
@@ -73,20 +92,28 @@ class RowsConfig:
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     """Pairs of a row and the streams' weights, by name, from that row on. The first row must be 0.
     Streams that are not named have weight 0. None means to use the streams' proportions."""
-    text_key: str = "text"
+    text_key: str = TEXT_KEY
     """The column that holds the document."""
+    tokens_key: str | None = None
+    """The column that holds the documents as token IDs, if the data is pre-tokenized. Its encoding
+    is `bytes`, `ndarray` with or without an integer dtype and a shape, or `json` with a list. With
+    it, `auto` adds no bos and no eos, because the writer of the data chose where they are, and the
+    loader needs no tokenizer. A `Stream` can set its own, to mix text with token IDs."""
+    tokens_dtype: str | None = None
+    """The dtype of the token IDs in a column of bytes, such as `uint16`, because the index does not
+    record it. llm-foundry writes `int64`."""
     transform: Transform | None = None
     """A function from a sample (a dict) to its text, or to None to filter it out. It replaces
     `text_key`. It must be deterministic. It must be picklable if worker processes are not
     forked."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
-    bos: str | None = AUTO
-    """Token before each document: a token, None, or `auto`, which is the bos that the tokenizer's
-    template adds, if any."""
-    eos: str | None = AUTO
-    """Token after each document: a token, None, or `auto`, which is the tokenizer's eos token. It
-    is an error if the tokenizer has none."""
+    bos: str | int | None = AUTO
+    """Token before each document: a token, its ID, None, or `auto`, which is the bos that the
+    tokenizer's template adds, if any."""
+    eos: str | int | None = AUTO
+    """Token after each document: a token, its ID, None, or `auto`, which is the tokenizer's eos
+    token. It is an error if the tokenizer has none."""
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
@@ -111,6 +138,7 @@ class RowsConfig:
             )
         for name in ("bos", "eos"):
             check_token(name, getattr(self, name))
+        self._check_tokens_columns()
         check_choice("packing", self.packing, PACKINGS)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_positive("open_rows", self.open_rows)
@@ -131,6 +159,34 @@ class RowsConfig:
                 f"num_canonical_nodes {self.num_canonical_nodes} does not divide num_lanes "
                 f"{self.num_lanes}. Use one of {divisors(self.num_lanes)}, or a different num_lanes"
             )
+
+    def _check_tokens_columns(self) -> None:
+        check_tokens_column(self.tokens_key, self.tokens_dtype)
+        if SAME in (self.tokens_key, self.tokens_dtype):
+            raise ValueError("tokens_key and tokens_dtype can be 'same' only for a Stream")
+        columns = self.token_columns
+        if self.transform is not None and any(columns):
+            raise ValueError(
+                "transform makes text from samples, but tokens_key says that samples are token "
+                "IDs. Omit one of them"
+            )
+        if self.text_key != TEXT_KEY and all(columns):
+            raise ValueError(
+                f"text_key is {self.text_key!r} and tokens_key is {self.tokens_key!r}, but the "
+                "documents of a stream are either text or token IDs. Omit one of them"
+            )
+
+    @property
+    def token_columns(self) -> list[TokensColumn | None]:
+        """The column of token IDs of each stream, or None for a stream of text."""
+        return [self.token_column(stream) for stream in self.streams]
+
+    def token_column(self, stream: Stream) -> TokensColumn | None:
+        """The column of token IDs of one stream, or None for a stream of text."""
+        key, dtype = stream.tokens_key, stream.tokens_dtype
+        key = self.tokens_key if key == SAME else key
+        dtype = self.tokens_dtype if dtype == SAME else dtype
+        return None if key is None else TokensColumn(key, dtype)
 
     def _check_mixing(self) -> None:
         labels = [stream.label for stream in self.streams]

@@ -18,6 +18,7 @@ from cloudload.mds.index import FIXED_FORMATS, Column
 
 DEFAULT_SHARD_BYTES = 1 << 26
 _MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
+_ARRAY = "ndarray:"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,18 @@ def _encode(encoding: str, value: Any) -> bytes:
         return json.dumps(value).encode()
     if encoding in FIXED_FORMATS:
         return struct.pack(FIXED_FORMATS[encoding], value)
+    if encoding.startswith(_ARRAY):
+        return _encode_array(value, encoding.removeprefix(_ARRAY))
     raise ValueError(
-        f"cannot write a column of encoding {encoding!r}. Use str, bytes, json, or one of "
-        f"{', '.join(FIXED_FORMATS)}"
+        f"cannot write a column of encoding {encoding!r}; use str, bytes, json, ndarray:<dtype>, "
+        f"or one of {', '.join(FIXED_FORMATS)}"
     )
+
+
+def _encode_array(value: Any, dtype: str) -> bytes:
+    """Encode an array of one axis after its shape: the number of axes, and the length of each."""
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype != np.dtype(dtype):
+        raise ValueError(f"it has {array.ndim} axes of {array.dtype}, not one of {dtype}")
+    width = next(width for width in range(4) if len(array) < 1 << (8 << width))
+    return bytes([1 << 2 | width]) + len(array).to_bytes(1 << width, "little") + array.tobytes()

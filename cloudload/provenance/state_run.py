@@ -14,6 +14,7 @@ from cloudload.errors import StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.run.recipe import HELD_CONFIG_FIELDS
 from cloudload.run.state import Saved, read_state
+from cloudload.tokenization.tokenizer import WITHOUT_TOKENIZER, TokenName
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def open_run(
     saved = read_state(state)
     sources = _read_sources(state)
     tokenizer = tokenizer or sources.tokenizer
-    if tokenizer is None:
+    if tokenizer is None and state["tokenizer"] != WITHOUT_TOKENIZER:
         raise StreamChangedError(
             "the state does not record the tokenizer's location. Pass the tokenizer (--tokenizer)"
         )
@@ -116,6 +117,8 @@ def open_run(
         "num_lanes": saved.layout.num_lanes,
         "bos": sources.bos,
         "eos": sources.eos,
+        "tokens_key": sources.tokens_key,
+        "tokens_dtype": sources.tokens_dtype,
         "schedule": schedule if sources.is_mixed else None,
     }
     return Run(state, arguments, global_batch)
@@ -127,9 +130,11 @@ class _Sources:
 
     streams: list[Stream]
     tokenizer: str | None
-    bos: str | None
-    eos: str | None
+    bos: TokenName
+    eos: TokenName
     is_mixed: bool
+    tokens_key: str | None
+    tokens_dtype: str | None
 
 
 def _read_sources(state: Mapping[str, Any]) -> _Sources:
@@ -137,6 +142,8 @@ def _read_sources(state: Mapping[str, Any]) -> _Sources:
         saved = json.loads(state["sources"])
         streams = [Stream(**stream) for stream in saved["streams"]]
         others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
+        # a state that an earlier cloudload wrote has none of these
+        others |= {name: saved.get(name) for name in ("tokens_key", "tokens_dtype")}
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StreamChangedError(
             f"sources: {error!r:.200}. The state is damaged: load an earlier one"

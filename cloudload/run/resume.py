@@ -36,17 +36,21 @@ _DESCRIPTIONS = {
     "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
     "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
     "tokenizer": "tokenizer (fingerprint)",
-    "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
+    "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
+    "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
 }
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
-    *("data", "shards", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size"),
+    *("data", "shards", "bos_eos", "tokens_key", "choose"),
+    *("num_canonical_nodes", "shuffle_block_size"),
 )
 # cursors stay valid if these change, unless they are past the end of fewer epochs
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
 # only cursors between documents stay valid if these change
-_CONTENT_FIELDS = ("data", "tokenizer", "bos_eos", "text_key", "transform", "overflow")
+_CONTENT_FIELDS = (
+    *("data", "tokenizer", "bos_eos", "text_key", "tokens_key", "transform", "overflow"),
+)
 _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 
 

@@ -18,6 +18,8 @@
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
     mixture                 names and weights of the streams, and the rows from which they apply
+    tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all
+                            streams are text, there is no such key
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
                             component are joined by commas
     sources                 locations of data and tokenizer, for `cloudload.provenance`; may differ
@@ -45,7 +47,7 @@ from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
-from cloudload.run.recipe import HELD_CONFIG_FIELDS, Recipe
+from cloudload.run.recipe import HELD_CONFIG_FIELDS, TOKENS_FIELD, Recipe
 from cloudload.run.state_codec import (
     damaged,
     decode_residues,
@@ -78,7 +80,7 @@ _PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backe
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
 ) | {"mixture"}
-_OPTIONAL_KEYS = frozenset({"origin"})
+_OPTIONAL_KEYS = frozenset({"origin", TOKENS_FIELD})
 
 
 def build_state(
@@ -98,7 +100,7 @@ def build_state(
         "batches": position.batches,
         "global_batch": position.global_batch,
         "seq_len": recipe.config.seq_len,
-        **recipe.fields,
+        **{name: value for name, value in recipe.fields.items() if _is_saved(name, value)},
         "mixture": recipe.mixture.to_json(),
         "sources": recipe.sources,
         "tokenizer_backend": tokenizer_backend,
@@ -110,6 +112,11 @@ def build_state(
         "residues": encode_residues(position.residues),
         **({"origin": join_pairs([origin])} if any(origin) else {}),
     }
+
+
+def _is_saved(name: str, value: Any) -> bool:
+    """Whether a state has this field; states of text have no columns of token IDs."""
+    return name != TOKENS_FIELD or bool(value.strip(","))
 
 
 # ---------------------------------------------------------------- loading
@@ -152,6 +159,7 @@ def read_state(state: Mapping[str, Any]) -> Saved:
             f"{len(layout.canonical_nodes)} values",
         )
     fields = {name: state[name] for name in _HELD_FIELDS}
+    fields[TOKENS_FIELD] = state.get(TOKENS_FIELD, "," * str(state["bos_eos"]).count(","))
     return Saved(position, layout, mixture, state["seq_len"], fields)
 
 

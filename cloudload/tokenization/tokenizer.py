@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.config.choices import AUTO, HF
@@ -29,16 +30,25 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+TokenName = str | int | None
+"""A token, its id, "auto", or None for no token."""
+
+WITHOUT_TOKENIZER = "none"
+"""The fingerprint if there is no tokenizer."""
+_MOST_IDS = 1 << 31
+
+
 @dataclass(frozen=True)
 class TokenizerSpec:
     """A tokenizer and the bos and eos of each stream, as plain data for workers."""
 
     json: str
-    """The text of the tokenizer.json, without truncation, padding and dropout."""
+    """The text of the tokenizer.json, without truncation, padding and dropout. Empty if there is no
+    tokenizer, because all data is pre-tokenized."""
     frames: tuple[Frame, ...]
     """The (bos, eos) IDs of each stream's documents; None for no token."""
     vocab_size: int
-    """The largest ID, plus 1."""
+    """The largest id, plus 1. Without a tokenizer, 2^31."""
 
     def __repr__(self) -> str:
         return (
@@ -50,8 +60,11 @@ class TokenizerSpec:
     def fingerprint(self) -> str:
         """A hash of the tokenizer.json without its post-processor and decoder: 32 hex digits.
 
-        Tokenizers with equal fingerprints give the same IDs. `frames` are not included.
+        Tokenizers with equal fingerprints give the same ids. `frames` are not included. Without a
+        tokenizer, it is `none`.
         """
+        if not self.json:
+            return WITHOUT_TOKENIZER
         # templates do not affect documents, and transformers 5 adds one that has no effect
         content = json.loads(self.json) | {"post_processor": None, "decoder": None}
         # `self.json` stays in ID order, because encoding with a sorted vocabulary is a fifth slower
@@ -60,16 +73,16 @@ class TokenizerSpec:
 
 
 def load_tokenizer(
-    source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)
+    source: Any, frames: Sequence[tuple[TokenName, TokenName]] = ((AUTO, AUTO),)
 ) -> TokenizerSpec:
     """Load a tokenizer as plain data.
 
     `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
     `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each
-    stream: each is a token, None, or "auto". For bos, "auto" is the special token with which the
-    tokenizer's template begins (None if there is none, or if the tokenizer names a different bos).
-    For eos, it is the eos that the tokenizer names, or else the special token with which its
-    template ends.
+    stream: each is a token, its id, None, or "auto". For bos, "auto" is the special token with
+    which the tokenizer's template begins (None if there is none, or if the tokenizer names a
+    different bos). For eos, it is the eos that the tokenizer names, or else the special token with
+    which its template ends.
 
     Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or has no fast
     version, if "auto" finds no eos, or if a bos or eos is not one of its tokens.
@@ -90,6 +103,21 @@ def load_tokenizer(
         ),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
     )
+
+
+def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> TokenizerSpec:
+    """Describe pre-tokenized data without a tokenizer; `frames` are as for `load_tokenizer`.
+
+    Raises `TokenizerError` unless each bos and eos is None or an id below 2^31.
+    """
+    for token in itertools.chain.from_iterable(frames):
+        if isinstance(token, str) or not 0 <= (token or 0) < _MOST_IDS:
+            raise TokenizerError(
+                f"bos or eos is {token!r}, and there is no tokenizer. Pass its id, None, or "
+                "the tokenizer"
+            )
+    ids = tuple((bos, eos) for bos, eos in frames)
+    return TokenizerSpec(json="", frames=cast("tuple[Frame, ...]", ids), vocab_size=_MOST_IDS)
 
 
 def _find(source: Any) -> tuple[Tokenizer, dict[str, str]]:
@@ -197,9 +225,10 @@ def _read_names(file: Path) -> dict[str, str]:
     return names
 
 
-def _token_id(backend: Tokenizer, token: str, field: str) -> int:
-    number = backend.token_to_id(token)
-    if number is None:
+def _token_id(backend: Tokenizer, token: str | int, field: str) -> int:
+    is_id = isinstance(token, int)
+    number = token if is_id else backend.token_to_id(token)
+    if number is None or (is_id and backend.id_to_token(token) is None):
         raise TokenizerError(
             f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to its tokens or "
             "to None"
@@ -214,7 +243,7 @@ def _encode_with_template(backend: Tokenizer) -> Any:
         return backend.encode("", add_special_tokens=True)
 
 
-def _bos_id(backend: Tokenizer, bos: str | None, own: str | None) -> int | None:
+def _bos_id(backend: Tokenizer, bos: TokenName, own: str | None) -> int | None:
     if bos != AUTO:
         return None if bos is None else _token_id(backend, bos, "bos")
     with_template = _encode_with_template(backend)
@@ -224,7 +253,7 @@ def _bos_id(backend: Tokenizer, bos: str | None, own: str | None) -> int | None:
     return int(with_template.ids[0])
 
 
-def _eos_id(backend: Tokenizer, eos: str | None, own: str | None, source: Any) -> int | None:
+def _eos_id(backend: Tokenizer, eos: TokenName, own: str | None, source: Any) -> int | None:
     if eos != AUTO:
         return None if eos is None else _token_id(backend, eos, "eos")
     if own is not None:
@@ -265,5 +294,15 @@ class DocumentTokenizer:
         return None
 
     def decode(self, tokens: Tokens) -> str:
-        """Decode IDs (int32 [tokens]) to text, including special tokens."""
-        return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))
+        """Decode ids (int32 [tokens]) to text, including special tokens."""
+        return decode_ids(self._json, tokens)
+
+
+def decode_ids(text: str, tokens: Tokens) -> str:
+    """Decode ids (int32 [tokens]) with the tokenizer.json `text`, including special tokens.
+
+    If `text` is empty, because there is no tokenizer, returns the ids, separated by spaces.
+    """
+    if not text:
+        return " ".join(map(str, tokens.tolist()))
+    return str(load_hf(text).decode(tokens.tolist(), skip_special_tokens=False))
