@@ -15,8 +15,8 @@
       workers         documents to blocks                 │
       delivery        blocks to batches, ranks in step    ┘
     convert           raw corpora to MDS                  integrations    training frameworks
-    check             problems of a dataset
-    system            files, threads and processes        provenance      rows back to documents
+    export            rows to pre-tokenized MDS           provenance      rows back to documents
+    system            files, threads and processes
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.provenance` and `.integrations`. Everything else may change.
@@ -40,6 +40,8 @@ if _TYPE_CHECKING:
     from cloudload.convert.journal import ConvertReport as ConvertReport
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.evaluation import FromStart as FromStart
+    from cloudload.export import ExportReport as ExportReport
+    from cloudload.export import export_rows as export_rows
     from cloudload.loader import CloudLoader as CloudLoader
     from cloudload.run.state import merge_state_dicts as merge_state_dicts
     from cloudload.stats import Stats as Stats
@@ -53,7 +55,7 @@ _HOMES = {
     "CloudLoader": "loader",
     "CloudloadError": "errors",
     "ConvertReport": "convert.journal",
-    "Finding": "check.findings",
+    "ExportReport": "export",
     "FromStart": "evaluation",
     "Retry": "storage.base",
     "Stats": "stats",
@@ -61,6 +63,7 @@ _HOMES = {
     "TracedSpan": "workers.trace",
     "check_dataset": "check.check",
     "convert_to_mds": "convert.convert",
+    "export_rows": "export",
     "merge_state_dicts": "run.state",
 }
 __all__ = [
@@ -69,7 +72,7 @@ __all__ = [
     "CloudLoader",
     "CloudloadError",
     "ConvertReport",
-    "Finding",
+    "ExportReport",
     "FromStart",
     "Retry",
     "Stats",
@@ -77,6 +80,7 @@ __all__ = [
     "TracedSpan",
     "check_dataset",
     "convert_to_mds",
+    "export_rows",
     "merge_state_dicts",
 ]
 

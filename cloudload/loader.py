@@ -446,6 +446,11 @@ class CloudLoader:
         return self._delivery.batch_size
 
     @property
+    def world_size(self) -> int:
+        """Number of data-parallel ranks."""
+        return self._find_world().size
+
+    @property
     def seq_len(self) -> int:
         """Number of tokens per row."""
         return self._asked.seq_len

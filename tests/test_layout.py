@@ -26,7 +26,7 @@ run batch streaming_arguments
 workers
 delivery
 loader
-evaluation
+evaluation export
 integrations provenance testing
 cli
 """

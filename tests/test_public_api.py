@@ -76,7 +76,7 @@ INTEGRATIONS = {
     "torchtitan": ["CloudloadDataLoader", "CloudloadMetrics"],
     "transformers": ["CloudloadCallback", "CloudloadTrainer"],
 }
-ADDED = ["CheckReport", "ConvertReport", "Finding", "Stats", "TracedSpan", "check_dataset"]
+ADDED = ["ConvertReport", "ExportReport", "Stats", "TracedSpan", "export_rows"]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]
 
 

@@ -20,10 +20,8 @@ from cloudload.convert.config import ConvertConfig
 from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, record_shard
 from cloudload.convert.records import InputBlock, Record
 from cloudload.convert.shared_bytes import SharedBytes
-from cloudload.mds.codecs import compress, compression_extension
-from cloudload.mds.hashes import hash_bytes
 from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard_head, shorten
+from cloudload.mds.writer import ShardFormat, encode_sample, pack_shard, shorten
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 
@@ -173,28 +171,13 @@ def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
     worker whose parent has died.
     """
     parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
-    raw = b"".join([encode_shard_head(context.form, job.sizes), *parts])
-    name, stored, compression = f"shard.{job.number:05}.mds", raw, context.form.compression
-    entry = {
-        "samples": len(job.sizes),
-        "raw_data": _file_entry(context.form, name, raw),
-        "zip_data": None,
-    } | context.form.config()
-    if compression:
-        stored = compress(compression, raw)
-        name = f"{name}.{compression_extension(compression)}"
-        entry["zip_data"] = _file_entry(context.form, name, stored)
+    shard = pack_shard(context.form, job.number, job.sizes, parts)
     parent = multiprocessing.parent_process()
     if parent and not parent.is_alive():
         raise SystemExit("the conversion was stopped")  # a new run may already write to this output
-    write_object(join_url(context.location, name), stored)
-    record_shard(context.location, job.number, entry, job.next, job.counts)
-    return entry
-
-
-def _file_entry(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
-    hashes = {algorithm: hash_bytes(algorithm, data) for algorithm in form.hashes}
-    return {"basename": name, "bytes": len(data), "hashes": hashes}
+    write_object(join_url(context.location, shard.name), shard.data)
+    record_shard(context.location, job.number, shard.entry, job.next, job.counts)
+    return shard.entry
 
 
 # ---------------------------------------------------------------- cut
