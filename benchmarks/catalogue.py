@@ -145,6 +145,13 @@ RACES = (
                 num_workers=0,
                 samples="documents",
             ),
+            pretokenized(
+                "cloudload, rows, no worker",
+                "side_cloudload_tokens",
+                kind=OURS,
+                num_workers=0,
+                samples="rows",
+            ),
             LITDATA,
             pretokenized(
                 "LitData, no worker, pre-tokenized", "side_litdata", "litdata", num_workers=0
