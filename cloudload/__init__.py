@@ -15,8 +15,8 @@
       workers         documents to blocks                 │
       delivery        blocks to batches, ranks in step    ┘
     convert           raw corpora to MDS                  integrations    training frameworks
-    export            rows to pre-tokenized MDS           provenance      rows back to documents
-    system            files, threads and processes
+    check             problems of a dataset               provenance      rows back to documents
+    export            rows to pre-tokenized MDS           system          files, threads, processes
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.provenance` and `.integrations`. Everything else may change.
@@ -56,6 +56,7 @@ _HOMES = {
     "CloudloadError": "errors",
     "ConvertReport": "convert.journal",
     "ExportReport": "export",
+    "Finding": "check.findings",
     "FromStart": "evaluation",
     "Retry": "storage.base",
     "Stats": "stats",
@@ -73,6 +74,7 @@ __all__ = [
     "CloudloadError",
     "ConvertReport",
     "ExportReport",
+    "Finding",
     "FromStart",
     "Retry",
     "Stats",

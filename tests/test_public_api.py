@@ -76,7 +76,10 @@ INTEGRATIONS = {
     "torchtitan": ["CloudloadDataLoader", "CloudloadMetrics"],
     "transformers": ["CloudloadCallback", "CloudloadTrainer"],
 }
-ADDED = ["ConvertReport", "ExportReport", "Stats", "TracedSpan", "export_rows"]
+ADDED = [
+    *("CheckReport", "ConvertReport", "ExportReport", "Finding", "Stats", "TracedSpan"),
+    *("check_dataset", "export_rows"),
+]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]
 
 

@@ -180,7 +180,8 @@ RULES: dict[str, Rule] = {
         "A shard has no text column of the given name.",
         ERROR,
         (CLOUDLOAD,),
-        "Pass the name of the text column: text_key= (--text-key)",
+        "Pass the name of the text column: text_key= (--text-key). For a column of token IDs, pass "
+        "tokens_key= to the loader, which then needs no text",
     ),
     # objects
     "shard-missing": Rule("A shard's object does not exist.", ERROR, BOTH, _COPY_AGAIN),

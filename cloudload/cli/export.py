@@ -39,7 +39,7 @@ def add_export(commands: Commands) -> None:
     add("out", metavar="OUT", help="folder or URL of the dataset to write")
     steps = "steps from A up to, but not including, B (default: all to the end of a finite run)"
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
-    dtype = "dtype of the token ids (default: the smallest of uint16 and int32; int64 for bytes)"
+    dtype = "dtype of the token IDs (default: the smallest of uint16 and int32; int64 for bytes)"
     add("--dtype", choices=[AUTO, *TOKEN_DTYPES], default=AUTO, help=dtype)
     encoding = "encoding of the column: ndarray (default), or bytes for old versions of llm-foundry"
     add("--encoding", choices=["ndarray", "bytes"], default="ndarray", help=encoding)

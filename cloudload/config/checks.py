@@ -37,17 +37,17 @@ def check_token(name: str, value: Any) -> None:
     is_id = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not is_id and not isinstance(value, str | None):
         raise ValueError(
-            f"{name} is {value!r}; use a token, its ID, None, 'auto', or (for a Stream) 'same'"
+            f"{name} is {value!r}. Use a token, its ID, None, 'auto', or (for a Stream) 'same'"
         )
 
 
 def check_tokens_column(key: Any, dtype: Any, where: str = "") -> None:
     """Check `tokens_key` and `tokens_dtype`; `where` is text that follows the names."""
     if key is not None and (not isinstance(key, str) or not key):
-        raise ValueError(f"tokens_key{where} is {key!r}; use the name of a column, or None")
+        raise ValueError(f"tokens_key{where} is {key!r}. Use the name of a column, or None")
     if dtype is not None and dtype not in (*TOKEN_DTYPES, SAME):
         raise ValueError(
-            f"tokens_dtype{where} is {dtype!r}; use one of {', '.join(TOKEN_DTYPES)}, or None"
+            f"tokens_dtype{where} is {dtype!r}. Use one of {', '.join(TOKEN_DTYPES)}, or None"
         )
     if key is None and dtype not in (None, SAME):
         raise ValueError(

@@ -21,7 +21,7 @@ _ARRAY = "ndarray"
 _UNMARKED = ("bytes", _ARRAY)
 FIND_DTYPE = (
     "It is the dtype of the arrays that were written: llm-foundry's ConcatTokensDataset writes "
-    "bytes of int64, and other writers often uint16 for up to 65,536 ids, otherwise int32"
+    "bytes of int64, and other writers often uint16 for up to 65,536 tokens, otherwise int32"
 )
 
 

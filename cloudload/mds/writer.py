@@ -173,7 +173,7 @@ def _encode(encoding: str, value: Any) -> bytes:
     if encoding.startswith(_ARRAY):
         return _encode_array(value, encoding.removeprefix(_ARRAY))
     raise ValueError(
-        f"cannot write a column of encoding {encoding!r}; use str, bytes, json, ndarray:<dtype>, "
+        f"cannot write a column of encoding {encoding!r}. Use str, bytes, json, ndarray:<dtype>, "
         f"or one of {', '.join(FIXED_FORMATS)}"
     )
 

@@ -37,7 +37,7 @@ _DESCRIPTIONS = {
     "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
     "tokenizer": "tokenizer (fingerprint)",
     "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
-    "bos_eos": "bos_eos (the ids put before and after documents, by stream)",
+    "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
 }
 # a stream added at the end appends an item to each of these

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 TokenName = str | int | None
-"""A token, its id, "auto", or None for no token."""
+"""A token, its ID, "auto", or None for no token."""
 
 WITHOUT_TOKENIZER = "none"
 """The fingerprint if there is no tokenizer."""
@@ -48,7 +48,7 @@ class TokenizerSpec:
     frames: tuple[Frame, ...]
     """The (bos, eos) IDs of each stream's documents; None for no token."""
     vocab_size: int
-    """The largest id, plus 1. Without a tokenizer, 2^31."""
+    """The largest ID, plus 1. Without a tokenizer, 2^31."""
 
     def __repr__(self) -> str:
         return (
@@ -60,7 +60,7 @@ class TokenizerSpec:
     def fingerprint(self) -> str:
         """A hash of the tokenizer.json without its post-processor and decoder: 32 hex digits.
 
-        Tokenizers with equal fingerprints give the same ids. `frames` are not included. Without a
+        Tokenizers with equal fingerprints give the same IDs. `frames` are not included. Without a
         tokenizer, it is `none`.
         """
         if not self.json:
@@ -79,7 +79,7 @@ def load_tokenizer(
 
     `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
     `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each
-    stream: each is a token, its id, None, or "auto". For bos, "auto" is the special token with
+    stream: each is a token, its ID, None, or "auto". For bos, "auto" is the special token with
     which the tokenizer's template begins (None if there is none, or if the tokenizer names a
     different bos). For eos, it is the eos that the tokenizer names, or else the special token with
     which its template ends.
@@ -108,12 +108,12 @@ def load_tokenizer(
 def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> TokenizerSpec:
     """Describe pre-tokenized data without a tokenizer; `frames` are as for `load_tokenizer`.
 
-    Raises `TokenizerError` unless each bos and eos is None or an id below 2^31.
+    Raises `TokenizerError` unless each bos and eos is None or an ID below 2^31.
     """
     for token in itertools.chain.from_iterable(frames):
         if isinstance(token, str) or not 0 <= (token or 0) < _MOST_IDS:
             raise TokenizerError(
-                f"bos or eos is {token!r}, and there is no tokenizer. Pass its id, None, or "
+                f"bos or eos is {token!r}, and there is no tokenizer. Pass its ID, None, or "
                 "the tokenizer"
             )
     ids = tuple((bos, eos) for bos, eos in frames)
@@ -294,14 +294,14 @@ class DocumentTokenizer:
         return None
 
     def decode(self, tokens: Tokens) -> str:
-        """Decode ids (int32 [tokens]) to text, including special tokens."""
+        """Decode IDs (int32 [tokens]) to text, including special tokens."""
         return decode_ids(self._json, tokens)
 
 
 def decode_ids(text: str, tokens: Tokens) -> str:
-    """Decode ids (int32 [tokens]) with the tokenizer.json `text`, including special tokens.
+    """Decode IDs (int32 [tokens]) with the tokenizer.json `text`, including special tokens.
 
-    If `text` is empty, because there is no tokenizer, returns the ids, separated by spaces.
+    If `text` is empty, because there is no tokenizer, returns the IDs, separated by spaces.
     """
     if not text:
         return " ".join(map(str, tokens.tolist()))

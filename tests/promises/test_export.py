@@ -146,7 +146,7 @@ def test_exports_that_make_no_sense_are_refused(text: str, tmp_path: Path) -> No
         export({"num_batches": 1}, dp_rank=0, dp_world_size=2)
     with pytest.raises(ValueError, match=r"dtype is 'uint8', which holds IDs up to 255"):
         export({"num_batches": 1, "dtype": "uint8"})
-    with pytest.raises(ValueError, match=r"encoding is 'json'; use one of ndarray, bytes"):
+    with pytest.raises(ValueError, match=r"encoding is 'json'. Use one of ndarray, bytes"):
         export({"num_batches": 1, "encoding": "json"})
     assert not (tmp_path / "rows").exists()
 
