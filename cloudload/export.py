@@ -163,13 +163,13 @@ def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
         raise ValueError(
             f"dtype is {dtype!r}, which holds IDs up to {most:,}, but the vocabulary has IDs up to "
             f"{vocab_size - 1:,}. Use a wider dtype, or 'auto'. Without a tokenizer, the "
-            "vocabulary is not known; pass one to the loader"
+            "vocabulary is not known, so pass one to the loader"
         )
     return dtype
 
 
 def _open_location(out: str, *, overwrite: bool) -> str:
-    """Resolve the output, and check that it holds no dataset; remove it if `overwrite`."""
+    """Resolve the output, and check that it holds no dataset. If `overwrite`, remove it."""
     check_location(out)
     location = str(local_path(out)) if is_local(out) else out.rstrip("/")
     try:

@@ -51,7 +51,7 @@ def check_token_column(datasets: Iterable[Dataset], name: str, dtype: str | None
             names = ", ".join(each.name for each in columns if holds_tokens(each.encoding))
             advice = "It has no columns of token IDs. For text, omit tokens_key"
             if names:
-                advice = f"Set tokens_key to a column of token IDs; it could be: {names}"
+                advice = f"Set tokens_key to a column of token IDs. It could be: {names}"
             raise DatasetError(f"{url} has no column {name!r}. {advice}")
 
 

@@ -184,7 +184,7 @@ class DocumentReader:
             ) from error
         if text is not None and not isinstance(text, str):
             raise DatasetError(
-                f"the transform returned {type(text).__name__} for {shard.where(sample)}; return "
+                f"the transform returned {type(text).__name__} for {shard.where(sample)}. Return "
                 "str, or None to filter this sample out"
             )
         return text
