@@ -52,6 +52,8 @@ class ExportReport:
 
     out: str
     """The redacted location of the dataset."""
+    batches: int
+    """Number of batches read, which is below `num_batches` if the data ended."""
     rows: int
     """Number of rows written. Rows without tokens, at the end of a finite run, are left out."""
     tokens: int
@@ -103,8 +105,9 @@ def export_rows(
         overwrite: first remove the dataset, or an interrupted export, at `out`.
 
     Raises:
-        ValueError: an argument is invalid, the run is endless and `num_batches` is None, or the
-            loader has only a part of the rows, because its world has several ranks.
+        ValueError: an argument is invalid, the run is endless and `num_batches` is None, `out` is
+            the run's data, or the loader has only a part of the rows, because its world has several
+            ranks.
         ConvertError: `out` already holds a dataset or an interrupted export, or there are no rows.
         StoreError: the output cannot be written.
         CloudloadError: the rows cannot be read.
@@ -121,14 +124,16 @@ def export_rows(
             f"the loader is one of {loader.world_size} ranks, and has only its own rows. Create it "
             "with dp_rank=0 and dp_world_size=1"
         )
-    dtype = _choose_dtype(dtype, encoding, loader.vocab_size)
+    recipe = loader.plan().recipe
+    dtype = _choose_dtype(dtype, encoding, recipe.tokenizer.vocab_size)
     column = Column.of(TOKENS_COLUMN, encoding if encoding == "bytes" else f"ndarray:{dtype}")
     form = ShardFormat((column,), compression, tuple(hashes), shard_bytes)
-    location = _open_location(os.fspath(out), overwrite=overwrite)
+    data = [dataset.url for dataset in recipe.corpus.datasets]
+    location = _open_location(os.fspath(out), data, overwrite=overwrite)
     writer = _ShardWriter(location, form)
-    batches = loader if num_batches is None else loader.take(num_batches)
-    tokens = padded = 0
-    for batch in batches:
+    tokens = padded = batches = 0
+    for batch in loader if num_batches is None else loader.take(num_batches):
+        batches += 1
         for row in _list_rows(batch):
             tokens += len(row)
             padded += len(row) < loader.seq_len
@@ -137,6 +142,7 @@ def export_rows(
     writer.finish()
     return ExportReport(
         out=redact(location),
+        batches=batches,
         rows=sum(entry["samples"] for entry in writer.entries),
         tokens=tokens,
         padded=padded,
@@ -168,10 +174,15 @@ def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
     return dtype
 
 
-def _open_location(out: str, *, overwrite: bool) -> str:
-    """Resolve the output, and check that it holds no dataset. If `overwrite`, remove it."""
+def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> str:
+    """Resolve the output, and check that it holds no dataset. If `overwrite`, remove it.
+
+    `data` are the locations of the data that is read, which must not be removed.
+    """
     check_location(out)
-    location = str(local_path(out)) if is_local(out) else out.rstrip("/")
+    location = _resolve(out)
+    if location in map(_resolve, data):
+        raise ValueError(f"the output {redact(out)} is the data of the run. Choose another output")
     try:
         found = list_objects(location)
     except StoreError as error:
@@ -189,6 +200,10 @@ def _open_location(out: str, *, overwrite: bool) -> str:
     for name in sorted(own, key=lambda name: (name != INDEX_NAME, name)):
         delete_object(join_url(location, name))
     return location
+
+
+def _resolve(url: str) -> str:
+    return os.path.realpath(local_path(url)) if is_local(url) else url.rstrip("/")
 
 
 def _list_rows(batch: Batch) -> Iterator[Ids]:

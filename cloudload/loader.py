@@ -27,6 +27,7 @@ from cloudload.config.choices import (
     ShuffleAlgorithm,
     StartMethod,
     TailMode,
+    TokenDtype,
     TokenizerBackend,
     Verification,
 )
@@ -87,7 +88,7 @@ class CloudLoader:
             `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
             `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It may be omitted if all data is
-            pre-tokenized (`tokens_key`); with it, token IDs are checked against its vocabulary.
+            pre-tokenized (`tokens_key`). With it, token IDs are checked against its vocabulary.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}
@@ -124,7 +125,7 @@ class CloudLoader:
         epochs: int | None = None,
         text_key: str = TEXT_KEY,
         tokens_key: str | None = None,
-        tokens_dtype: str | None = None,
+        tokens_dtype: TokenDtype | None = None,
         transform: Transform | None = None,
         min_tokens: int = 0,
         bos: str | int | None = AUTO,
@@ -457,7 +458,12 @@ class CloudLoader:
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's largest token ID, plus 1; without a tokenizer, 2^31."""
+        """The tokenizer's largest token ID, plus 1. Raises `ValueError` without a tokenizer."""
+        if not self._recipe.tokenizer.json:
+            raise ValueError(
+                "the loader has no tokenizer, so the vocabulary is not known. Pass the tokenizer "
+                "that made the token IDs"
+            )
         return self._recipe.tokenizer.vocab_size
 
     @property

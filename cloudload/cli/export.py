@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
@@ -65,6 +66,9 @@ def _export(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
         )
     print(report.to_json() if options.json else _summary(report))
+    if options.steps and report.batches < len(options.steps):
+        missing = options.steps[report.batches]
+        print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
     return 0
 
 

@@ -23,6 +23,7 @@ from cloudload.config.choices import (
     Overflow,
     PackingName,
     ShuffleAlgorithm,
+    TokenDtype,
 )
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform, name_function
@@ -99,7 +100,7 @@ class RowsConfig:
     is `bytes`, `ndarray` with or without an integer dtype and a shape, or `json` with a list. With
     it, `auto` adds no bos and no eos, because the writer of the data chose where they are, and the
     loader needs no tokenizer. A `Stream` can set its own, to mix text with token IDs."""
-    tokens_dtype: str | None = None
+    tokens_dtype: TokenDtype | None = None
     """The dtype of the token IDs in a column of bytes, such as `uint16`, because the index does not
     record it. llm-foundry writes `int64`."""
     transform: Transform | None = None
@@ -172,8 +173,8 @@ class RowsConfig:
             )
         if self.text_key != TEXT_KEY and all(columns):
             raise ValueError(
-                f"text_key is {self.text_key!r} and tokens_key is {self.tokens_key!r}, but the "
-                "documents of a stream are either text or token IDs. Omit one of them"
+                f"text_key is {self.text_key!r}, but all documents are token IDs, because of "
+                "tokens_key. Omit one of them"
             )
 
     @property

@@ -115,12 +115,12 @@ def _option(config: Any, name: str) -> Setting:
 
 def _tokenizer(plan: Plan) -> Iterator[Setting]:
     spec, backend = plan.recipe.tokenizer, plan.backend
-    if not spec.json:
+    if spec.json:
+        name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
+        note = f"({spec.vocab_size:,} IDs, fingerprint {spec.fingerprint[:12]})"
+        yield Setting("tokenizer", name, GIVEN, note)
+    else:
         yield Setting("tokenizer", None, DEFAULT, "(all data is pre-tokenized)")
-        return
-    name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
-    note = f"({spec.vocab_size:,} IDs, fingerprint {spec.fingerprint[:12]})"
-    yield Setting("tokenizer", name, GIVEN, note)
     origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
     reason = f"({backend.reason})" if backend.reason else f"({backend.versions})"
     yield Setting("tokenizer_backend", backend.name, origin, reason)

@@ -6,6 +6,7 @@ token IDs     bytes, ndarray, ndarray:uint16, ndarray:uint16:2048, json
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -18,7 +19,7 @@ from cloudload.storage.redaction import redact
 
 _TEXT_ENCODINGS = ("str", "bytes")
 _ARRAY = "ndarray"
-_UNMARKED = ("bytes", _ARRAY)
+_MOST_AXES = 63
 FIND_DTYPE = (
     "It is the dtype of the arrays that were written: llm-foundry's ConcatTokensDataset writes "
     "bytes of int64, and other writers often uint16 for up to 65,536 tokens, otherwise int32"
@@ -63,7 +64,7 @@ def holds_tokens(encoding: str) -> bool:
     dtype, colon, shape = rest.partition(":")
     lengths = shape.split(",") if colon else []
     is_shape = all(each.isdecimal() and len(each) < 10 and int(each) for each in lengths)
-    return dtype in TOKEN_DTYPES and is_shape
+    return dtype in TOKEN_DTYPES and is_shape and len(lengths) <= _MOST_AXES
 
 
 def _list_columns(datasets: Iterable[Dataset]) -> Iterable[tuple[str, tuple[Column, ...]]]:
@@ -75,12 +76,14 @@ def _list_columns(datasets: Iterable[Dataset]) -> Iterable[tuple[str, tuple[Colu
 
 def _advise_on_text(encodings: Mapping[str, str]) -> str:
     texts = ", ".join(name for name in encodings if encodings[name] == "str")
-    arrays = [name for name in encodings if encodings[name].partition(":")[0] in _UNMARKED]
+    tokens = [name for name in encodings if encodings[name] != "json"]
+    tokens = [name for name in tokens if holds_tokens(encodings[name])]
     advice = [f"Set text_key to one of its text columns: {texts}"] if texts else []
-    if arrays := [name for name in arrays if holds_tokens(encodings[name])]:
-        name = arrays[0]
-        dtype = " and tokens_dtype" if encodings[name] == "bytes" else ""
-        advice.append(f"If column {name!r} holds token IDs, pass tokens_key={name!r}{dtype}")
+    if tokens:
+        dtype = " and tokens_dtype" if encodings[tokens[0]] == "bytes" else ""
+        advice.append(
+            f"If column {tokens[0]!r} holds token IDs, pass tokens_key={tokens[0]!r}{dtype}"
+        )
     if "bytes" in encodings.values():
         advice.append("If it holds text in UTF-8, set text_key to it")
     if advice:
@@ -108,10 +111,7 @@ def _check_encoding(where: str, column: Column, dtype: str | None) -> None:
             f"{where} has the encoding {encoding}, but tokens_dtype is {dtype!r}. Omit "
             "tokens_dtype, which is for columns of bytes"
         )
-    shape_bytes = None
-    if shape:
-        shape_bytes = int(np.prod([int(each) for each in shape.split(",")], dtype=np.float64))
-        shape_bytes *= np.dtype(own).itemsize
+    shape_bytes = math.prod(map(int, shape.split(","))) * np.dtype(own).itemsize if shape else None
     if column.bytes != shape_bytes:
         raise DatasetError(
             f"{where} has the encoding {encoding}, but its index gives {column.bytes} bytes per "

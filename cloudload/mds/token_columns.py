@@ -45,7 +45,7 @@ class RawIds(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """A column of token IDs of one shard's columns."""
+    """The column of token IDs of a shard."""
 
     index: int
     name: str
@@ -56,9 +56,10 @@ class TokenColumn:
     is_json: bool = False
 
     def read(self, shard: Shard, samples: Ints) -> Iterator[RawIds]:
-        """Find the IDs of `samples`, indices in the shard, int64 [samples]; one item per dtype.
+        """Find the IDs of `samples`, which are indices in the shard: int64 [samples].
 
-        Raises `DatasetError` if a sample is damaged or does not match its encoding.
+        Yields one item for each dtype. Raises `DatasetError` if a sample is damaged or does not
+        match its encoding.
         """
         data = shard.data
         starts, stops = shard.find_values(samples, self.index)
@@ -109,7 +110,7 @@ class TokenColumn:
 def open_token_column(shard: Shard, name: str, dtype: str | None) -> TokenColumn:
     """Find the column `name` of a shard; `dtype` is that of a `bytes` column.
 
-    The columns must have passed `check_token_columns`.
+    The columns must have passed `check_token_column`.
     """
     index = shard.column_index(name)
     encoding = shard.info.columns[index].encoding
@@ -156,8 +157,8 @@ def _skip_shapes(shard: Shard, samples: Ints, starts: Ints, stops: Ints, dtype: 
 def _parse_list(shard: Shard, sample: int, name: str, data: memoryview) -> memoryview:
     try:
         found = json.loads(bytes(data))
-        ids = np.array(found if found else [0][:0], None if found else np.int64)
-        if not isinstance(found, list) or ids.ndim != 1 or ids.dtype.kind != "i":
+        ids = np.array(found, None if found else np.int64) if isinstance(found, list) else None
+        if ids is None or ids.ndim != 1 or ids.dtype.kind != "i":
             raise ValueError("it is not a list of integers")
     except (ValueError, RecursionError) as error:
         raise DatasetError(

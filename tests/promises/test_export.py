@@ -11,7 +11,7 @@ import pytest
 
 from cloudload import ExportReport, export_rows
 from cloudload.cli import main
-from cloudload.errors import ConvertError
+from cloudload.errors import CloudloadError, ConvertError
 from cloudload.mds import writer
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.testing import Leg, Row, run_leg
@@ -64,6 +64,7 @@ def test_streaming_and_a_loader_read_the_rows_of_an_epoch(
     assert read_by_streaming(str(tmp_path / "rows")) == tokens
     assert report == ExportReport(
         out=str(tmp_path / "rows"),
+        batches=report.batches,
         rows=len(expected),
         tokens=sum(map(len, tokens)),
         padded=sum(len(row) < SEQ_LEN for row in tokens),
@@ -110,24 +111,25 @@ def test_steps_are_exported_to_any_store_from_a_state(
     assert "12 (192 tokens; 0 rows had padding)" in capsys.readouterr().out
 
 
-def test_an_interrupted_export_leaves_no_index_and_the_next_one_the_same_bytes(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_export_that_fails_leaves_no_index_and_the_next_one_the_same_bytes(
+    text: str, tmp_path: Path
 ) -> None:
     def export(name: str, **options: Any) -> dict[str, bytes]:
-        with make_loader(text, epochs=1, local=tmp_path / "cache") as loader:
+        with make_loader(
+            text, epochs=1, shuffle=False, num_canonical_nodes=1, local=tmp_path / "cache"
+        ) as loader:
             export_rows(loader, tmp_path / name, shard_bytes=ROW_SHARD_BYTES, **options)
         return {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
 
     whole = export("whole")
-
-    def fail(*_: Any) -> bytes:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("cloudload.export.encode_index", fail)
-        with pytest.raises(KeyboardInterrupt):
-            export("part")
-    assert {file.name for file in (tmp_path / "part").iterdir()} == whole.keys() - {INDEX_NAME}
+    *_, last = sorted((tmp_path / "text").glob("shard.*"))
+    last.rename(tmp_path / "away")
+    with pytest.raises(CloudloadError, match=last.name):
+        export("part")
+    (tmp_path / "away").rename(last)
+    stored = {file.name for file in (tmp_path / "part").iterdir()}
+    assert stored
+    assert stored < whole.keys() - {INDEX_NAME}
     with pytest.raises(ConvertError, match="interrupted export"):
         export("part")
     (tmp_path / "part" / "shard.00099.mds.zstd").touch()
@@ -149,6 +151,10 @@ def test_exports_that_make_no_sense_are_refused(text: str, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"encoding is 'json'. Use one of ndarray, bytes"):
         export({"num_batches": 1, "encoding": "json"})
     assert not (tmp_path / "rows").exists()
+    with make_loader(text, local=tmp_path / "cache") as loader:
+        for same in (text, f"file://{text}/", tmp_path / "x" / ".." / "text"):
+            with pytest.raises(ValueError, match="is the data of the run"):
+                export_rows(loader, same, num_batches=1, overwrite=True)
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 65_536])

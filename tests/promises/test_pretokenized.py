@@ -149,6 +149,11 @@ def test_every_encoding_that_streaming_writes_is_read(
     assert found == {number: tuple(ids) for number, ids in enumerate(documents)}
     with make_loader(str(tmp_path / "mds"), tmp_path, tokenizer=byte_tokenizer(), **options) as own:
         assert own.describe()["tokenizer_backend"] == own.stats().tokenizer_backend == "none"
+        assert own.vocab_size == 257
+    with make_loader(str(tmp_path / "mds"), tmp_path, **options) as own:
+        assert own.describe()["tokenizer"] is None
+        with pytest.raises(ValueError, match="the vocabulary is not known"):
+            _ = own.vocab_size
 
 
 def test_auto_adds_no_token_to_ids_and_an_id_or_a_token_is_added(tmp_path: Path) -> None:
@@ -179,6 +184,25 @@ def test_the_document_of_a_row_is_found_and_traced(tmp_path: Path) -> None:
             found = loader.trace(next(iter(loader)))
         assert [span.text for span in found] == texts
         assert [span.id for span in found] == ["a", "b", "c"]
+
+
+@pytest.mark.usefixtures("alone_with_streaming")
+def test_a_streaming_dataset_of_ids_is_read_in_workers_and_mixed_with_text(tmp_path: Path) -> None:
+    from streaming import StreamingDataset
+
+    documents = documents_of(6)
+    values = [stored(ids, "bytes", "int64") for ids in documents]
+    data = write_mds(tmp_path / "ids", values, column="tokens", encoding="bytes")
+    theirs = StreamingDataset(local=data, batch_size=1)
+    options: dict[str, Any] = {"tokens_dtype": "int64", "epochs": 1, "num_workers": 2}
+    expected = {number: tuple(ids) for number, ids in enumerate(documents)}
+    assert read_documents(make_loader(theirs, tmp_path, **options)) == expected
+    text = write_mds(tmp_path / "text", ["a", "b"] * 9)
+    streams = [Stream(text, tokens_key=None, eos=None), Stream(data)]
+    options |= {"tokenizer": byte_tokenizer(), "eos": None}
+    with make_loader(streams, tmp_path, **options) as loader:
+        assert sum(len(batch.spans) > 0 for batch in loader) > 3
+        assert loader.stats().documents == len(documents) + 18
 
 
 # ---------------------------------------------------------------- states
@@ -290,7 +314,7 @@ def test_a_column_that_cannot_be_read_is_named(
     ("options", "message"),
     [
         ({"transform": str}, r"transform makes text .*tokens_key says"),
-        ({"text_key": "body"}, r"text_key is 'body' and tokens_key is 'tokens'"),
+        ({"text_key": "body"}, r"text_key is 'body', but all documents are token IDs"),
         ({"tokens_key": None}, r"tokenizer is None, but the documents are text"),
         ({"tokens_dtype": "float32"}, r"tokens_dtype is 'float32'. Use one of"),
         ({"tokens_key": 3}, r"tokens_key is 3. Use the name of a column"),
