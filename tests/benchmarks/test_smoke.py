@@ -162,20 +162,26 @@ def test_cold_start_reports_first_batches_and_epochs(corpus: Path, tmp_path: Pat
 
 def test_the_race_reports_every_side_of_this_environment(corpus: Path, tmp_path: Path) -> None:
     sides = ("HF tokenizers, bare", "cloudload, HF", "Streaming, documents in groups")
+    on_ids = ("cloudload, documents, no worker", "Streaming, rows of int64 bytes")
     run(
         "run",
         *("--corpus", str(corpus), *TOKENIZERS, "--names", "tokenizer", "--output", str(tmp_path)),
-        *("--rounds", "2", "--seconds", "0.2", "--sides", *sides),
+        *("--rounds", "2", "--seconds", "0.2", "--sides", *sides, *on_ids),
+        *("--races", "peers", "pretokenized", "--ceiling-tokens", "100000"),
     )
     results = json.loads((tmp_path / "results.json").read_text())
     found = {result["entry"]["name"]: result for result in results["races"]["peers, tokenizer"]}
     assert set(found) == {*sides, "HF tokenizers, bare, same strings"}
+    found |= {
+        result["entry"]["name"]: result for result in results["races"]["pretokenized, tokenizer"]
+    }
+    assert found.keys() >= set(on_ids)
     for result in found.values():
         assert not result["failure"]
         assert len(result["turns"]) == 2
         assert all(turn["tokens"] > 0 and turn["cpu"] > 0 for turn in result["turns"])
     report = (tmp_path / "RESULTS.md").read_text()
-    assert all(f"| {side} | " in report for side in sides)
+    assert all(f"| {side} | " in report for side in (*sides, *on_ids))
     assert (tmp_path / "results.png").stat().st_size > 10_000
 
 
