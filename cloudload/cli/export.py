@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
 from cloudload.cli.provenance import add_run_options, open_run_of, parse_steps
-from cloudload.config.choices import AUTO, TOKEN_DTYPES
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -40,8 +39,8 @@ def add_export(commands: Commands) -> None:
     add("out", metavar="OUT", help="folder or URL of the dataset to write")
     steps = "steps from A up to, but not including, B (default: all to the end of a finite run)"
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
-    dtype = "dtype of the token IDs (default: the smallest of uint16 and int32; int64 for bytes)"
-    add("--dtype", choices=[AUTO, *TOKEN_DTYPES], default=AUTO, help=dtype)
+    dtype = "dtype of the token IDs (default: uint16 if it fits, else int32; int64 for bytes)"
+    add("--dtype", default="auto", metavar="DTYPE", help=dtype)
     encoding = "encoding of the column: ndarray (default), or bytes for old versions of llm-foundry"
     add("--encoding", choices=["ndarray", "bytes"], default="ndarray", help=encoding)
     compression = "zstd (default), gz or bz2, optionally with :LEVEL; or none"

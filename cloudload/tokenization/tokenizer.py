@@ -226,9 +226,11 @@ def _read_names(file: Path) -> dict[str, str]:
 
 
 def _token_id(backend: Tokenizer, token: str | int, field: str) -> int:
-    is_id = isinstance(token, int)
-    number = token if is_id else backend.token_to_id(token)
-    if number is None or (is_id and backend.id_to_token(token) is None):
+    if isinstance(token, int):
+        number = token if token < _MOST_IDS and backend.id_to_token(token) is not None else None
+    else:
+        number = backend.token_to_id(token)
+    if number is None:
         raise TokenizerError(
             f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to its tokens or "
             "to None"

@@ -167,8 +167,9 @@ def test_auto_adds_no_token_to_ids_and_an_id_or_a_token_is_added(tmp_path: Path)
     assert read(tokenizer=byte_tokenizer(), eos="<eos>") == {0: (5, 6, EOS_ID), 1: (EOS_ID,)}
     with pytest.raises(TokenizerError, match=r"bos or eos is '<eos>', and there is no tokenizer"):
         read(eos="<eos>")
-    with pytest.raises(TokenizerError, match=r"eos=257 is not a token of this tokenizer"):
-        read(tokenizer=byte_tokenizer(), eos=257)
+    for wrong in (257, 1 << 40):
+        with pytest.raises(TokenizerError, match=rf"eos={wrong} is not a token of this tokenizer"):
+            read(tokenizer=byte_tokenizer(), eos=wrong)
 
 
 def test_the_document_of_a_row_is_found_and_traced(tmp_path: Path) -> None:
