@@ -116,8 +116,8 @@ def export_rows(
         check_positive("num_batches", num_batches)
     elif loader.is_endless:
         raise ValueError(
-            "the run has no end, because the loader has no epochs. Pass num_batches, or create the "
-            "loader with epochs=1"
+            "the run has no end, because the loader has no epochs. Pass num_batches "
+            "(--steps), or create the loader with epochs=1"
         )
     if loader.world_size > 1:
         raise ValueError(

@@ -16,6 +16,7 @@ from cloudload.check.findings import Finding, Findings, find
 from cloudload.check.rules import BOTH, CLOUDLOAD
 from cloudload.errors import DatasetError
 from cloudload.mds.codecs import check_codec
+from cloudload.mds.document_columns import is_token_array
 from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import (
     COMPRESSIONS,
@@ -219,7 +220,8 @@ def _check_columns(shards: list[ShardInfo], text_key: str) -> Iterator[Finding]:
         if found.keys() != expected[0]:
             what = f"has the columns {_list(found)}, but {expected[1]} has {_list(expected[0])}"
             yield find("columns-differ", where, f"{what}. PyTorch cannot collate such samples")
-        if found.get(text_key) not in ("str", "bytes"):
+        is_pretokenized = text_key not in found and any(map(is_token_array, found.values()))
+        if found.get(text_key) not in ("str", "bytes") and not is_pretokenized:
             has = f"{found[text_key]}, not text, in" if text_key in found else "no"
             texts = _list(name for name in found if found[name] in ("str", "bytes")) or "none"
             yield find(

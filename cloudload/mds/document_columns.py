@@ -67,6 +67,11 @@ def holds_tokens(encoding: str) -> bool:
     return dtype in TOKEN_DTYPES and is_shape and len(lengths) <= _MOST_AXES
 
 
+def is_token_array(encoding: str) -> bool:
+    """Whether a column of this encoding holds arrays that can only be token IDs, not text."""
+    return encoding.startswith(_ARRAY) and holds_tokens(encoding)
+
+
 def _list_columns(datasets: Iterable[Dataset]) -> Iterable[tuple[str, tuple[Column, ...]]]:
     """The redacted URL of each dataset, with each set of columns that its shards have."""
     for dataset in datasets:

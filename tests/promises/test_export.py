@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload import ExportReport, export_rows
+from cloudload import ExportReport, check_dataset, export_rows
 from cloudload.cli import main
 from cloudload.errors import CloudloadError, ConvertError
 from cloudload.mds import writer
@@ -105,6 +105,7 @@ def test_steps_are_exported_to_any_store_from_a_state(
     again |= {"tokenizer": None, "eos": None, "epochs": 1, "packing": "one_per_row"}
     found = rows_of(store_url, Leg(batch_size=12, batches=1), **{**options, **again})
     assert [row.input_ids for row in found] == [row.input_ids for row in expected[8:20]]
+    assert not [each for each in check_dataset(store_url).findings if each.severity == "error"]
     assert main(command) == 1
     assert "already holds a dataset" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
