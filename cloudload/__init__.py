@@ -17,6 +17,7 @@
     convert           raw corpora to MDS                  integrations    training frameworks
     check             problems of a dataset               provenance      rows back to documents
     export            rows to pre-tokenized MDS           system          files, threads, processes
+    streaming_arguments   MosaicML Streaming's arguments and llm-foundry's YAML, as options
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.provenance` and `.integrations`. Everything else may change.
@@ -46,6 +47,7 @@ if _TYPE_CHECKING:
     from cloudload.run.state import merge_state_dicts as merge_state_dicts
     from cloudload.stats import Stats as Stats
     from cloudload.storage.base import Retry as Retry
+    from cloudload.streaming_arguments.training_yaml import config_from_yaml as config_from_yaml
     from cloudload.workers.trace import TracedSpan as TracedSpan
 
 # imported on first use, so that `cloudload --help` and the converter do not load torch
@@ -63,6 +65,7 @@ _HOMES = {
     "Stream": "config",
     "TracedSpan": "workers.trace",
     "check_dataset": "check.check",
+    "config_from_yaml": "streaming_arguments.training_yaml",
     "convert_to_mds": "convert.convert",
     "export_rows": "export",
     "merge_state_dicts": "run.state",
@@ -81,6 +84,7 @@ __all__ = [
     "Stream",
     "TracedSpan",
     "check_dataset",
+    "config_from_yaml",
     "convert_to_mds",
     "export_rows",
     "merge_state_dicts",

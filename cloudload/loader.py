@@ -60,7 +60,7 @@ from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
-from cloudload.streaming_arguments import adopt_streaming
+from cloudload.streaming_arguments.objects import adopt_streaming
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer

@@ -78,7 +78,7 @@ INTEGRATIONS = {
 }
 ADDED = [
     *("CheckReport", "ConvertReport", "ExportReport", "Finding", "Stats", "TracedSpan"),
-    *("check_dataset", "export_rows"),
+    *("check_dataset", "config_from_yaml", "export_rows"),
 ]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]
 

@@ -4,6 +4,8 @@ order."""
 from __future__ import annotations
 
 import collections
+import dataclasses
+import inspect
 import logging
 import re
 from collections.abc import Sequence
@@ -17,7 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Retry
-from cloudload.streaming_arguments import choose_by_proportion
+from cloudload.streaming_arguments.arguments import (
+    DatasetArguments,
+    StreamArguments,
+    choose_by_proportion,
+)
 from tests.support.both_readers import streaming_dataset
 from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 
@@ -126,6 +132,20 @@ def test_proportions_are_counted_as_streaming_counts_them(
     Stream.apply_weights(theirs, np.array(sizes), epoch_size, seed)
     chosen = choose_by_proportion(shares, sizes, seed, epoch_size)
     assert chosen == [stream.choose for stream in theirs]
+
+
+@pytest.mark.parametrize(
+    ("ours", "name"), [(DatasetArguments, "StreamingDataset"), (StreamArguments, "Stream")]
+)
+def test_the_arguments_and_their_defaults_are_streamings(ours: Any, name: str) -> None:
+    import streaming
+
+    parameters = inspect.signature(getattr(streaming, name)).parameters
+    of_registry = {"stream_name", "stream_config"}  # of Streams with code of their own
+    theirs = {each.name: each.default for each in parameters.values()}
+    assert {each.name: each.default or None for each in dataclasses.fields(ours)} == {
+        each: default or None for each, default in theirs.items() if each not in of_registry
+    }
 
 
 SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
