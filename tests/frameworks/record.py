@@ -72,6 +72,9 @@ def main() -> None:
     model.forward = forward_and_note
     RunLog.record = record_and_note  # type: ignore[method-assign]
     example.main()
+    # all is written down, and Python would clear the framework's modules for longer than a step
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
