@@ -30,6 +30,11 @@ _PRELOAD = (
     "boto3",
     "tests.support.lone_trainer",
     "tests.support.trainer",
+    # which meshes, optimizers and checkpoints import when they are first used
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
 )
 
 
