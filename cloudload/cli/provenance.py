@@ -25,6 +25,8 @@ example:
   cloudload trace checkpoint.pt --steps 81200:81205 --row 3
 """
 _WHERE_EXAMPLE = """\
+Reads every row up to the last step, so pass the last state saved before the steps.
+
 example:
   cloudload where checkpoint.pt --id wiki/10472 --until 90000
 """
@@ -67,6 +69,8 @@ def add_where(commands: Commands) -> None:
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     last = "the last step to search"
     parser.add_argument("--until", type=int, required=True, metavar="N", help=last)
+    quick = "read only the lanes that probably contain the document; may miss steps"
+    parser.add_argument("--quick", action="store_true", help=quick)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -159,16 +163,18 @@ def _where(options: argparse.Namespace) -> int:
         samples = find_samples(run, options.id, **delivery)
     is_found = False
     for stream, number in samples:
-        for occurrence in find_document(run, stream, number, options.until, **delivery):
+        for occurrence in find_document(
+            run, stream, number, options.until, quick=options.quick, **delivery
+        ):
             is_found = True
             if options.json:
                 print(json.dumps(asdict(occurrence), ensure_ascii=False))
             else:
                 print(_describe_occurrence(occurrence))
     if not is_found:
-        until = f"{options.until:,}"
+        until, found = f"{options.until:,}", "was found to read" if options.quick else "reads"
         print(
-            f"cloudload: no step after the state, up to step {until}, reads the document",
+            f"cloudload: no step after the state, up to step {until}, {found} the document",
             file=sys.stderr,
         )
     return 0

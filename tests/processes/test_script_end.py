@@ -71,7 +71,7 @@ if __name__ == "__main__":
     ],
 )
 def test_workers_that_die_before_they_have_their_work_are_an_error(
-    folder: str, tokenizer_folder: Path, tmp_path: Path, script: str, method: str, status: int
+    folder: str, tokenizer_folder: Path, tmp_path: Path, *, script: str, method: str, status: int
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(script)
