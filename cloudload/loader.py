@@ -127,6 +127,7 @@ class CloudLoader:
         tokens_key: str | None = None,
         tokens_dtype: TokenDtype | None = None,
         transform: Transform | None = None,
+        transform_id: str | None = None,
         min_tokens: int = 0,
         bos: str | int | None = AUTO,
         eos: str | int | None = AUTO,

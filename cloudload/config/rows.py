@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from cloudload.arrays import divisors
@@ -26,7 +27,7 @@ from cloudload.config.choices import (
     TokenDtype,
 )
 from cloudload.config.stream import Stream
-from cloudload.config.transform import Transform, name_function
+from cloudload.config.transform import GIVEN_ID, Transform, name_function
 from cloudload.option_docs import explained
 
 TEXT_KEY = "text"
@@ -107,6 +108,10 @@ class RowsConfig:
     """A function from a sample (a dict) to its text, or to None to filter it out. It replaces
     `text_key`. It must be deterministic. It must be picklable if worker processes are not
     forked."""
+    transform_id: str | None = None
+    """Name that identifies the transform on resume. Change it whenever the transform gives other
+    text. By default, a hash of the transform's code and of the values that it uses, as they are
+    when the loader is created."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
     bos: str | int | None = AUTO
@@ -149,6 +154,7 @@ class RowsConfig:
                 f"transform is {self.transform!r}. Use a function from a sample (a dict) to text "
                 "or None"
             )
+        self._check_transform_id()
         self._check_mixing()
         check_choice("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGORITHMS)
         if (
@@ -188,6 +194,17 @@ class RowsConfig:
         key = self.tokens_key if key == SAME else key
         dtype = self.tokens_dtype if dtype == SAME else dtype
         return None if key is None else TokensColumn(key, dtype)
+
+    def _check_transform_id(self) -> None:
+        given = self.transform_id
+        if given is not None and (
+            self.transform is None or not isinstance(given, str) or not given
+        ):
+            raise ValueError(
+                f"transform_id is {given!r}. Use a name, such as 'clean-v2', together with a "
+                "transform"
+            )
+        _ = self.transform_name  # now, because using the transform may change its values
 
     def _check_mixing(self) -> None:
         labels = [stream.label for stream in self.streams]
@@ -230,7 +247,10 @@ class RowsConfig:
             stream.proportion is not None for stream in self.streams
         )
 
-    @property
+    @cached_property
     def transform_name(self) -> str | None:
-        """The name of the transform, as from `name_function`; None if there is no transform."""
-        return None if self.transform is None else name_function(self.transform)
+        """The name that identifies the transform in a state; None if there is no transform."""
+        if self.transform is None:
+            return None
+        given = self.transform_id
+        return name_function(self.transform) if given is None else f"{GIVEN_ID}{given}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudload.config.stream import Stream
-from cloudload.config.transform import Transform
+from cloudload.config.transform import GIVEN_ID, Transform
 from cloudload.errors import StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.run.recipe import HELD_CONFIG_FIELDS
@@ -113,6 +113,7 @@ def open_run(
         "data": _move_streams(sources.streams, data),
         "tokenizer": tokenizer,
         "transform": transform,
+        "transform_id": _read_transform_id(state["transform"]),
         "seq_len": saved.seq_len,
         "num_lanes": saved.layout.num_lanes,
         "bos": sources.bos,
@@ -149,6 +150,11 @@ def _read_sources(state: Mapping[str, Any]) -> _Sources:
             f"sources: {error!r:.200}. The state is damaged: load an earlier one"
         ) from error
     return _Sources(streams, **others)
+
+
+def _read_transform_id(name: str | None) -> str | None:
+    """The `transform_id` that a run was given, or None."""
+    return name.removeprefix(GIVEN_ID) if name and name.startswith(GIVEN_ID) else None
 
 
 def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]:
