@@ -313,6 +313,13 @@ class CloudLoader:
             self._exchange = self._environment.open_exchange(self._delivery)
         if world.size > 1 and self._exchange.is_alone:
             check_can_end(self._recipe, self._delivery, world)
+            if self._knows_all_lanes and self._delivery.dp_rank is None:
+                logger.warning(
+                    "torch.distributed is not initialized, so the %d ranks of WORLD_SIZE cannot "
+                    "exchange cursors, and state_dict() will raise an error. Call "
+                    "init_process_group before iterating, or save local_state_dict() on every rank",
+                    world.size,
+                )
             self._knows_all_lanes = False
         facts = list_facts(self._recipe, self._delivery, world, self._log.position)
         self._exchange.compare(facts, world)
