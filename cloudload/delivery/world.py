@@ -75,7 +75,7 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     # The ranks per node are a guess, because a data-parallel rank may span nodes, or one node may
     # have all ranks. They affect only which node reads which shards, never the content of a row.
     # All processes must make the same guess, so it uses only values that are equal on all of them.
-    num_nodes = size // ranks_per_node
+    num_nodes = max(1, size // ranks_per_node)
     return World(
         dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes
     )
