@@ -6,6 +6,7 @@ parent                                      └─► ShardCutter ─┘   store
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import struct
@@ -18,12 +19,14 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, record_shard
-from cloudload.convert.records import InputBlock, Record
+from cloudload.convert.records import InputBlock, Record, find_field, list_fields
 from cloudload.convert.shared_bytes import SharedBytes
 from cloudload.mds.index import Column
 from cloudload.mds.writer import ShardFormat, encode_sample, pack_shard, shorten
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
+
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -110,23 +113,31 @@ def _values_of(context: ShardContext, record: Record) -> dict[str, Any]:
     if record.fields is None:
         raise _BadRecordError(record.problem)
     text = _text(record.fields, context.config.text_key)
-    own_id = record.fields.get(context.config.id_key)
+    own_id = _optional(record.fields, context.config.id_key)
     is_usable = isinstance(own_id, str | int) and not isinstance(own_id, bool) and own_id != ""
     values = {"text": text, "id": str(own_id) if is_usable else record.name}
     for column in context.form.columns:
         if column.name not in values:
-            values[column.name] = _kept_value(record.fields.get(column.name), column)
+            values[column.name] = _kept_value(_optional(record.fields, column.name), column)
     return values
 
 
+def _optional(fields: Mapping[str, Any], name: str) -> Any:
+    with contextlib.suppress(KeyError):
+        return find_field(fields, name)
+    return None
+
+
 def _text(fields: Mapping[str, Any], key: str) -> str:
-    if key not in fields:
-        names = ", ".join(sorted(map(str, fields))[:8]) or "none"
+    try:
+        value = find_field(fields, key)
+    except KeyError:
+        names = sorted(set(list_fields(fields)))
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        found = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none"
         raise _BadRecordError(
-            f"no field {key!r}. The fields read are: {names}. Use text_key (--text-key) to read "
-            "another"
-        )
-    value = fields[key]
+            f"no field {key!r}. The fields are: {found}. Use text_key (--text-key) to read another"
+        ) from None
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -26,8 +26,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "workers"), [("fork", 0), ("fork", 2), ("spawn", 2), ("forkserver", 2)]
+)
 def test_a_script_that_does_not_close_its_loader_ends_quietly(
     folder: str, tokenizer_folder: Path, tmp_path: Path, workers: int, method: str
 ) -> None:

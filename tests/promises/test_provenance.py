@@ -198,7 +198,8 @@ def test_every_place_of_a_document_is_found(
         Stream(write_mds(folder / str(number), texts, shard_bytes=500), proportion=one)
         for number, (texts, one) in enumerate(zip(streams, shares, strict=True))
     ]
-    tokenizer, delivery = byte_tokenizer(), {"local": folder / "cache", "num_workers": 0}
+    tokenizer = byte_tokenizer()
+    delivery: dict[str, Any] = {"local": folder / "cache", "num_workers": 0}
     with CloudLoader(
         data,
         tokenizer=tokenizer,
@@ -230,7 +231,7 @@ def test_every_place_of_a_document_is_found(
 def test_a_document_is_found_in_lanes_that_run_far_ahead(tmp_path: Path) -> None:
     """Four large documents hold up the lanes that a quick search reads."""
     texts = ["x" * 3_000] * 4 + ["a"] * 796
-    delivery = {"local": tmp_path / "cache", "num_workers": 0}
+    delivery: dict[str, Any] = {"local": tmp_path / "cache", "num_workers": 0}
     with CloudLoader(
         write_mds(tmp_path / "mds", texts),
         tokenizer=byte_tokenizer(),

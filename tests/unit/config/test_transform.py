@@ -97,7 +97,7 @@ WAYS: list[Callable[[Any], Any]] = [
     Slotted,
     lambda value: Keeper(value).call,
     lambda value: functools.partial(cut, length=value),
-    lambda value: functools.partial(Keeper(), value),
+    lambda value: functools.partial(Keeper(), {"text": value}),
     lambda value: functools.cache(close_over(value)),
     lambda value: close_over(close_over(value)),
     lambda value: close_over(Rule([value])),
@@ -127,7 +127,7 @@ def test_the_name_has_a_hash_of_the_source() -> None:
     assert len(digest) == 12
     assert digest != name_function(cut).partition("#")[2]
     assert name_function(Keeper()).startswith(f"{__name__}.Keeper#")
-    assert name_function(functools.partial(Keeper(), 1)).startswith(f"{__name__}.Keeper#")
+    assert name_function(functools.partial(Keeper(), {"text": 1})).startswith(f"{__name__}.Keeper#")
 
 
 def test_values_of_other_modules_of_the_program_count(tmp_path: Path) -> None:
