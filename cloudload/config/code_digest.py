@@ -10,6 +10,7 @@ of the function itself. Any other value may differ in every process, so it is no
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import enum
 import functools
@@ -40,7 +41,7 @@ class CodeDigest:
 
     def __init__(self, function: Any) -> None:
         inner = function.func if isinstance(function, functools.partial) else function
-        self._package = _module_of(inner).partition(".")[0]
+        self._package = module_of(inner).partition(".")[0]
         self._known: dict[int, tuple[Any, bytes]] = {}
         """Values by id, which they keep alive, and their digests; empty while in progress."""
         self.left_out: dict[str, str] = {}
@@ -91,8 +92,9 @@ class CodeDigest:
         if inspect.isroutine(value):
             owner = getattr(value, "__self__", None)
             return [_name_of(value), self._digest(owner, f"{place}.__self__")]
-        if self._is_own(type(value)):
-            slots = [name for cls in type(value).__mro__ for name in _slots_of(cls)]
+        slots = [name for cls in type(value).__mro__ for name in _slots_of(cls)]
+        has_attributes = hasattr(value, "__dict__") or slots  # not if it is implemented in C
+        if has_attributes and self._is_own(type(value)):
             names = sorted({*slots, *getattr(value, "__dict__", ())})
             return [self._digest(type(value), place), *self._named(names, value, place)]
         self.left_out.setdefault(place, _name_of(type(value)))
@@ -106,14 +108,25 @@ class CodeDigest:
         yield _name_of(function)
         if not self._is_own(function):
             return
-        yield from _source_parts(function, function.__code__)
+        yield _find_source(function) or self._digest_code(function.__code__)
         used: dict[str, Any] = {"__wrapped__": getattr(function, "__wrapped__", None)}
         used |= {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        used |= {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            with contextlib.suppress(ValueError):  # the cell is empty
+                used[name] = cell.cell_contents
         used |= self._globals_of(function.__code__, function.__globals__)
         for name in sorted(used):
             yield from (name, self._digest(used[name], name))
+
+    def _digest_code(self, code: CodeType) -> bytes:
+        """The digest of bytecode, for a function whose source cannot be read."""
+        constants = [
+            self._digest_code(each) if isinstance(each, CodeType) else self._digest(each, "")
+            for each in code.co_consts
+        ]
+        return _hash([code.co_code, *code.co_names, *code.co_varnames, *constants])
 
     def _globals_of(self, code: CodeType, names: Mapping[str, Any]) -> dict[str, Any]:
         """The globals that code refers to, with the attributes of modules of this program."""
@@ -137,19 +150,22 @@ class CodeDigest:
         yield _name_of(cls)
         if not self._is_own(cls):
             return
-        yield from _source_parts(cls, None)
+        yield _find_source(cls) or ""
         yield self._digest(cls.__bases__, cls.__name__)
         for name, item in sorted(vars(cls).items()):
-            for function in (item, getattr(item, "__func__", None), getattr(item, "fget", None)):
-                is_written = isinstance(function, FunctionType) and _find_source(function)
-                if is_written:
-                    yield self._digest(function, name)
-            if not name.startswith("__") and isinstance(item, (*_PLAIN, list, tuple, Set, Mapping)):
+            # of methods, properties, and cached properties
+            parts = (item, *(getattr(item, key, None) for key in ("__func__", "fget", "func")))
+            functions = [part for part in parts if isinstance(part, FunctionType)]
+            # generated methods, such as those of a dataclass, have no source
+            yield from (self._digest(each, name) for each in functions if _find_source(each))
+            is_special = name.startswith("_") and name.endswith("_")
+            is_value = not functions and not hasattr(type(item), "__get__")
+            if is_value and not is_special and name != "_abc_impl":
                 yield from (name, self._digest(item, f"{cls.__name__}.{name}"))
 
     def _is_own(self, value: Any) -> bool:
         """Whether code counts by its content: it is of the function's package, or not installed."""
-        name = value.__name__ if isinstance(value, ModuleType) else _module_of(value)
+        name = value.__name__ if isinstance(value, ModuleType) else module_of(value)
         if name.partition(".")[0] == self._package:
             return True
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -164,23 +180,13 @@ def _hash(parts: Iterable[str | bytes]) -> bytes:
     return digest.digest()
 
 
-def _module_of(value: Any) -> str:
+def module_of(value: Any) -> str:
+    """The name of the module that defines a function or class, or an object's class."""
     return getattr(value, "__module__", None) or type(value).__module__
 
 
 def _name_of(value: Any) -> str:
-    return f"{_module_of(value)}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-
-
-def _source_parts(value: Any, code: CodeType | None) -> Iterator[str | bytes]:
-    """Yield the source, or if it cannot be read, the bytecode."""
-    if source := _find_source(value):
-        yield source
-    elif code is not None:
-        yield code.co_code
-        for constant in code.co_consts:
-            inner = isinstance(constant, CodeType)
-            yield from _source_parts(None, constant) if inner else [repr(constant)]
+    return f"{module_of(value)}.{getattr(value, '__qualname__', type(value).__qualname__)}"
 
 
 def _find_source(value: Any) -> str | None:
@@ -192,10 +198,3 @@ def _find_source(value: Any) -> str | None:
 
 def _slots_of(cls: type) -> list[str]:
     return [name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType)]
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is cell.cell_contents
-    except ValueError:
-        return False

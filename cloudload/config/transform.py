@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from cloudload.config.code_digest import CodeDigest
+from cloudload.config.code_digest import CodeDigest, module_of
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def name_function(function: Callable[..., Any]) -> str:
     inner = function.func if isinstance(function, functools.partial) else function
     qualified = getattr(inner, "__qualname__", type(inner).__qualname__)
     digest = CodeDigest(function)
-    name = f"{inner.__module__}.{qualified}#{digest.hexdigest[:12]}"
+    name = f"{module_of(inner)}.{qualified}#{digest.hexdigest[:12]}"
     if digest.left_out:
         _warn(name.partition("#")[0], tuple(digest.left_out.items()))
     return name

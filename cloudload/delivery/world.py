@@ -29,7 +29,7 @@ class World:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(
-                f"the data-parallel world has size {self.size}; use a dp_world_size, or an "
+                f"the data-parallel world has size {self.size}. Use a dp_world_size, or an "
                 "environment variable WORLD_SIZE, of at least 1"
             )
         if not 0 <= self.rank < self.size:

@@ -203,7 +203,7 @@ def test_a_transform_is_known_by_its_values_or_by_the_id_it_was_given(folder: Pa
     run = open_run(states[-1], tokenizer=byte_tokenizer(), transform=Keeper(9))
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, num_workers=0) as loader:
         assert loader.rows == states[-1]["rows"]
-    with pytest.raises(ValueError, match="transform_id is 'nine'; use a name"):
+    with pytest.raises(ValueError, match=r"transform_id is 'nine'\. Use a name"):
         run_leg(ranks(folder, transform_id="nine"), Leg())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import operator
 import re
 import subprocess
 import sys
@@ -121,6 +122,24 @@ def test_a_name_changes_with_every_value_that_a_transform_uses(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("value", [1, "de", {"a": 1}, Rule("en")])
+def test_a_value_of_a_class_counts(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = name_function(Keeper())
+    monkeypatch.setattr(Keeper, "words", value)
+    assert name_function(Keeper()) != before
+
+
+def test_values_of_a_class_without_stable_content_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Keeper, "words", object())
+    name_function(Keeper())
+    assert "uses Keeper.words (builtins.object)" in caplog.text
+    name_function(operator.itemgetter("text"))
+    assert "operator.itemgetter uses operator.itemgetter (operator.itemgetter)" in caplog.text
+    assert name_function(str.lower).startswith("builtins.")
+
+
 def test_the_name_has_a_hash_of_the_source() -> None:
     name, _, digest = name_function(upper).partition("#")
     assert name == f"{__name__}.upper"
@@ -171,9 +190,11 @@ def test_code_whose_source_cannot_be_read_counts_by_its_bytecode(tmp_path: Path)
         function: Transform = names["read"]
         return function
 
-    sources = [f"def read(sample):\n    return sample[{key!r}]\n" for key in ("text", "title")]
+    bodies = ["'text'", "'title'", "'text'].lower()[0", "'text'].upper()[0", "'a' in {'b', 'cd'}"]
+    sources = [f"def read(sample):\n    return sample[{body}]\n" for body in bodies]
     names = [name_function(define(source, tmp_path / "absent.py")) for source in sources]
-    assert names[0] == name_function(define(sources[0], tmp_path / "absent.py")) != names[1]
+    assert names == [name_function(define(source, tmp_path / "absent.py")) for source in sources]
+    assert len({*names}) == len(names)
     assert names[0].startswith("elsewhere.read#")
     # the file has changed since: tokenizing it from the function's line on fails
     for number, found in enumerate(("read = (\n", "read = '''\n", "def read(:\n  (\n")):

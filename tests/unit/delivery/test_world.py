@@ -126,7 +126,7 @@ def test_a_broken_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size", ["0", "00"])
 def test_a_world_without_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(ValueError, match=r"has size 0; use a dp_world_size, or .* at least 1"):
+    with pytest.raises(ValueError, match=r"has size 0. Use a dp_world_size, or .* at least 1"):
         find_world()
-    with pytest.raises(ValueError, match="has size 0; use"):
+    with pytest.raises(ValueError, match=r"has size 0\. Use"):
         find_world(0, 0)
