@@ -197,4 +197,5 @@ def _find_source(value: Any) -> str | None:
 
 
 def _slots_of(cls: type) -> list[str]:
-    return [name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType)]
+    slots = [name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType)]
+    return [name for name in slots if not name.startswith("__")]  # C classes have such members
