@@ -35,7 +35,7 @@ test-long: .venv/.installed-dev  ## the tests that take minutes, too
 test-frameworks: .venv/.installed-dev  ## train, kill and resume in every framework, each in its own environment; an hour
 	scripts/test-frameworks $(ARGS)
 
-test-wheel: .venv/.installed-dev  ## build the wheel, install it without extras into a clean environment, and run that
+test-wheel:  ## build the wheel, install it without extras into a clean environment, and run that
 	scripts/test-wheel
 
 chaos: .venv/.installed-dev  ## kill a job on a failing store again and again, and compare every row; half an hour (ARGS=--restarts 20)

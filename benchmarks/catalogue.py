@@ -67,15 +67,24 @@ def ours(name: str, num_workers: int = 1, **options: Any) -> Entry:
     return Entry(name, OURS, "side_cloudload", options, num_workers=num_workers)
 
 
-def pretokenized(name: str, script: str, environment: str, **options: Any) -> Entry:
+def pretokenized(
+    name: str,
+    script: str,
+    environment: str | None = None,
+    *,
+    kind: str = CEILING,
+    num_workers: int = 1,
+    **options: Any,
+) -> Entry:
     """An entry that reads pre-tokenized data; `benchmarks.run` sets the number of tokens."""
-    return Entry(name, CEILING, script, {"tokens": None, **options}, environment)
+    return Entry(name, kind, script, {"tokens": None, **options}, environment, num_workers)
 
 
 BARE_HF = Entry("HF tokenizers, bare", BARE, "side_bare", {"backend": "hf", "documents": "fresh"})
 BARE_FASTOKENS = Entry(
     "fastokens, bare", BARE, "side_bare", {"backend": "fastokens", "documents": "fresh"}
 )
+LITDATA = pretokenized("LitData, pre-tokenized", "side_litdata", "litdata")
 STREAMING_EACH = Entry("Streaming, llm-foundry's way", PEER, "side_streaming", {"calls": "each"})
 STREAMING_GROUPS = Entry(
     "Streaming, documents in groups", PEER, "side_streaming", {"calls": "groups"}
@@ -112,11 +121,49 @@ RACES = (
             STREAMING_GROUPS,
             HF_DATASETS,
             Entry("Epochraft", PEER, "side_epochraft", {}, "epochraft"),
-            pretokenized("LitData, pre-tokenized", "side_litdata", "litdata"),
+            LITDATA,
             pretokenized(
                 "LanceDB, pre-tokenized, packed", "side_lancedb", "lance", packing="packed"
             ),
             pretokenized("LanceDB, pre-tokenized, rows", "side_lancedb", "lance", packing="rows"),
+        ),
+    ),
+    Race(
+        "pretokenized",
+        "Pre-tokenized data, one worker, one core",
+        1,
+        LITDATA.name,
+        (
+            pretokenized(
+                "cloudload, documents", "side_cloudload_tokens", kind=OURS, samples="documents"
+            ),
+            pretokenized("cloudload, rows", "side_cloudload_tokens", kind=OURS, samples="rows"),
+            pretokenized(
+                "cloudload, documents, no worker",
+                "side_cloudload_tokens",
+                kind=OURS,
+                num_workers=0,
+                samples="documents",
+            ),
+            pretokenized(
+                "cloudload, rows, no worker",
+                "side_cloudload_tokens",
+                kind=OURS,
+                num_workers=0,
+                samples="rows",
+            ),
+            LITDATA,
+            pretokenized(
+                "LitData, no worker, pre-tokenized", "side_litdata", "litdata", num_workers=0
+            ),
+            pretokenized(
+                "Streaming, rows of int64 bytes", "side_streaming_tokens", encoding="bytes"
+            ),
+            pretokenized(
+                "Streaming, rows of int32 arrays",
+                "side_streaming_tokens",
+                encoding="ndarray:int32",
+            ),
         ),
     ),
     Race(

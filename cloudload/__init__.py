@@ -15,7 +15,9 @@
       workers         documents to blocks                 │
       delivery        blocks to batches, ranks in step    ┘
     convert           raw corpora to MDS                  integrations    training frameworks
-    system            files, threads and processes        provenance      rows back to documents
+    check             problems of a dataset               provenance      rows back to documents
+    export            rows to pre-tokenized MDS           system          files, threads, processes
+    streaming_arguments   MosaicML Streaming's arguments and llm-foundry's YAML, as options
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.provenance` and `.integrations`. Everything else may change.
@@ -31,45 +33,63 @@ from cloudload._version import __version__ as __version__
 
 if _TYPE_CHECKING:
     from cloudload.batch import Batch as Batch
+    from cloudload.check.check import check_dataset as check_dataset
+    from cloudload.check.findings import CheckReport as CheckReport
+    from cloudload.check.findings import Finding as Finding
     from cloudload.config.stream import Stream as Stream
     from cloudload.config.transform import Text as Text
     from cloudload.convert.convert import convert_to_mds as convert_to_mds
     from cloudload.convert.journal import ConvertReport as ConvertReport
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.evaluation import FromStart as FromStart
+    from cloudload.export import ExportReport as ExportReport
+    from cloudload.export import export_rows as export_rows
     from cloudload.loader import CloudLoader as CloudLoader
     from cloudload.run.state import merge_state_dicts as merge_state_dicts
     from cloudload.stats import Stats as Stats
     from cloudload.storage.base import Retry as Retry
+    from cloudload.streaming_arguments.training_yaml import config_from_yaml as config_from_yaml
     from cloudload.workers.trace import TracedSpan as TracedSpan
 
 # imported on first use, so that `cloudload --help` and the converter do not load torch
 _HOMES = {
     "Batch": "batch",
+    "CheckReport": "check.findings",
     "CloudLoader": "loader",
     "CloudloadError": "errors",
     "ConvertReport": "convert.journal",
+    "ExportReport": "export",
+    "Finding": "check.findings",
     "FromStart": "evaluation",
     "Retry": "storage.base",
     "Stats": "stats",
     "Stream": "config",
     "Text": "config.transform",
     "TracedSpan": "workers.trace",
+    "check_dataset": "check.check",
+    "config_from_yaml": "streaming_arguments.training_yaml",
     "convert_to_mds": "convert.convert",
+    "export_rows": "export",
     "merge_state_dicts": "run.state",
 }
 __all__ = [
     "Batch",
+    "CheckReport",
     "CloudLoader",
     "CloudloadError",
     "ConvertReport",
+    "ExportReport",
+    "Finding",
     "FromStart",
     "Retry",
     "Stats",
     "Stream",
     "Text",
     "TracedSpan",
+    "check_dataset",
+    "config_from_yaml",
     "convert_to_mds",
+    "export_rows",
     "merge_state_dicts",
 ]
 

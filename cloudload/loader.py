@@ -27,12 +27,13 @@ from cloudload.config.choices import (
     ShuffleAlgorithm,
     StartMethod,
     TailMode,
+    TokenDtype,
     TokenizerBackend,
     Verification,
 )
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.options import read_options
-from cloudload.config.rows import RowsConfig
+from cloudload.config.rows import TEXT_KEY, RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform
 from cloudload.delivery.agreement import check_can_end, list_facts
@@ -60,7 +61,7 @@ from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
-from cloudload.streaming_arguments import adopt_streaming
+from cloudload.streaming_arguments.objects import adopt_streaming
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -72,7 +73,7 @@ _NO_DATASET = "A CloudLoader is not a dataset: iterate over it, and do not wrap 
 
 @explained_by(RowsConfig, DeliveryConfig)
 class CloudLoader:
-    """Batches of packed token rows, straight from MDS shards of raw text.
+    """Batches of packed token rows, straight from MDS shards of raw text or of token IDs.
 
     Restarts and the world size do not affect the rows. Iterating starts at the loader's position:
     the start of the run, the end of the last batch handed out or skipped, or where
@@ -87,7 +88,8 @@ class CloudLoader:
             `StreamingDataset`, whose settings become options of the loader, or a list of
             `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
-            `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`.
+            `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It may be omitted if all data is
+            pre-tokenized (`tokens_key`). With it, token IDs are checked against its vocabulary.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}
@@ -108,7 +110,7 @@ class CloudLoader:
         self,
         data: str | os.PathLike[str] | Stream | Sequence[str | Stream],
         *,
-        tokenizer: Any,
+        tokenizer: Any = None,
         seq_len: int,
         batch_size: int,
         local: str | os.PathLike[str] | None = None,
@@ -123,11 +125,14 @@ class CloudLoader:
         num_canonical_nodes: int | None = None,
         num_lanes: int | None = None,
         epochs: int | None = None,
-        text_key: str = "text",
+        text_key: str = TEXT_KEY,
+        tokens_key: str | None = None,
+        tokens_dtype: TokenDtype | None = None,
         transform: Transform | None = None,
+        transform_id: str | None = None,
         min_tokens: int = 0,
-        bos: str | None = AUTO,
-        eos: str | None = AUTO,
+        bos: str | int | None = AUTO,
+        eos: str | int | None = AUTO,
         tail: TailMode = "pad",
         fields: Sequence[str] = (),
         mask_edges: bool = False,
@@ -169,7 +174,8 @@ class CloudLoader:
         local = self._delivery.local
         self._cache_root = Path(local).expanduser() if local else default_cache()
         asked_backend = self._delivery.tokenizer_backend
-        self._backend = choose_backend(self._recipe.tokenizer.json, asked_backend, self._cache_root)
+        text = self._recipe.tokenizer.json if self._recipe.has_text else ""
+        self._backend = choose_backend(text, asked_backend, self._cache_root)
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
         self._has_counted_cores = False
@@ -323,6 +329,13 @@ class CloudLoader:
             self._exchange = self._environment.open_exchange(self._delivery)
         if world.size > 1 and self._exchange.is_alone:
             check_can_end(self._recipe, self._delivery, world)
+            if self._knows_all_lanes and self._delivery.dp_rank is None:
+                logger.warning(
+                    "torch.distributed is not initialized, so the %d ranks of WORLD_SIZE cannot "
+                    "exchange cursors, and state_dict() will raise an error. Call "
+                    "init_process_group before iterating, or save local_state_dict() on every rank",
+                    world.size,
+                )
             self._knows_all_lanes = False
         facts = list_facts(self._recipe, self._delivery, world, self._log.position)
         self._exchange.compare(facts, world)
@@ -383,9 +396,9 @@ class CloudLoader:
         end take effect with the next row. Any other change that could affect the rows is refused.
         If the state was saved at an exchange and before the tail of a finite run, you can accept
         changes of some fields: `on_change={"min_tokens": "accept"}`, and likewise `open_rows`,
-        `epochs`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `transform` and
-        `overflow`. If one of the last seven changes, each lane drops the rest of the documents that
-        it was reading.
+        `epochs`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`, `transform`
+        and `overflow`. If one of the last eight changes, each lane drops the rest of the documents
+        that it was reading.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
@@ -460,13 +473,23 @@ class CloudLoader:
         return self._delivery.batch_size
 
     @property
+    def world_size(self) -> int:
+        """Number of data-parallel ranks."""
+        return self._find_world().size
+
+    @property
     def seq_len(self) -> int:
         """Number of tokens per row."""
         return self._asked.seq_len
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's largest token ID, plus 1."""
+        """The tokenizer's largest token ID, plus 1. Raises `ValueError` without a tokenizer."""
+        if not self._recipe.tokenizer.json:
+            raise ValueError(
+                "the loader has no tokenizer, so the vocabulary is not known. Pass the tokenizer "
+                "that made the token IDs"
+            )
         return self._recipe.tokenizer.vocab_size
 
     @property

@@ -109,7 +109,8 @@ class Stats:
     delivery: DeliveryStats = field(compare=False)
     """Statistics of this rank and this loader, not of the run. Ignored by `==`."""
     tokenizer_backend: str
-    """The tokenizer backend of this process and its workers: `hf` or `fastokens`."""
+    """The tokenizer backend of this process and its workers: `hf` or `fastokens`; `none` if no
+    text is tokenized."""
     tokenizer_backend_reason: str | None
     """Why tokenizer_backend="auto" chose hf instead of fastokens; None if it did not."""
 

@@ -2,6 +2,7 @@
 
 <!-- generated: options Stream -->      a table of the options of a config, from the code
 <!-- generated: cli -->                 `--help` of every command
+<!-- generated: checks -->              the kinds of findings of `cloudload check`
 <!-- generated: errors -->              the errors and the kinds of storage failures
 <!-- generated: docstring MODULE -->    the docstring of a module, as it is in the code
 ../../benchmarks/RESULTS.md             a link out of docs/ becomes a page of the site
@@ -203,6 +204,17 @@ def cli_help(_: str = "") -> str:
         )
 
 
+def checks_table(_: str = "") -> str:
+    """Every kind of finding of `cloudload check`."""
+    from cloudload.check.rules import RULES
+
+    rows = [
+        f"| `{kind}` | {rule.severity} | {', '.join(rule.readers)} | {rule.meaning} |"
+        for kind, rule in RULES.items()
+    ]
+    return "\n".join(["| kind | severity | affects | |", "|---|---|---|---|", *rows])
+
+
 def errors_reference(_: str = "") -> str:
     """The tree of errors, each error, and the kinds of storage failures."""
     from cloudload import errors
@@ -262,6 +274,7 @@ def module_docstring(name: str) -> str:
 
 _GENERATORS: dict[str, Callable[[str], str]] = {
     "options": options_table,
+    "checks": checks_table,
     "cli": cli_help,
     "errors": errors_reference,
     "docstring": module_docstring,

@@ -21,12 +21,12 @@ _version arrays errors option_docs option_names stats system
 storage segments
 config
 mds order tokenization
-cache packing convert
+cache packing convert check
 run batch streaming_arguments
 workers
 delivery
 loader
-evaluation
+evaluation export
 integrations provenance testing
 cli
 __main__

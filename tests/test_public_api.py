@@ -76,7 +76,10 @@ INTEGRATIONS = {
     "torchtitan": ["CloudloadDataLoader", "CloudloadMetrics"],
     "transformers": ["CloudloadCallback", "CloudloadTrainer"],
 }
-ADDED = ["ConvertReport", "Stats", "Text", "TracedSpan"]
+ADDED = [
+    *("CheckReport", "ConvertReport", "ExportReport", "Finding", "Stats", "Text", "TracedSpan"),
+    *("check_dataset", "config_from_yaml", "export_rows"),
+]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]
 
 

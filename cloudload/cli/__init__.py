@@ -1,8 +1,10 @@
 """The command line: thin subcommands over the library's functions.
 
     cloudload convert   convert raw corpora to MDS            cloudload.convert
+    cloudload check     check an MDS dataset                  cloudload.check
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
+    cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
 for an error, 2 for a wrong command line, and 130 for Ctrl-C.
@@ -16,8 +18,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cloudload._version import __version__
+from cloudload.cli.check import add_check
 from cloudload.cli.command import CommandParser
 from cloudload.cli.convert import add_convert
+from cloudload.cli.export import add_export
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.errors import CloudloadError
 
@@ -61,6 +65,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cloudload {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_convert(commands)
+    add_check(commands)
     add_trace(commands)
     add_where(commands)
+    add_export(commands)
     return parser

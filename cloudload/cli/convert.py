@@ -45,7 +45,7 @@ def add_convert(commands: Commands) -> None:
     add("--id-key", default="id", metavar="FIELD", help=identifier)
     kept = "additional field to keep; may be repeated"
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
-    codecs = "zstd, gz, bz2 or none; such as zstd:7 (default: zstd)"
+    codecs = "zstd, gz, bz2, br or none; such as zstd:7 (default: zstd)"
     add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
     hashes = "hash algorithms for each shard, or none (default: xxh64)"
     add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)

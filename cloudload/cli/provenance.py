@@ -25,6 +25,8 @@ example:
   cloudload trace checkpoint.pt --steps 81200:81205 --row 3
 """
 _WHERE_EXAMPLE = """\
+Reads every row up to the last step, so pass the last state saved before the steps.
+
 example:
   cloudload where checkpoint.pt --id wiki/10472 --until 90000
 """
@@ -41,10 +43,10 @@ def add_trace(commands: Commands) -> None:
         epilog=_TRACE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
-    _add_run_options(parser)
+    add_run_options(parser)
     add = parser.add_argument
     steps = "steps from A up to, but not including, B; or a single step"
-    add("--steps", type=_steps, required=True, metavar="A:B", help=steps)
+    add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
     add("--row", type=int, metavar="R", help="only this row of each global batch, from 0")
     add("--full", action="store_true", help="print the full text, not only its beginning")
 
@@ -60,16 +62,19 @@ def add_where(commands: Commands) -> None:
         epilog=_WHERE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
-    _add_run_options(parser)
+    add_run_options(parser)
     document = parser.add_mutually_exclusive_group(required=True).add_argument
     document("--id", metavar="DOC", help="the document's ID; finding it reads all shards")
     number = "the document's index in its stream; STREAM is the stream's index (default: 0)"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     last = "the last step to search"
     parser.add_argument("--until", type=int, required=True, metavar="N", help=last)
+    quick = "read only the lanes that probably contain the document; may miss steps"
+    parser.add_argument("--quick", action="store_true", help=quick)
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the state, and the options that locate its run's data and tokenizer."""
     add = parser.add_argument
     state = "a checkpoint with a state: a JSON file, a torch file, or a folder"
     add("state", metavar="STATE", type=Path, help=state)
@@ -86,7 +91,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="log only warnings")
 
 
-def _steps(text: str) -> range:
+def parse_steps(text: str) -> range:
+    """Parse `A:B` or a single step."""
     first, colon, stop = text.partition(":")
     try:
         steps = range(int(first), int(stop) if colon else int(first) + 1)
@@ -104,7 +110,8 @@ def _sample(text: str) -> tuple[int, int]:
     return int(stream or 0), int(number)
 
 
-def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
+def open_run_of(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
+    """Open the run that the options name. Also returns options of `DeliveryConfig`."""
     from cloudload.provenance import load_state, open_run
 
     run = open_run(
@@ -120,7 +127,7 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
 def _trace(options: argparse.Namespace) -> int:
     from cloudload.provenance import trace_steps
 
-    run, delivery = _open_run(options)
+    run, delivery = open_run_of(options)
     num_steps = 0
     for step, spans in trace_steps(run, options.steps, options.row, **delivery):
         num_steps += 1
@@ -149,23 +156,25 @@ def _describe_span(step: int, row: int, span: TracedSpan, options: argparse.Name
 def _where(options: argparse.Namespace) -> int:
     from cloudload.provenance import find_document, find_samples
 
-    run, delivery = _open_run(options)
+    run, delivery = open_run_of(options)
     if options.sample is not None:
         samples = [options.sample]
     else:
         samples = find_samples(run, options.id, **delivery)
     is_found = False
     for stream, number in samples:
-        for occurrence in find_document(run, stream, number, options.until, **delivery):
+        for occurrence in find_document(
+            run, stream, number, options.until, quick=options.quick, **delivery
+        ):
             is_found = True
             if options.json:
                 print(json.dumps(asdict(occurrence), ensure_ascii=False))
             else:
                 print(_describe_occurrence(occurrence))
     if not is_found:
-        until = f"{options.until:,}"
+        until, found = f"{options.until:,}", "was found to read" if options.quick else "reads"
         print(
-            f"cloudload: no step after the state, up to step {until}, reads the document",
+            f"cloudload: no step after the state, up to step {until}, {found} the document",
             file=sys.stderr,
         )
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from cloudload.config.choices import SAME, TOKEN_DTYPES
+
 
 def parse_bytes(value: int | str) -> int:
     """Parse a size such as `1024`, `"500mb"`, `"1.5tb"`, or `"64MiB"` into bytes.
@@ -37,9 +39,25 @@ def check_text(name: str, value: Any) -> None:
 
 
 def check_token(name: str, value: Any) -> None:
-    if not isinstance(value, str | None):
+    is_id = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not is_id and not isinstance(value, str | None):
         raise ValueError(
-            f"{name} is {value!r}. Use a token, None, 'auto', or (for a Stream) 'same'"
+            f"{name} is {value!r}. Use a token, its ID, None, 'auto', or (for a Stream) 'same'"
+        )
+
+
+def check_tokens_column(key: Any, dtype: Any, where: str = "") -> None:
+    """Check `tokens_key` and `tokens_dtype`; `where` is text that follows the names."""
+    if key is not None and (not isinstance(key, str) or not key):
+        raise ValueError(f"tokens_key{where} is {key!r}. Use the name of a column, or None")
+    if dtype is not None and dtype not in (*TOKEN_DTYPES, SAME):
+        raise ValueError(
+            f"tokens_dtype{where} is {dtype!r}. Use one of {', '.join(TOKEN_DTYPES)}, or None"
+        )
+    if key is None and dtype not in (None, SAME):
+        raise ValueError(
+            f"tokens_dtype{where} is {dtype!r}, but there is no tokens_key. Pass the column of "
+            "token IDs, or omit tokens_dtype"
         )
 
 

@@ -11,6 +11,7 @@ AUTO = "auto"
 HF = "hf"
 FASTOKENS = "fastokens"
 SAME = "same"
+NO_BACKEND = "none"
 
 ShuffleAlgorithm = Literal["py1e", "py1br", "py1s", "py2s", "naive", "seekable"]
 PackingName = Literal["concat", "best_fit", "one_per_row"]
@@ -19,6 +20,7 @@ TailMode = Literal["pad", "drop"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 Verification = Literal["once", "always", "off"]
 TokenizerBackend = Literal["auto", "hf", "fastokens"]
+TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 
 SHUFFLE_ALGORITHMS = get_args(ShuffleAlgorithm)
 PACKINGS = get_args(PackingName)
@@ -27,3 +29,4 @@ TAILS = get_args(TailMode)
 START_METHODS = (None, *get_args(StartMethod))
 VERIFICATIONS = get_args(Verification)
 TOKENIZER_BACKENDS = get_args(TokenizerBackend)
+TOKEN_DTYPES = get_args(TokenDtype)

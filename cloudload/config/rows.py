@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from cloudload.arrays import divisors
 from cloudload.config.checks import (
@@ -13,23 +14,37 @@ from cloudload.config.checks import (
     check_positive,
     check_text,
     check_token,
+    check_tokens_column,
 )
 from cloudload.config.choices import (
     AUTO,
     OVERFLOWS,
     PACKINGS,
+    SAME,
     SHUFFLE_ALGORITHMS,
     Overflow,
     PackingName,
     ShuffleAlgorithm,
+    TokenDtype,
 )
 from cloudload.config.stream import Stream
 from cloudload.config.stream_names import name_streams
-from cloudload.config.transform import Transform, name_function
+from cloudload.config.transform import GIVEN_ID, Transform, name_function
 from cloudload.option_docs import explained
 from cloudload.storage.redaction import redact
 
 MAX_LANES = 1 << 22
+
+TEXT_KEY = "text"
+
+
+class TokensColumn(NamedTuple):
+    """A column of token IDs."""
+
+    key: str
+    """The column's name."""
+    dtype: str | None
+    """The dtype of the IDs, if the column holds bytes."""
 
 
 @explained
@@ -84,20 +99,32 @@ class RowsConfig:
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     """Pairs of a row and the streams' weights, by name or URL, from that row on. The first row must
     be 0. Streams that are not named have weight 0. None means to use the streams' proportions."""
-    text_key: str = "text"
+    text_key: str = TEXT_KEY
     """The column that holds the document."""
+    tokens_key: str | None = None
+    """The column that holds the documents as token IDs, if the data is pre-tokenized. Its encoding
+    is `bytes`, `ndarray` with or without an integer dtype and a shape, or `json` with a list. With
+    it, `auto` adds no bos and no eos, because the writer of the data chose where they are, and the
+    loader needs no tokenizer. A `Stream` can set its own, to mix text with token IDs."""
+    tokens_dtype: TokenDtype | None = None
+    """The dtype of the token IDs in a column of bytes, such as `uint16`, because the index does not
+    record it. llm-foundry writes `int64`."""
     transform: Transform | None = None
     """A function from a sample (a dict) to its text, or to None to filter it out. It replaces
     `text_key`. It must be deterministic. It must be picklable if worker processes are not
     forked."""
+    transform_id: str | None = None
+    """Name that identifies the transform on resume. Change it whenever the transform gives other
+    text. By default, a hash of the transform's code and of the values that it uses, as they are
+    when the loader is created."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
-    bos: str | None = AUTO
-    """Token before each document: a token, None, or `auto`, which is the bos that the tokenizer's
-    template adds, if any."""
-    eos: str | None = AUTO
-    """Token after each document: a token, None, or `auto`, which is the tokenizer's eos token. It
-    is an error if the tokenizer has none."""
+    bos: str | int | None = AUTO
+    """Token before each document: a token, its ID, None, or `auto`, which is the bos that the
+    tokenizer's template adds, if any."""
+    eos: str | int | None = AUTO
+    """Token after each document: a token, its ID, None, or `auto`, which is the tokenizer's eos
+    token. It is an error if the tokenizer has none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "streams", name_streams(self.streams))
@@ -126,6 +153,7 @@ class RowsConfig:
         check_text("text_key", self.text_key)
         for name in ("bos", "eos"):
             check_token(name, getattr(self, name))
+        self._check_tokens_columns()
         check_choice("packing", self.packing, PACKINGS)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_positive("open_rows", self.open_rows)
@@ -135,6 +163,7 @@ class RowsConfig:
                 f"transform is {self.transform!r}. Use a function from a sample (a dict) to text "
                 "or None"
             )
+        self._check_transform_id()
         self._check_mixing()
         check_choice("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGORITHMS)
         if (
@@ -146,6 +175,45 @@ class RowsConfig:
                 f"num_canonical_nodes {self.num_canonical_nodes} does not divide num_lanes "
                 f"{self.num_lanes}. Use one of {divisors(self.num_lanes)}, or a different num_lanes"
             )
+
+    def _check_tokens_columns(self) -> None:
+        check_tokens_column(self.tokens_key, self.tokens_dtype)
+        if SAME in (self.tokens_key, self.tokens_dtype):
+            raise ValueError("tokens_key and tokens_dtype can be 'same' only for a Stream")
+        columns = self.token_columns
+        if self.transform is not None and any(columns):
+            raise ValueError(
+                "transform makes text from samples, but tokens_key says that samples are token "
+                "IDs. Omit one of them"
+            )
+        if self.text_key != TEXT_KEY and all(columns):
+            raise ValueError(
+                f"text_key is {self.text_key!r}, but all documents are token IDs, because of "
+                "tokens_key. Omit one of them"
+            )
+
+    @property
+    def token_columns(self) -> list[TokensColumn | None]:
+        """The column of token IDs of each stream, or None for a stream of text."""
+        return [self.token_column(stream) for stream in self.streams]
+
+    def token_column(self, stream: Stream) -> TokensColumn | None:
+        """The column of token IDs of one stream, or None for a stream of text."""
+        key, dtype = stream.tokens_key, stream.tokens_dtype
+        key = self.tokens_key if key == SAME else key
+        dtype = self.tokens_dtype if dtype == SAME else dtype
+        return None if key is None else TokensColumn(key, dtype)
+
+    def _check_transform_id(self) -> None:
+        given = self.transform_id
+        if given is not None and (
+            self.transform is None or not isinstance(given, str) or not given
+        ):
+            raise ValueError(
+                f"transform_id is {given!r}. Use a name, such as 'clean-v2', together with a "
+                "transform"
+            )
+        _ = self.transform_name  # now, because using the transform may change its values
 
     def _check_mixing(self) -> None:
         labels = [stream.label for stream in self.streams]
@@ -188,10 +256,13 @@ class RowsConfig:
             stream.proportion is not None for stream in self.streams
         )
 
-    @property
+    @cached_property
     def transform_name(self) -> str | None:
-        """The name of the transform, as from `name_function`; None if there is no transform."""
-        return None if self.transform is None else name_function(self.transform)
+        """The name that identifies the transform in a state; None if there is no transform."""
+        if self.transform is None:
+            return None
+        given = self.transform_id
+        return name_function(self.transform) if given is None else f"{GIVEN_ID}{given}"
 
 
 def _read_schedule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from cloudload.config.checks import check_token, is_number
+from cloudload.config.checks import check_token, check_tokens_column, is_number
 from cloudload.config.choices import SAME
 from cloudload.option_docs import explained
 from cloudload.option_names import suggests_fields
@@ -39,12 +39,18 @@ class Stream:
     name: str | None = None
     """The stream's name in schedules, statistics and traces. By default the last folder of its
     location that is not one like `train` or `v2`, with a number if an earlier stream has it."""
-    bos: str | None = SAME
-    """Token before each document of this stream: a token, None, `auto`, or `same`, which is the
-    loader's `bos`."""
-    eos: str | None = SAME
-    """Token after each document of this stream: a token, None, `auto`, or `same`, which is the
-    loader's `eos`."""
+    bos: str | int | None = SAME
+    """Token before each document of this stream: a token, its ID, None, `auto`, or `same`, which is
+    the loader's `bos`, or `auto` if the stream has its own `tokens_key`."""
+    eos: str | int | None = SAME
+    """Token after each document of this stream: a token, its ID, None, `auto`, or `same`, which is
+    the loader's `eos`, or `auto` if the stream has its own `tokens_key`."""
+    tokens_key: str | None = SAME
+    """The column that holds this stream's documents as token IDs, None if they are text, or `same`,
+    which is the loader's `tokens_key`."""
+    tokens_dtype: str | None = SAME
+    """The dtype of the IDs in a column of bytes, or `same`, which is the loader's
+    `tokens_dtype`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
@@ -64,6 +70,7 @@ class Stream:
             )
         for name in ("bos", "eos"):
             check_token(f"{name} of {self.label}", getattr(self, name))
+        check_tokens_column(self.tokens_key, self.tokens_dtype, f" of {self.label}")
 
     def __repr__(self) -> str:
         shown = {

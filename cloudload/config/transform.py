@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import tokenize
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any, final
 
+from cloudload.config.code_digest import CodeDigest, module_of
+
+logger = logging.getLogger(__name__)
+
 Transform = Callable[[dict[str, Any]], str | None]
+GIVEN_ID = "transform_id="
+"""The prefix, in a state, of an ID that the user gave."""
+_MOST_SHOWN = 5
 
 
 @final
@@ -39,17 +45,27 @@ class Text(str):
 def name_function(function: Callable[..., Any]) -> str:
     """The name that identifies a function in a state, such as `module.name#1f0c2b9d3a4e`.
 
-    It includes the arguments of a `functools.partial` and, if the source can be read, 12 hex digits
-    of the source's SHA-256. A callable object is identified only by its class.
+    It ends in 12 hex digits of a `CodeDigest`. Warns if the digest leaves values out, once for each
+    name.
     """
-    inner = getattr(function, "func", function)  # the function of a functools.partial
+    inner = function.func if isinstance(function, functools.partial) else function
     qualified = getattr(inner, "__qualname__", type(inner).__qualname__)
-    name = f"{getattr(inner, '__module__', '')}.{qualified}"
-    if inner is not function:
-        keywords = sorted(getattr(function, "keywords", {}).items())
-        name += f"{getattr(function, 'args', ())!r}{keywords!r}"
-    try:
-        source = inspect.getsource(inner if inspect.isroutine(inner) else type(inner))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        return name
-    return f"{name}#{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    digest = CodeDigest(function)
+    name = f"{module_of(inner)}.{qualified}#{digest.hexdigest[:12]}"
+    if digest.left_out:
+        _warn(name.partition("#")[0], tuple(digest.left_out.items()))
+    return name
+
+
+@functools.cache
+def _warn(name: str, left_out: tuple[tuple[str, str], ...]) -> None:
+    shown = [f"{place.lstrip('.') or name} ({kind})" for place, kind in left_out[:_MOST_SHOWN]]
+    more = len(left_out) - len(shown)
+    logger.warning(
+        "the transform %s uses %s%s, whose content cannot be compared on resume. If it changes, "
+        "a resume continues with other text. Pass transform_id='NAME', and change NAME whenever "
+        "the transform gives other text",
+        name,
+        ", ".join(shown),
+        f" and {more} more" if more else "",
+    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.records import InputBlock
+from cloudload.convert.records import InputBlock, find_field
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 
@@ -46,9 +47,11 @@ def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column
     encodings = dict(config.kept())
     missing = {name for name, encoding in encodings.items() if encoding is None}
     for fields in _first_records(config, blocks) if missing else ():
-        for name in [name for name in missing if fields.get(name) is not None]:
-            encodings[name] = _encoding_of(fields[name])
-            missing.remove(name)
+        for name in sorted(missing):
+            with suppress(KeyError):
+                if (value := find_field(fields, name)) is not None:
+                    encodings[name] = _encoding_of(value)
+                    missing.remove(name)
         if not missing:
             break
     if missing:

@@ -34,7 +34,7 @@ class ConvertConfig:
     """`auto` (by file name), `jsonl`, `parquet`, `text` (one document per file) or `lines` (one
     document per line)."""
     compression: str | None = "zstd"
-    """`zstd`, `gz` or `bz2`, optionally with `:LEVEL`; or None."""
+    """`zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
     """Hash algorithms. The index lists these hashes of each shard."""
     shard_bytes: int = DEFAULT_SHARD_BYTES

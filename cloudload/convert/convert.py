@@ -79,18 +79,19 @@ def convert_to_mds(
             strings.
         out: the location of the dataset: a folder or URL that neither contains an input nor is
             inside one.
-        text_key: the field that holds the document.
+        text_key: the field that holds the document. `meta.url` is a field within another one.
         id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
             is `NAME:NUMBER`, from the name of the file or dataset and the line or row; or the file
             name alone, for a file that is one document (format `text`).
         keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
             it is inferred from the first record in which the field is not null.
-        format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin. To
+        format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
+            refuses extensions of tables, archives, and other files that are not text. To
             choose for all files, pass `jsonl`, `parquet`, `text` (one document per file) or `lines`
             (one document per line).
         split: write to this folder below `out`. Also the split to read from a `DatasetDict`, or
             from an `hf://` input without `?split=`.
-        compression: `zstd`, `gz` or `bz2`, optionally with `:LEVEL`; or None.
+        compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: hash algorithms. The index lists these hashes of each shard.
         shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
             by default.

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from cloudload.convert.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
@@ -30,11 +31,6 @@ from cloudload.storage.urls import check_location, is_local, local_path
 
 FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
 _MAX_BLOCK_FILES = 1024
-_COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
-_FORMATS_BY_EXTENSION = {
-    **dict.fromkeys([".jsonl", ".ndjson", ".json"], "jsonl"),
-    **dict.fromkeys([".parquet", ".pq"], "parquet"),
-}
 
 
 def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[InputUnit]:
@@ -43,7 +39,7 @@ def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) ->
     `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
     `hf://NAME`, a `datasets` object, or an iterable of rows. Raises `ValueError` for anything else,
     an invalid `format` or `split`, and a file listed twice. Raises `ConvertError` or `StoreError`
-    for an input that is not found or cannot be opened.
+    for an input that is not found or cannot be opened, and for a file that is not text by its name.
     """
     if format not in FORMATS:
         raise ValueError(f"no format named {format!r}. Use one of {', '.join(FORMATS)}")
@@ -65,7 +61,10 @@ def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | Inp
             return [InputFile("-", "stdin", None, "jsonl" if format == "auto" else format, None)]
         if text.startswith("hf://") and not text.startswith("hf://datasets/"):
             return _load_dataset(text, split)
-        return [_input_file(url, name, size, format) for url, name, size in _find_files(text)]
+        files = _find_files(text)
+        if format == "auto":
+            _refuse_binary([url for url, _, _ in files])
+        return [_input_file(url, name, size, format) for url, name, size in files]
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
@@ -182,12 +181,22 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in parts) or parts[-1] == "_SUCCESS"
 
 
+def _refuse_binary(urls: list[str]) -> None:
+    """Raise `ConvertError` if the names of files say that they are not text."""
+    refused = [(url, reason) for url in urls if (reason := reason_to_refuse(url))]
+    if refused:
+        url, reason = refused[0]
+        others = f" ({len(refused) - 1:,} more files are refused)" if len(refused) > 1 else ""
+        raise ConvertError(
+            f"{redact(url)} is {reason}{others}. To leave files out, pass a glob such as "
+            "'corpus/**/*.jsonl'. To read the file in spite of its name, set the format (--format)"
+        )
+
+
 def _input_file(url: str, name: str, size: int, format: str) -> InputFile:
-    path = PurePosixPath(name.lower())
-    compression = _COMPRESSIONS.get(path.suffix)
-    extension = path.with_suffix("").suffix if compression else path.suffix
+    extension, compression = split_name(name)
     if format == "auto":
-        format = _FORMATS_BY_EXTENSION.get(extension, "text")
+        format = FORMATS_BY_EXTENSION.get(extension, "text")
     return InputFile(url, name, size, format, compression)
 
 

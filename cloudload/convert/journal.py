@@ -28,6 +28,7 @@ from cloudload.convert.changed_files import describe_changes
 from cloudload.convert.records import BlockStart
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.mds.writer import encode_index
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
@@ -265,10 +266,9 @@ class Journal:
                 f"changed size during the conversion, such as {first}. Run again to resume"
             )
         report = replace(report, seconds=round(time.monotonic() - self._began, 3))
-        index = json.dumps({"version": 2, "shards": entries}, sort_keys=True)
         stored = {"claim": self.claim, "files": self.files, "report": asdict(report)}
         write_object(join_url(self.location, REPORT_NAME), json.dumps(stored, indent=2).encode())
-        write_object(join_url(self.location, INDEX_NAME), index.encode())
+        write_object(join_url(self.location, INDEX_NAME), encode_index(entries))
         self.remove()
         return report
 

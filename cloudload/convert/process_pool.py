@@ -10,6 +10,7 @@ task and all waiting tasks fail instead of hanging.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import queue
 import signal
@@ -24,8 +25,10 @@ from typing import Any, Protocol
 from cloudload.convert.shared_bytes import Message, SharedBytes, receive
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.storage.redaction import redact
+from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.open_files import raise_open_file_limit
 
+logger = logging.getLogger(__name__)
 Function = Callable[[Any, Any], Any]
 Task = tuple["Future[Any]", Function, Any]
 _CLOSE_S = 30.0
@@ -42,8 +45,17 @@ class Executor(Protocol):
 def open_executor(context: Any, processes: int) -> Iterator[Executor]:
     """Yield an executor with `processes` worker processes, each with a copy of `context`.
 
-    With `processes=1`, tasks run in this process. Closes the executor on exit.
+    With `processes=1`, or if other processes could not import the program, tasks run in this
+    process. Closes the executor on exit.
     """
+    if processes > 1 and (script := find_missing_script()):
+        logger.warning(
+            "working in one process, because others cannot import the program: %s is not a file. "
+            "Save the program as a file to use %d processes",
+            script,
+            processes,
+        )
+        processes = 1
     if processes > 1:
         raise_open_file_limit()
     executor: Executor = ProcessPool(context, processes) if processes > 1 else Inline(context)
@@ -98,10 +110,13 @@ class ProcessPool:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._failure: WorkerError | None = None
         self._processes: list[Any] = []
+        # not an argument of the process: `multiprocessing` would wait forever if the worker died
+        # before it had read a large one
+        self._context = Message.of(context)
         spawn = multiprocessing.get_context("spawn")
         for _ in range(processes):
             ours, theirs = socket.socketpair()
-            process = spawn.Process(target=_worker_main, args=(theirs, context), daemon=True)
+            process = spawn.Process(target=_worker_main, args=(theirs,), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -130,6 +145,8 @@ class ProcessPool:
 
     def _serve(self, process: Any, pipe: socket.socket) -> None:
         with pipe:
+            with contextlib.suppress(ConnectionError):  # the worker has died, as its task will say
+                self._context.send(pipe)
             while task := self._tasks.get():
                 if not self._run(task, process, pipe):
                     return
@@ -178,15 +195,16 @@ def _describe_loss(process: Any, error: Exception) -> str:
             "fewer processes if memory is short"
         )
     return (
-        f"{worker} ended with exit status {code}. Run again to resume. A script must start its "
-        "work below `if __name__ == '__main__':`, or use processes=1"
+        f"{worker} ended with exit status {code}. {GUARD_ADVICE}. Run again to resume, or use "
+        "processes=1"
     )
 
 
-def _worker_main(pipe: socket.socket, context: Any) -> None:
+def _worker_main(pipe: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     raise_open_file_limit()
     with contextlib.suppress(EOFError, ConnectionError):
+        context = receive(pipe, SharedBytes.read)
         while True:
             function, argument = receive(pipe, SharedBytes.read)
             Message.of(_attempt(function, context, argument)).send(pipe)

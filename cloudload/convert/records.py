@@ -65,7 +65,8 @@ class InputUnit(Protocol):
     """A part of the input that can be read separately, identified by its name and size.
 
     `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the blocks
-    from `start` on; `fields` are the record fields that the conversion reads.
+    from `start` on; `fields` are the record fields that the conversion reads, that of the text
+    first. Records without a text field have all names, so that a message can list them.
     """
 
     @property
@@ -96,6 +97,33 @@ class FileUnit:
     @property
     def files(self) -> tuple[InputFile, ...]:
         return (self.file,)
+
+
+def find_field(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field's value. `meta.url` is the field `url` of the mapping in the field `meta`.
+
+    A field with exactly this name takes precedence. Raises `KeyError` if there is none.
+    """
+    if name in fields:
+        return fields[name]
+    outer, _, inner = name.partition(".")
+    if not inner or not isinstance(fields.get(outer), Mapping):
+        raise KeyError(name)
+    return find_field(fields[outer], inner)
+
+
+def has_field(names: Iterable[str], name: str) -> bool:
+    """Whether a record with these names may have a field, which may be nested in one of them."""
+    return any(name == found or name.startswith(f"{found}.") for found in names)
+
+
+def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of all fields, nested ones as `meta.url`."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and value:
+            yield from list_fields(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def sum_bytes(files: Iterable[InputFile]) -> int:

@@ -6,6 +6,7 @@ parent                                      └─► ShardCutter ─┘   store
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import struct
@@ -18,14 +19,14 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, record_shard
-from cloudload.convert.records import InputBlock, Record
+from cloudload.convert.records import InputBlock, Record, find_field, list_fields
 from cloudload.convert.shared_bytes import SharedBytes
-from cloudload.mds.codecs import compress, compression_extension
-from cloudload.mds.hashes import hash_bytes
 from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard_head, shorten
+from cloudload.mds.writer import ShardFormat, encode_sample, pack_shard, shorten
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
+
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -112,23 +113,31 @@ def _values_of(context: ShardContext, record: Record) -> dict[str, Any]:
     if record.fields is None:
         raise _BadRecordError(record.problem)
     text = _text(record.fields, context.config.text_key)
-    own_id = record.fields.get(context.config.id_key)
+    own_id = _optional(record.fields, context.config.id_key)
     is_usable = isinstance(own_id, str | int) and not isinstance(own_id, bool) and own_id != ""
     values = {"text": text, "id": str(own_id) if is_usable else record.name}
     for column in context.form.columns:
         if column.name not in values:
-            values[column.name] = _kept_value(record.fields.get(column.name), column)
+            values[column.name] = _kept_value(_optional(record.fields, column.name), column)
     return values
 
 
+def _optional(fields: Mapping[str, Any], name: str) -> Any:
+    with contextlib.suppress(KeyError):
+        return find_field(fields, name)
+    return None
+
+
 def _text(fields: Mapping[str, Any], key: str) -> str:
-    if key not in fields:
-        names = ", ".join(sorted(map(str, fields))[:8]) or "none"
+    try:
+        value = find_field(fields, key)
+    except KeyError:
+        names = sorted(set(list_fields(fields)))
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        found = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none"
         raise _BadRecordError(
-            f"no field {key!r}. The fields read are: {names}. Use text_key (--text-key) to read "
-            "another"
-        )
-    value = fields[key]
+            f"no field {key!r}. The fields are: {found}. Use text_key (--text-key) to read another"
+        ) from None
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -173,28 +182,13 @@ def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
     worker whose parent has died.
     """
     parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
-    raw = b"".join([encode_shard_head(context.form, job.sizes), *parts])
-    name, stored, compression = f"shard.{job.number:05}.mds", raw, context.form.compression
-    entry = {
-        "samples": len(job.sizes),
-        "raw_data": _file_entry(context.form, name, raw),
-        "zip_data": None,
-    } | context.form.config()
-    if compression:
-        stored = compress(compression, raw)
-        name = f"{name}.{compression_extension(compression)}"
-        entry["zip_data"] = _file_entry(context.form, name, stored)
+    shard = pack_shard(context.form, job.number, job.sizes, parts)
     parent = multiprocessing.parent_process()
     if parent and not parent.is_alive():
         raise SystemExit("the conversion was stopped")  # a new run may already write to this output
-    write_object(join_url(context.location, name), stored)
-    record_shard(context.location, job.number, entry, job.next, job.counts)
-    return entry
-
-
-def _file_entry(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
-    hashes = {algorithm: hash_bytes(algorithm, data) for algorithm in form.hashes}
-    return {"basename": name, "bytes": len(data), "hashes": hashes}
+    write_object(join_url(context.location, shard.name), shard.data)
+    record_shard(context.location, job.number, shard.entry, job.next, job.counts)
+    return shard.entry
 
 
 # ---------------------------------------------------------------- cut

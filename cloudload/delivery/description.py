@@ -101,7 +101,9 @@ def _layout(plan: Plan, is_resumed: bool) -> Iterator[Setting]:
 def _rows(plan: Plan) -> Iterator[Setting]:
     config = plan.recipe.config
     yield Setting("seq_len", config.seq_len, GIVEN, "tokens")
-    names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "text_key", "min_tokens"]
+    names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens"]
+    names += ["text_key"] * plan.recipe.has_text
+    names += ["tokens_key", "tokens_dtype"] * any(config.token_columns)
     for name in names + ["open_rows"] * (config.packing == "best_fit"):
         yield _option(config, name)
 
@@ -114,9 +116,12 @@ def _option(config: Any, name: str) -> Setting:
 
 def _tokenizer(plan: Plan) -> Iterator[Setting]:
     spec, backend = plan.recipe.tokenizer, plan.backend
-    name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
-    note = f"({spec.vocab_size:,} IDs, fingerprint {spec.fingerprint[:12]})"
-    yield Setting("tokenizer", name, GIVEN, note)
+    if spec.json:
+        name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
+        note = f"({spec.vocab_size:,} IDs, fingerprint {spec.fingerprint[:12]})"
+        yield Setting("tokenizer", name, GIVEN, note)
+    else:
+        yield Setting("tokenizer", None, DEFAULT, "(all data is pre-tokenized)")
     yield Setting("framing", spec.framing, DATA)
     origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
     reason = f"({backend.reason})" if backend.reason else f"({backend.versions})"
@@ -154,8 +159,10 @@ def _streams(plan: Plan) -> Iterator[Setting]:
         dataset = recipe.corpus.datasets[stream]
         samples = sum(shard.samples for shard in dataset.shards)
         share = f", weight {weights[label]:g}" if recipe.config.is_mixed else ""
+        column = recipe.config.token_columns[stream]
+        kind = f" of token IDs in column {column.key!r}" if column else ""
         url = redact(recipe.config.streams[stream].url)
-        note = f"samples in {len(dataset.shards):,} shards{share}, from {url}"
+        note = f"samples{kind} in {len(dataset.shards):,} shards{share}, from {url}"
         yield Setting(f"stream {label}", samples, DATA, note)
 
 

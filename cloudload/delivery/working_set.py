@@ -55,6 +55,7 @@ def measure_working_set(
 ) -> int:
     """Estimate the peak number of shard bytes that this node uses at a time, downloads included.
 
+    It is at most the size of all shards, because no shard is both in use and being downloaded.
     Assumes that the node's lanes advance through their canonical nodes in step. A shard is then in
     use from the first to the last step at which the component's order reads one of its documents.
     `orders` has the order of one epoch for each component. Components with `repeat` or `choose` are
@@ -62,11 +63,11 @@ def measure_working_set(
     bytes.
     """
     sizes = _cached_bytes(corpus)
-    needed = int(downloads_at_once * sizes.max(initial=0))
+    needed = int(np.sort(sizes)[-downloads_at_once:].sum())
     for component, order in zip(components, orders, strict=True):
         if component.sampling is None:
             needed += _peak_bytes(corpus, component, order, sizes, world)
-    return needed
+    return min(needed, int(sizes.sum()))
 
 
 def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:

@@ -17,7 +17,7 @@ from cloudload.arrays import divisors
 class World:
     """The data-parallel ranks of a run, and this process's place among them.
 
-    Raises `ValueError` unless `rank` is from 0 to `size - 1`.
+    Raises `ValueError` for a size below 1, and unless `rank` is from 0 to `size - 1`.
     """
 
     rank: int
@@ -27,6 +27,11 @@ class World:
     ranks_per_node: int
 
     def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(
+                f"the data-parallel world has size {self.size}. Use a dp_world_size, or an "
+                "environment variable WORLD_SIZE, of at least 1"
+            )
         if not 0 <= self.rank < self.size:
             raise ValueError(
                 f"data-parallel rank {self.rank} is not in a world of size {self.size}. Use a rank "
@@ -70,7 +75,7 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     # The ranks per node are a guess, because a data-parallel rank may span nodes, or one node may
     # have all ranks. They affect only which node reads which shards, never the content of a row.
     # All processes must make the same guess, so it uses only values that are equal on all of them.
-    num_nodes = size // ranks_per_node
+    num_nodes = max(1, size // ranks_per_node)
     return World(
         dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes
     )

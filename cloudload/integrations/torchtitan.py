@@ -92,7 +92,9 @@ class CloudloadDataLoader(BaseDataLoader):
         options["epochs"] = None if config.infinite and config.repeat else 1
         if "tokenizer" not in config.options:
             # torchtitan wraps a tokenizers.Tokenizer, which does not record its end-of-text token
-            options |= {"tokenizer": tokenizer.tokenizer, "eos": tokenizer.eos_token or AUTO}
+            options["tokenizer"] = tokenizer.tokenizer
+            if "tokens_key" not in config.options:
+                options["eos"] = tokenizer.eos_token or AUTO
         self.loader = CloudLoader(
             config.data, seq_len=seq_len + 1, batch_size=num_rows, **{**options, **config.options}
         )

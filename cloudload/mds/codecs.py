@@ -22,19 +22,24 @@ def compression_extension(compression: str) -> str:
 def compress(compression: str, data: bytes) -> bytes:
     """Compress `data`. The output is deterministic for a given version of the codec.
 
-    `compression` is `zstd`, `gz` or `bz2`, with an optional level, such as `zstd:7`. Raises
-    `ValueError` for any other compression or a level that the codec rejects.
+    `compression` is `zstd`, `gz`, `bz2` or `br`, with an optional level, such as `zstd:7`. Raises
+    `ValueError` for any other compression, a level that the codec rejects, or a codec that is not
+    installed.
     """
     name, _, level = compression.partition(":")
     codecs: dict[str, Callable[[], bytes]] = {
         "zstd": lambda: _zstd_compress(data, int(level or 3)),
         "gz": lambda: gzip.compress(data, int(level or 9), mtime=0),
         "bz2": lambda: bz2.compress(data, int(level or 9)),
+        "br": lambda: _compress_brotli(data, int(level or 11)),
     }
     try:
         return codecs[name]()
     except Exception as error:
-        usable = "zstd or zstd:1 to zstd:22, gz or gz:1 to gz:9, bz2 or bz2:1 to bz2:9, or None"
+        usable = (
+            "zstd or zstd:1 to zstd:22, gz or gz:1 to gz:9, bz2 or bz2:1 to bz2:9, br or br:0 to "
+            "br:11 (with the package brotli), or None"
+        )
         raise ValueError(f"compression is {compression!r}. Use {usable}") from error
 
 
@@ -77,6 +82,12 @@ def check_codec(compression: str) -> None:
             f"shards are compressed with {compression!r}, but the package that reads them is "
             f"missing or too old. Run: pip install {package}"
         ) from error
+
+
+def _compress_brotli(data: bytes, level: int) -> bytes:
+    import brotli
+
+    return bytes(brotli.compress(data, quality=level))
 
 
 def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:

@@ -25,8 +25,6 @@ from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url
 
-_TEXT_ENCODINGS = ("str", "bytes")
-
 
 @dataclass(frozen=True)
 class Dataset:
@@ -110,24 +108,6 @@ class Corpus:
 def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
     """Whether a shard is mapped in place, because it is local and uncompressed."""
     return is_local(dataset.url) and shard.zipped is None
-
-
-def check_text_column(corpus: Corpus, text_key: str) -> None:
-    """Raise `DatasetError` unless `text_key` is a str or bytes column of every shard."""
-    for dataset in corpus.datasets:
-        for columns in dict.fromkeys(shard.columns for shard in dataset.shards):
-            encodings = {column.name: column.encoding for column in columns}
-            encoding = encodings.get(text_key)
-            if encoding in _TEXT_ENCODINGS:
-                continue
-            found = f"{encoding}, not text, in column" if encoding else "no column"
-            names = ", ".join(name for name in encodings if encodings[name] in _TEXT_ENCODINGS)
-            advice = (
-                "It has no text columns. Convert the corpus again with one, or pass a transform"
-            )
-            if names:
-                advice = f"Set text_key to one of its text columns: {names}"
-            raise DatasetError(f"{redact(dataset.url)} has {found} {text_key!r}. {advice}")
 
 
 def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool = True) -> Corpus:

@@ -40,8 +40,11 @@ FIXED_FORMATS: dict[str, str] = {
 _FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()}
 _FIXED_SIZES["float16"] = 2
 
+# what parsing an untrusted index may raise
+FAULTS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+
 # the offsets of a shard are uint32
-_MOST_SHARD_BYTES = (1 << 32) - 1
+MOST_SHARD_BYTES = (1 << 32) - 1
 
 # the cache appends up to 18 bytes, and file systems allow 255 per path component
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
@@ -104,7 +107,7 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
     too large.
     """
     try:
-        _check_extent(data)
+        check_extent(data)
         index = json.loads(data, object_hook=_parse_shard_or_keep)
         if index["version"] != 2:
             raise ValueError(f"its version is {index['version']!r}, not 2")
@@ -112,17 +115,18 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
         is_list = isinstance(shards, list)
         if not is_list or not all(isinstance(shard, ShardInfo) for shard in shards):
             raise ValueError("'shards' is not a list of entries with raw_data")
-        _check_names(shards)
+        check_names(shards)
         return tuple(shards)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        reason = _explain(error)[:500]
+    except FAULTS as error:
+        reason = explain_fault(error)[:500]
         raise DatasetError(
             f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert or copy the dataset "
             "again"
         ) from error
 
 
-def _explain(error: Exception) -> str:
+def explain_fault(error: Exception) -> str:
+    """Describe one of `FAULTS`, as text that follows a colon."""
     if isinstance(error, KeyError):
         return f"no field {error}"
     if isinstance(error, RecursionError):
@@ -134,7 +138,7 @@ def _explain(error: Exception) -> str:
     return str(error)
 
 
-def _check_extent(data: bytes) -> None:
+def check_extent(data: bytes) -> None:
     """Raise `ValueError` if an index is too large: parsing needs many times its size in memory."""
     if len(data) > MOST_INDEX_BYTES:
         raise ValueError(
@@ -153,10 +157,11 @@ def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
 
     Entries are converted while the JSON is parsed, so that their dicts do not fill memory.
     """
-    return _parse_shard(entry) if "raw_data" in entry else entry
+    return parse_shard(entry) if "raw_data" in entry else entry
 
 
-def _parse_shard(entry: dict[str, Any]) -> ShardInfo:
+def parse_shard(entry: dict[str, Any]) -> ShardInfo:
+    """Parse a shard's entry. Raises one of `FAULTS` if it is invalid."""
     if entry["format"] != "mds":
         raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
     samples, raw = _natural(entry["samples"], "samples"), _parse_file(entry["raw_data"])
@@ -200,7 +205,7 @@ def _parse_columns(
     )
     for column in columns:
         known = _FIXED_SIZES.get(column.encoding, column.bytes)
-        if column.bytes != known or (column.bytes or 0) > _MOST_SHARD_BYTES:
+        if column.bytes != known or (column.bytes or 0) > MOST_SHARD_BYTES:
             raise ValueError(
                 f"column {column.name!r} with encoding {column.encoding!r} cannot have the size "
                 f"{column.bytes} (bytes per sample)"
@@ -216,15 +221,15 @@ def _parse_compression(value: object) -> str:
 
 def _parse_file(entry: dict[str, Any]) -> FileInfo:
     name = entry["basename"]
-    if fault := _fault_of_name(name):
+    if fault := fault_of_name(name):
         raise ValueError(f"the file name {str(name)[:100]!r} {fault}")
     size = _natural(entry["bytes"], "bytes")
-    if size > _MOST_SHARD_BYTES:
+    if size > MOST_SHARD_BYTES:
         raise ValueError(f"{name!r} has {size:,} bytes, more than an MDS shard can hold (4 GiB)")
     return FileInfo(name, size, {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()})
 
 
-def _fault_of_name(name: object) -> str | None:
+def fault_of_name(name: object) -> str | None:
     """The problem with a file name, as text that follows the name, or None."""
     if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
         return None
@@ -250,7 +255,7 @@ def _fault_of_name(name: object) -> str | None:
     return None
 
 
-def _check_names(shards: Iterable[ShardInfo]) -> None:
+def check_names(shards: Iterable[ShardInfo]) -> None:
     """Raise `ValueError` if two names are equal ignoring case, or if a file is also a folder."""
     files = [file for shard in shards for file in (shard.raw, shard.zipped) if file is not None]
     folded = {file.name.casefold() for file in files}

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.errors import DatasetError
 from cloudload.mds.index import FIXED_FORMATS, ShardInfo
 
@@ -49,7 +50,8 @@ class Shard:
                     f"{REPAIR_ADVICE}"
                 )
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        self._starts = np.ascontiguousarray(self._read_offsets(), np.uint32).data
+        self._offsets = np.ascontiguousarray(self._read_offsets(), np.uint32)
+        self._starts = self._offsets.data
         self._check_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
@@ -132,6 +134,31 @@ class Shard:
         width = self.info.columns[column].bytes
         return self._map[start : start + (sizes[variable] if width is None else width)]
 
+    @property
+    def data(self) -> memoryview:
+        """All bytes of the shard, without copying them."""
+        return memoryview(self._map)
+
+    def find_values(self, samples: Ints, column: int) -> tuple[Ints, Ints]:
+        """Find the bytes [start, stop) of the column with index `column` of each of `samples`.
+
+        `samples` and both results are int64 [samples]. Raises `DatasetError` if a sample is
+        damaged.
+        """
+        starts = self._offsets[samples].astype(np.int64)
+        stops = self._offsets[samples + 1].astype(np.int64)
+        is_whole = starts + self._fixed_bytes <= stops
+        if is_whole.all():
+            at = starts[:, None] + np.arange(self._sizes.size)
+            sizes = np.frombuffer(self._map, np.uint8)[at].view("<u4").astype(np.int64)
+            is_whole = starts + self._fixed_bytes + sizes.sum(axis=1) == stops
+        if not is_whole.all():
+            raise self._broken(int(samples[np.flatnonzero(~is_whole)[0]]))
+        fixed, variable = self._before[column]
+        starts += fixed + sizes[:, :variable].sum(axis=1)
+        width = self.info.columns[column].bytes
+        return starts, starts + (sizes[:, variable] if width is None else width)
+
     def read_texts(self, samples: Iterable[int], column: int) -> list[str]:
         """Read the column with index `column` of each of `samples`, in order, as text.
 
@@ -164,8 +191,8 @@ class Shard:
             advice = "Convert the corpus again"
             if self.info.columns[column].encoding == "bytes":
                 advice = (
-                    "A `transform` may decode it, for example with "
-                    f"sample[{self.info.columns[column].name!r}].decode('latin-1')"
+                    f"If it holds token IDs, pass tokens_key={self.info.columns[column].name!r} "
+                    "and tokens_dtype. A `transform` may decode text that is not UTF-8"
                 )
             raise DatasetError(
                 f"{self.where(sample)} is not UTF-8 ({_explain(error)}). {advice}"

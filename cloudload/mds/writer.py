@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import reprlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.mds.codecs import compress
-from cloudload.mds.hashes import new_hash
+from cloudload.mds.codecs import compress, compression_extension
+from cloudload.mds.hashes import hash_bytes, new_hash
 from cloudload.mds.index import FIXED_FORMATS, Column
 
 DEFAULT_SHARD_BYTES = 1 << 26
 _MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
+_ARRAY = "ndarray:"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ShardFormat:
     columns: tuple[Column, ...]
     """The columns, sorted by name."""
     compression: str | None = "zstd"
-    """`zstd`, `gz` or `bz2`, with an optional level such as `zstd:7`; or None."""
+    """`zstd`, `gz`, `bz2` or `br`, with an optional level such as `zstd:7`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
     """Hash algorithms. The index lists these hashes of each file."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
@@ -100,6 +101,46 @@ def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
     return b"".join([struct.pack("<I", len(sizes)), offsets.astype("<u4").tobytes(), header])
 
 
+@dataclass(frozen=True)
+class PackedShard:
+    """A shard as it is stored."""
+
+    name: str
+    """The file's name."""
+    data: bytes
+    entry: dict[str, Any]
+    """The shard's entry in the index."""
+
+
+def pack_shard(
+    form: ShardFormat, number: int, sizes: Ints, samples: Iterable[bytes]
+) -> PackedShard:
+    """Build, compress and hash the shard with index `number`.
+
+    `samples` are the encoded samples, joined in any way. `sizes` are their sizes in bytes, int64
+    [samples]. Raises `ValueError` if the shard would have 4 GiB or more.
+    """
+    raw = b"".join([encode_shard_head(form, sizes), *samples])
+    name, stored, zipped = f"shard.{number:05}.mds", raw, None
+    raw_entry = _describe_file(form, name, raw)
+    if form.compression:
+        stored = compress(form.compression, raw)
+        name = f"{name}.{compression_extension(form.compression)}"
+        zipped = _describe_file(form, name, stored)
+    entry = {"samples": len(sizes), "raw_data": raw_entry, "zip_data": zipped} | form.config()
+    return PackedShard(name, stored, entry)
+
+
+def encode_index(entries: Sequence[Mapping[str, Any]]) -> bytes:
+    """Encode `index.json` with the entries of all shards, in order."""
+    return json.dumps({"version": 2, "shards": list(entries)}, sort_keys=True).encode()
+
+
+def _describe_file(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
+    hashes = {algorithm: hash_bytes(algorithm, data) for algorithm in form.hashes}
+    return {"basename": name, "bytes": len(data), "hashes": hashes}
+
+
 def _encode_value(column: Column, value: Any) -> bytes:
     try:
         return _encode(column.encoding, value)
@@ -129,7 +170,18 @@ def _encode(encoding: str, value: Any) -> bytes:
         return json.dumps(value).encode()
     if encoding in FIXED_FORMATS:
         return struct.pack(FIXED_FORMATS[encoding], value)
+    if encoding.startswith(_ARRAY):
+        return _encode_array(value, encoding.removeprefix(_ARRAY))
     raise ValueError(
-        f"cannot write a column of encoding {encoding!r}. Use str, bytes, json, or one of "
-        f"{', '.join(FIXED_FORMATS)}"
+        f"cannot write a column of encoding {encoding!r}. Use str, bytes, json, ndarray:<dtype>, "
+        f"or one of {', '.join(FIXED_FORMATS)}"
     )
+
+
+def _encode_array(value: Any, dtype: str) -> bytes:
+    """Encode an array of one axis after its shape: the number of axes, and the length of each."""
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype != np.dtype(dtype):
+        raise ValueError(f"it has {array.ndim} axes of {array.dtype}, not one of {dtype}")
+    width = next(width for width in range(4) if len(array) < 1 << (8 << width))
+    return bytes([1 << 2 | width]) + len(array).to_bytes(1 << width, "little") + array.tobytes()

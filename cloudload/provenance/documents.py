@@ -62,25 +62,24 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
 
 
 def find_document(
-    run: Run, stream: int, sample: int, last_step: int, **delivery: Any
+    run: Run, stream: int, sample: int, last_step: int, *, quick: bool = False, **delivery: Any
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    `stream` and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
-    `ValueError` for a `last_step` that is not after the state, and for a stream or sample that does
-    not exist. Also raises the errors of `Run.loader`.
+    Reads every row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` are
+    options of `DeliveryConfig`. Raises `ValueError` for a `last_step` that is not after the state,
+    and for a stream or sample that does not exist. Also raises the errors of `Run.loader`.
 
-    In an endless run with at least one document per lane and epoch, this reads only the lanes that
-    may contain the sample, and yields occurrences epoch by epoch. It assumes that every lane
-    advances by at most twice as many epochs as the fastest lane that it has read, plus 64
-    documents.
+    With `quick`, in an endless run with at least one document per lane and epoch, it reads only the
+    lanes that probably contain the sample, and yields by epoch. It misses occurrences in lanes that
+    advance by more than twice as many epochs as the fastest lane that it reads, plus 64 documents.
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         plan = loader.plan()
         _check_sample(plan, stream, sample)
         lanes = plan.recipe.components[_component_of(plan, stream)].lanes
-        if lanes.epochs is None and lanes.num_positions >= lanes.num_lanes:
+        if quick and lanes.epochs is None and lanes.num_positions >= lanes.num_lanes:
             yield from _find_in_lanes(run, plan, (stream, sample), last_row, delivery)
             return
         for batch in _batches_until(loader, last_row):

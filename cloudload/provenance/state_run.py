@@ -9,12 +9,13 @@ from typing import Any
 
 from cloudload.config.stream import Stream
 from cloudload.config.stream_names import name_streams
-from cloudload.config.transform import Transform
+from cloudload.config.transform import GIVEN_ID, Transform
 from cloudload.errors import StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.run.recipe import HELD_CONFIG_FIELDS
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved, read_state
+from cloudload.tokenization.tokenizer import WITHOUT_TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def open_run(
     saved = read_state(state)
     sources = read_sources(state["sources"])
     tokenizer = tokenizer or sources.tokenizer
-    if tokenizer is None:
+    if tokenizer is None and state["tokenizer"] != WITHOUT_TOKENIZER:
         raise StreamChangedError(
             "the state does not record the tokenizer's location. Pass the tokenizer (--tokenizer)"
         )
@@ -114,13 +115,21 @@ def open_run(
         "data": list(streams),
         "tokenizer": tokenizer,
         "transform": transform,
+        "transform_id": _read_transform_id(state["transform"]),
         "seq_len": saved.seq_len,
         "num_lanes": saved.layout.num_lanes,
         "bos": sources.bos,
         "eos": sources.eos,
+        "tokens_key": sources.tokens_key,
+        "tokens_dtype": sources.tokens_dtype,
         "schedule": schedule if sources.is_mixed else None,
     }
     return Run(state, arguments, global_batch)
+
+
+def _read_transform_id(name: str | None) -> str | None:
+    """The `transform_id` that a run was given, or None."""
+    return name.removeprefix(GIVEN_ID) if name and name.startswith(GIVEN_ID) else None
 
 
 def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]:

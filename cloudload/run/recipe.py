@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.config.choices import SAME
-from cloudload.config.rows import RowsConfig
-from cloudload.mds.dataset import Corpus, check_text_column, open_corpus
+from cloudload.config.choices import AUTO, SAME
+from cloudload.config.rows import RowsConfig, TokensColumn
+from cloudload.config.stream import Stream
+from cloudload.mds.dataset import Corpus, open_corpus
+from cloudload.mds.document_columns import check_text_column, check_token_column
 from cloudload.order.layout import Layout, resolve_layout
 from cloudload.order.mixture import Mixture, build_mixture
 from cloudload.packing.packers import Packing
@@ -30,13 +33,20 @@ from cloudload.run.components import (
 )
 from cloudload.run.sources import describe_sources
 from cloudload.storage.base import Retry
-from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
+from cloudload.tokenization.framing import TokenName
+from cloudload.tokenization.tokenizer import (
+    TokenizerSpec,
+    frame_without_tokenizer,
+    load_tokenizer,
+)
 
 HELD_CONFIG_FIELDS = (
     *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
     "min_tokens",
 )
 """Fields of `RowsConfig` that a state stores as they are."""
+TOKENS_FIELD = "tokens_key"
+"""The field of a state that describes columns of token IDs. States of text have no such field."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,9 @@ class Recipe:
     tokenizer: TokenizerSpec
     corpus: Corpus
     sources: str
-    """Locations of data and tokenizer, bos and eos, as JSON without secrets;
-    `cloudload.provenance` reopens the run from them. The tokenizer is null if it was passed as an
-    object without a name."""
+    """Locations of data and tokenizer, bos and eos, and the columns of token IDs, as JSON without
+    secrets; `cloudload.provenance` reopens the run from them. The tokenizer is null if there is
+    none, or if it was passed as an object without a name."""
     layout: Layout
     components: tuple[Component, ...]
     mixture: Mixture
@@ -65,6 +75,11 @@ class Recipe:
     def num_lanes(self) -> int:
         """Number of lanes of the run."""
         return self.layout.num_lanes
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the documents of any stream are text, which must be tokenized."""
+        return not all(self.config.token_columns)
 
     @property
     def has_row_per_document(self) -> bool:
@@ -105,9 +120,10 @@ class Recipe:
             "data": ",".join(self.corpus.fingerprint(each.streams) for each in self.components),
             "shards": ",".join(_hash_sizes(each.shard_sizes) for each in self.components),
             "tokenizer": self.tokenizer.fingerprint,
-            "token_ids": self.tokenizer.token_ids,
+            "token_ids": self.tokenizer.token_ids if self.has_text else "",
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
+            TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
         }
 
     def reconfigure(self, **options: Any) -> Recipe:
@@ -131,13 +147,9 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
     Raises `TokenizerError`, `StoreError` and `DatasetError` for a tokenizer or data that cannot be
     used, and `ValueError` for a config that does not fit the data.
     """
-    frames = [
-        (_own(stream.bos, config.bos), _own(stream.eos, config.eos)) for stream in config.streams
-    ]
-    spec = load_tokenizer(tokenizer, frames)
+    spec = _open_tokenizer(config, tokenizer)
     corpus = open_corpus(config.streams, retry, may_be_empty=not config.is_mixed)
-    if config.transform is None:
-        check_text_column(corpus, config.text_key)
+    _check_columns(config, corpus)
     layout, components = _settle(config, specify_components(config, corpus), None)
     return Recipe(
         config=config,
@@ -148,6 +160,46 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
         components=components,
         mixture=_build_mixture(config),
     )
+
+
+def _open_tokenizer(config: RowsConfig, tokenizer: Any) -> TokenizerSpec:
+    frames = [_frame_of(config, stream) for stream in config.streams]
+    if tokenizer is not None:
+        return load_tokenizer(tokenizer, frames)
+    if not all(config.token_columns):
+        raise ValueError(
+            "tokenizer is None, but the documents are text. Pass a tokenizer, or tokens_key if the "
+            "data is pre-tokenized"
+        )
+    return frame_without_tokenizer(frames)
+
+
+def _frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
+    """The bos and eos of a stream. For token IDs, `auto` is none, because their writer chose."""
+    has_own_column = stream.tokens_key not in (SAME, None)
+    is_text = config.token_column(stream) is None
+    bos, eos = (
+        (AUTO if has_own_column else of_loader) if token == SAME else token
+        for token, of_loader in ((stream.bos, config.bos), (stream.eos, config.eos))
+    )
+    return (bos, eos) if is_text else (_without_auto(bos), _without_auto(eos))
+
+
+def _without_auto(token: TokenName) -> TokenName:
+    return None if token == AUTO else token
+
+
+def _check_columns(config: RowsConfig, corpus: Corpus) -> None:
+    for dataset, column in zip(corpus.datasets, config.token_columns, strict=True):
+        if column is not None:
+            check_token_column([dataset], column.key, column.dtype)
+        elif config.transform is None:
+            check_text_column([dataset], config.text_key)
+
+
+def _describe_column(column: TokensColumn | None) -> str:
+    """A column of token IDs as `name` or `name:dtype`; "" for text."""
+    return ":".join(quote(part, safe="") for part in column or () if part is not None)
 
 
 def _settle(
@@ -161,10 +213,6 @@ def _settle(
 def _hash_sizes(shard_sizes: Ints) -> str:
     """A fingerprint of the shard sizes, on which the order depends."""
     return hashlib.sha256(shard_sizes.tobytes()).hexdigest()[:16]
-
-
-def _own(token: str | None, of_loader: str | None) -> str | None:
-    return of_loader if token == SAME else token
 
 
 def _build_mixture(config: RowsConfig) -> Mixture:

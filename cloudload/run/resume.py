@@ -26,7 +26,7 @@ from cloudload.packing.residue import residue_spans, unpack_residue
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.components import Component
 from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.recipe import Recipe
+from cloudload.run.recipe import TOKENS_FIELD, Recipe
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
@@ -40,18 +40,21 @@ _DESCRIPTIONS = {
     "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
     "tokenizer": "tokenizer (fingerprint)",
     "token_ids": "token_ids (fingerprint of the IDs of fixed texts)",
+    "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
     "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
 }
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
-    *("data", "shards", "bos_eos", "choose", "num_canonical_nodes", "shuffle_block_size"),
+    *("data", "shards", "bos_eos", "tokens_key", "choose"),
+    *("num_canonical_nodes", "shuffle_block_size"),
 )
 # cursors stay valid if these change, unless they are past the end of fewer epochs
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
 # only cursors between documents stay valid if these change
 _CONTENT_FIELDS = (
-    *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "transform", "overflow"),
+    *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
+    "overflow",
 )
 _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
 
@@ -65,7 +68,11 @@ def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     texts = str(saved.fields["bos_eos"]).split(",")
     if texts == recipe.fields["bos_eos"].split(",")[: len(texts)]:
         return recipe
-    is_same = saved.fields["tokenizer"] == recipe.fields["tokenizer"]
+    columns = str(saved.fields[TOKENS_FIELD]).split(",")
+    is_same = (
+        saved.fields["tokenizer"] == recipe.fields["tokenizer"]
+        and columns == recipe.fields[TOKENS_FIELD].split(",")[: len(columns)]
+    )
     if not is_same or not _is_automatic(saved.sources) or not _is_automatic(recipe.sources):
         return recipe
     tokenizer = recipe.tokenizer
@@ -153,7 +160,7 @@ def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
             now = ",".join(now.split(",")[: len(value.split(","))])
         if value != now:
             changes[name] = (value, found[name])
-    if "tokenizer" in changes:  # then other IDs are expected
+    if "tokenizer" in changes or not recipe.has_text:  # other IDs are expected, or none
         changes.pop("token_ids", None)
     return changes
 

@@ -15,18 +15,23 @@ from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.errors import StreamChangedError
 from cloudload.storage.redaction import redact
+from cloudload.tokenization.framing import TokenName
+
+_OPTIONS = ("bos", "eos", "tokens_key", "tokens_dtype")
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The locations of a run's data and tokenizer, and the bos and eos that were asked for."""
+    """The locations of a run's data and tokenizer, and the options to read them with."""
 
     streams: list[Stream]
     tokenizer: str | None
     """None if it was passed as an object without a name."""
-    bos: str | None
-    eos: str | None
+    bos: TokenName
+    eos: TokenName
     is_mixed: bool
+    tokens_key: str | None
+    tokens_dtype: str | None
 
     @property
     def urls(self) -> str:
@@ -59,8 +64,7 @@ def describe_sources(config: RowsConfig, tokenizer: Any) -> str:
             "streams": streams,
             "is_mixed": config.is_mixed,
             "tokenizer": name or None,
-            "bos": config.bos,
-            "eos": config.eos,
+            **{name: getattr(config, name) for name in _OPTIONS},
         }
     )
 
@@ -71,6 +75,8 @@ def read_sources(text: str) -> Sources:
         saved = json.loads(text)
         streams = [Stream(**stream) for stream in saved["streams"]]
         others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
+        # a state that an earlier cloudload wrote has none of these
+        others |= {name: saved.get(name) for name in ("tokens_key", "tokens_dtype")}
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StreamChangedError(
             f"sources: {error!r:.200}. The state is damaged: load an earlier one"

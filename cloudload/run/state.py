@@ -18,8 +18,11 @@
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
     token_ids               hash of the IDs of fixed texts, by which a resume notices a version of
-                            tokenizers that encodes differently; older states have no such key
+                            tokenizers that encodes differently; older states, and states of
+                            pre-tokenized data alone, have no such key
     mixture                 names and weights of the streams, and the rows from which they apply
+    tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all
+                            streams are text, there is no such key
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
                             component are joined by commas
     sources                 locations of data and tokenizer, for `cloudload.provenance`; may differ
@@ -49,7 +52,7 @@ from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
-from cloudload.run.recipe import HELD_CONFIG_FIELDS, Recipe
+from cloudload.run.recipe import HELD_CONFIG_FIELDS, TOKENS_FIELD, Recipe
 from cloudload.run.state_codec import (
     damaged,
     decode_residues,
@@ -82,7 +85,7 @@ _PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backe
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
 ) | {"mixture"}
-_OPTIONAL_KEYS = frozenset({"origin", "token_ids"})
+_OPTIONAL_KEYS = frozenset({"origin", "token_ids", TOKENS_FIELD})
 
 
 def build_state(
@@ -102,7 +105,7 @@ def build_state(
         "batches": position.batches,
         "global_batch": position.global_batch,
         "seq_len": recipe.config.seq_len,
-        **recipe.fields,
+        **{name: value for name, value in recipe.fields.items() if _is_saved(name, value)},
         "mixture": recipe.mixture.to_json(),
         "sources": recipe.sources,
         "tokenizer_backend": tokenizer_backend,
@@ -114,6 +117,12 @@ def build_state(
         "residues": encode_residues(position.residues),
         **({"origin": join_pairs([origin])} if any(origin) else {}),
     }
+
+
+def _is_saved(name: str, value: Any) -> bool:
+    """Whether a state has this field: one for text alone, or for columns of token IDs alone, may be
+    empty."""
+    return name not in _OPTIONAL_KEYS or bool(value.strip(","))
 
 
 # ---------------------------------------------------------------- loading
@@ -160,6 +169,7 @@ def read_state(state: Mapping[str, Any]) -> Saved:
             f"{len(layout.canonical_nodes)} values",
         )
     fields = {name: state[name] for name in (*_HELD_FIELDS, "token_ids") if name in state}
+    fields[TOKENS_FIELD] = state.get(TOKENS_FIELD, "," * str(state["bos_eos"]).count(","))
     return Saved(
         position=position,
         layout=layout,

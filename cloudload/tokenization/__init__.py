@@ -8,5 +8,6 @@
     each worker          DocumentTokenizer ─► encoders ─► IDs   some are compared with hf IDs
 
 Other packages use `load_tokenizer`, `TokenizerSpec`, `DocumentTokenizer`, `choose_backend` and
-`Choice`. Both backends give the same IDs, so a state may be resumed with either one.
+`Choice`. Both backends give the same IDs, so a state may be resumed with either one. Pre-tokenized
+data needs no backend, and its `TokenizerSpec` may be without a tokenizer.
 """

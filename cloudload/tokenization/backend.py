@@ -25,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cloudload.config.choices import FASTOKENS, HF
+from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.errors import TokenizerError
 from cloudload.system.temp_files import partial_file
 from cloudload.tokenization.encoders import (
@@ -55,7 +55,7 @@ class Choice:
     """The chosen backend, as plain data for workers."""
 
     name: str
-    """`hf` or `fastokens`."""
+    """`hf` or `fastokens`; `none` if no text is tokenized."""
     versions: str
     """The names and versions of its libraries, such as `fastokens 0.3.5, tokenizers 0.22.2`."""
     reason: str | None = None
@@ -63,11 +63,14 @@ class Choice:
 
 
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
-    """Choose the backend for the tokenizer.json `text`.
+    """Choose the backend for the tokenizer.json `text`, which is empty if no text is
+    tokenized.
 
     `asked` is "auto", "hf" or "fastokens". The result of comparing all code points is cached in a
     file under `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
     """
+    if not text:
+        return Choice(NO_BACKEND, NO_BACKEND)
     tokenizers = f"tokenizers {version('tokenizers')}"
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:

@@ -1,6 +1,6 @@
 """The framing of documents: their bos and eos tokens, and where each one comes from.
 
-    asked       "<s>" or None                 used as it is
+    asked       "<s>", 1 or None              used as it is
                 "auto", bos                   add_bos_token of the files, else the template
                 "auto", eos                   eos_token of the files, else the template
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONFIG_NAME, MAP_NAME = "tokenizer_config.json", "special_tokens_map.json"
+MOST_IDS = 1 << 31
+TokenName = str | int | None
+"""A token, its ID, "auto", or None for no token."""
 _TEMPLATE = "the template of tokenizer.json"
 _GIVEN = "given"
 _CHAT_TOKEN = re.compile(r"im_end|\beo[tm]\b|eo[tm]_id|turn|return|\|end\||message|call|user", re.I)
@@ -94,7 +97,7 @@ def _add(named: NamedTokens, content: Any, place: str) -> NamedTokens:
     return replace(named, adds_bos=adds_bos) if isinstance(adds_bos, bool) else named
 
 
-def choose_bos(backend: Tokenizer, asked: str | None, named: NamedTokens) -> FramingToken:
+def choose_bos(backend: Tokenizer, asked: TokenName, named: NamedTokens) -> FramingToken:
     """Choose the token before each document.
 
     Raises `TokenizerError` if it is not a token of the tokenizer.
@@ -113,7 +116,7 @@ def choose_bos(backend: Tokenizer, asked: str | None, named: NamedTokens) -> Fra
 
 
 def choose_eos(
-    backend: Tokenizer, asked: str | None, named: NamedTokens, source: str
+    backend: Tokenizer, asked: TokenName, named: NamedTokens, source: str
 ) -> FramingToken:
     """Choose the token after each document. `source` names the tokenizer in an error.
 
@@ -135,17 +138,20 @@ def choose_eos(
     )
 
 
-def _take(backend: Tokenizer, token: str | None, field: str, place: str) -> FramingToken:
+def _take(backend: Tokenizer, token: TokenName, field: str, place: str) -> FramingToken:
     kind = field[:3]
     if token is None:
         return FramingToken(None, f"no {kind} ({place})")
-    number = backend.token_to_id(token)
-    if number is None:
+    if isinstance(token, int):
+        number, name = token, backend.id_to_token(token) if token < MOST_IDS else None
+    else:
+        number, name = backend.token_to_id(token), token
+    if number is None or name is None:
         raise TokenizerError(
             f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to its tokens or "
             "to None"
         )
-    return FramingToken(int(number), f"{kind} {token!r} ({place})")
+    return FramingToken(int(number), f"{kind} {name!r} ({place})")
 
 
 def _doubt(backend: Tokenizer, token: str, place: str) -> str | None:

@@ -12,13 +12,14 @@ special tokens, such as `<|endoftext|>`, are encoded as text inside a document, 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -29,7 +30,9 @@ from cloudload.errors import TokenizerError
 from cloudload.tokenization.encoders import Encoder, HFEncoder, load_hf, open_encoder
 from cloudload.tokenization.framing import (
     CONFIG_NAME,
+    MOST_IDS,
     NamedTokens,
+    TokenName,
     choose_bos,
     choose_eos,
     list_named_tokens,
@@ -42,19 +45,24 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+WITHOUT_TOKENIZER = "none"
+"""The fingerprint if there is no tokenizer."""
+
+
 @dataclass(frozen=True)
 class TokenizerSpec:
     """A tokenizer and the bos and eos of each stream, as plain data for workers."""
 
     json: str
-    """The text of the tokenizer.json, without truncation, padding and dropout."""
+    """The text of the tokenizer.json, without truncation, padding and dropout. Empty if there is no
+    tokenizer, because all data is pre-tokenized."""
     frames: tuple[Frame, ...]
     """The (bos, eos) IDs of each stream's documents; None for no token."""
     vocab_size: int
-    """The largest ID, plus 1."""
+    """The largest ID, plus 1. Without a tokenizer, 2^31."""
     token_ids: str
     """A hash of the IDs of `probes.FIXED_TEXTS`: 16 hex digits. If another version of `tokenizers`
-    gives other IDs, the hash is another."""
+    gives other IDs, the hash is another. Empty without a tokenizer."""
     framing: str = field(default="", compare=False)
     """Which tokens `frames` are, and where they are from, for a log."""
     framing_warning: str | None = field(default=None, compare=False)
@@ -70,8 +78,11 @@ class TokenizerSpec:
     def fingerprint(self) -> str:
         """A hash of the tokenizer.json without its post-processor and decoder: 32 hex digits.
 
-        Tokenizers with equal fingerprints give the same IDs. `frames` are not included.
+        Tokenizers with equal fingerprints give the same IDs. `frames` are not included. Without a
+        tokenizer, it is `none`.
         """
+        if not self.json:
+            return WITHOUT_TOKENIZER
         # templates do not affect documents, and transformers 5 adds one that has no effect
         content = json.loads(self.json) | {"post_processor": None, "decoder": None}
         # `self.json` stays in ID order, because encoding with a sorted vocabulary is a fifth slower
@@ -80,15 +91,15 @@ class TokenizerSpec:
 
 
 def load_tokenizer(
-    source: Any, frames: Sequence[tuple[str | None, str | None]] = ((AUTO, AUTO),)
+    source: Any, frames: Sequence[tuple[TokenName, TokenName]] = ((AUTO, AUTO),)
 ) -> TokenizerSpec:
     """Load a tokenizer as plain data.
 
     `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
     `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each
-    stream: each is a token, None, or "auto". For bos, "auto" is the bos that the tokenizer names if
-    its `add_bos_token` is true, and None if it is false. Otherwise it is the special token with
-    which the tokenizer's template begins (None if there is none, or if the tokenizer names a
+    stream: each is a token, its ID, None, or "auto". For bos, "auto" is the bos that the tokenizer
+    names if its `add_bos_token` is true, and None if it is false. Otherwise it is the special token
+    with which the tokenizer's template begins (None if there is none, or if the tokenizer names a
     different bos). For eos, it is the eos that the tokenizer names, or else the special token with
     which its template ends.
 
@@ -126,6 +137,32 @@ def _hash_ids(backend: Tokenizer) -> str:
             ids = [-1]
         digest.update(np.array([len(ids), *ids], "<i8").tobytes())
     return digest.hexdigest()[:16]
+
+
+def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> TokenizerSpec:
+    """Describe pre-tokenized data without a tokenizer; `frames` are as for `load_tokenizer`.
+
+    Raises `TokenizerError` unless each bos and eos is None or an ID below 2^31.
+    """
+    for token in itertools.chain.from_iterable(frames):
+        if isinstance(token, str) or not 0 <= (token or 0) < MOST_IDS:
+            raise TokenizerError(
+                f"bos or eos is {token!r}, and there is no tokenizer. Pass its ID, None, or "
+                "the tokenizer"
+            )
+    ids = tuple((bos, eos) for bos, eos in frames)
+    texts = [f"{_describe(bos, 'bos')}, {_describe(eos, 'eos')}" for bos, eos in frames]
+    return TokenizerSpec(
+        json="",
+        frames=cast("tuple[Frame, ...]", ids),
+        vocab_size=MOST_IDS,
+        token_ids="",
+        framing=" · ".join(dict.fromkeys(texts)),
+    )
+
+
+def _describe(token: TokenName, kind: str) -> str:
+    return f"no {kind}" if token is None else f"{kind} {token}"
 
 
 def _find(source: Any) -> tuple[Tokenizer, NamedTokens]:
@@ -239,7 +276,17 @@ class DocumentTokenizer:
 
     def decode(self, tokens: Tokens) -> str:
         """Decode IDs (int32 [tokens]) to text, including special tokens."""
-        return str(load_hf(self._json).decode(tokens.tolist(), skip_special_tokens=False))
+        return decode_ids(self._json, tokens)
+
+
+def decode_ids(text: str, tokens: Tokens) -> str:
+    """Decode IDs (int32 [tokens]) with the tokenizer.json `text`, including special tokens.
+
+    If `text` is empty, because there is no tokenizer, returns the IDs, separated by spaces.
+    """
+    if not text:
+        return " ".join(map(str, tokens.tolist()))
+    return str(load_hf(text).decode(tokens.tolist(), skip_special_tokens=False))
 
 
 def has_special_tokens(document: str) -> bool:

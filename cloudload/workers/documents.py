@@ -1,7 +1,8 @@
 """Find, fetch, read and tokenize the documents of lanes, many at a time.
 
-    lane, ordinal ─► epoch, position ─► sample ─► shard ─► text ─► transform ─► IDs ─┐
-                                                     a row of the document table ◄───┘
+    lane, ordinal ─► epoch, position ─► sample ─► text ─► IDs ─┐
+                                            └───────────► IDs ─┤
+                               a row of the document table ◄───┘
 
 Once tokenized, a document is a row of integers and a range of token IDs, not a Python object. Lanes
 are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`.
@@ -9,19 +10,14 @@ are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints, Tokens
 from cloudload.cache.shard_cache import ShardCache
-from cloudload.config.transform import Transform
-from cloudload.errors import DatasetError, TokenizerError
-from cloudload.mds.dataset import Corpus
-from cloudload.mds.shard import Shard
+from cloudload.errors import TokenizerError
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.tables import (
     BASE,
@@ -37,90 +33,9 @@ from cloudload.packing.tables import (
 )
 from cloudload.run.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
-from cloudload.tokenization.tokenizer import DocumentTokenizer
+from cloudload.tokenization.tokenizer import DocumentTokenizer, decode_ids
+from cloudload.workers.document_reader import DocumentReader, IdsOfDocuments, merge_ids
 from cloudload.workers.plan import Plan
-
-
-class DocumentReader:
-    """Reads the samples of a corpus, given as indices, and fetches their shards."""
-
-    def __init__(
-        self, corpus: Corpus, cache: ShardCache, text_key: str, transform: Transform | None = None
-    ) -> None:
-        self._corpus, self._cache = corpus, cache
-        self._text_key, self._transform = text_key, transform
-
-    def read(self, samples: Ints) -> list[str | None]:
-        """Read the texts of `samples` (int64 [samples]), in their order.
-
-        A text is None if the transform filters the sample out. Opens each shard once. Raises
-        `DatasetError` if a text cannot be read or the transform fails, and the errors of
-        `ShardCache.shard` if a shard cannot be fetched.
-        """
-        if not len(samples):
-            return []
-        numbers = self._corpus.shards_of(samples)
-        order = np.argsort(numbers, kind="stable")
-        within = (samples - self._corpus.shard_starts[numbers])[order].tolist()
-        opened, firsts = np.unique(numbers[order], return_index=True)
-        texts: list[str | None] = []
-        for number, first, stop in zip(
-            opened.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(samples)], strict=True
-        ):
-            shard = self._cache.shard(number)
-            if self._transform is None:
-                texts += shard.read_texts(within[first:stop], shard.column_index(self._text_key))
-            else:
-                texts += [self._transformed(shard, sample) for sample in within[first:stop]]
-        in_order: list[str | None] = [None] * len(samples)
-        for place, text in zip(order.tolist(), texts, strict=True):
-            in_order[place] = text
-        return in_order
-
-    def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
-        """Read a sample, and return its shard and its values by column name.
-
-        Omits `columns` that do not exist. Raises `DatasetError` if the sample cannot be read, and
-        the errors of `ShardCache.shard`.
-        """
-        shard, within = self._find(sample)
-        return shard, shard.read_columns(within, columns)
-
-    def where(self, sample: int) -> str:
-        """Describe a sample for a message: its index in its shard, the shard, and its ID, if any.
-
-        Raises the errors of `ShardCache.shard`.
-        """
-        shard, within = self._find(sample)
-        return shard.where(within)
-
-    def _find(self, sample: int) -> tuple[Shard, int]:
-        [number] = self._corpus.shards_of(np.array([sample]))
-        return self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
-
-    def prefetch(self, samples: Ints) -> None:
-        """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
-        self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
-
-    def _transformed(self, shard: Shard, sample: int) -> str | None:
-        assert self._transform is not None
-        values = shard.read(sample)
-        try:
-            text = self._transform(values)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a transform's sys.exit() would look like a dead worker
-            [*_, what] = traceback.format_exception_only(error)
-            raise DatasetError(
-                f"the transform failed on {shard.where(sample)}: {what}{traceback.format_exc()}"
-                "Fix the transform, or return None to filter this sample out"
-            ) from error
-        if text is not None and not isinstance(text, str):
-            raise DatasetError(
-                f"the transform returned {type(text).__name__} for {shard.where(sample)}. Return "
-                "str, or None to filter this sample out"
-            )
-        return text
 
 
 @dataclass(frozen=True)
@@ -155,12 +70,14 @@ class LaneDocuments:
         recipe: Recipe,
         orders: Sequence[EpochOrders],
         reader: DocumentReader,
-        tokenizer: DocumentTokenizer,
+        tokenizer: DocumentTokenizer | None,
     ) -> None:
         self._corpus, self._components = recipe.corpus, recipe.components
         self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
-        frames = tokenizer.frames
+        self._text = recipe.tokenizer.json
+        self._is_tokenized = np.array([bool(each) for each in recipe.config.token_columns])
+        frames = recipe.tokenizer.frames
         self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
         num_eos = np.array([eos is not None for _, eos in frames], np.int64)
         self._num_framing = self._num_bos + num_eos
@@ -211,11 +128,15 @@ class LaneDocuments:
         streams = self._corpus.streams_of(found.samples)
         table[:, STREAM], table[:, EPOCH] = streams, found.epochs
         table[:, SAMPLE] = found.samples - self._corpus.stream_starts[streams]
-        texts = self._reader.read(found.samples)
-        is_filtered = np.zeros(len(texts), np.bool_)
-        if None in texts:
-            is_filtered[:] = [text is None for text in texts]
-        ids, offsets = self._encode([text or "" for text in texts], found.samples)
+        is_filtered = np.zeros(len(found), np.bool_)
+        is_tokenized = self._is_tokenized[streams]
+        parts = []
+        if len(tokenized := np.flatnonzero(is_tokenized)):
+            for places, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
+                parts.append(IdsOfDocuments(tokenized[places], ids, sizes))
+        if len(tokenized) < len(found):
+            parts.append(self._tokenize(np.flatnonzero(~is_tokenized), found.samples, is_filtered))
+        ids, offsets = merge_ids(parts)
         sizes = np.diff(offsets) + self._num_framing[streams]
         is_filtered |= sizes < self._min_tokens
         if has_begun is not None:
@@ -225,7 +146,16 @@ class LaneDocuments:
         table[:, COUNT] = np.where(is_filtered, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
 
+    def _tokenize(self, places: Ints, samples: Ints, is_filtered: Flags) -> IdsOfDocuments:
+        """Read and tokenize the texts at `places` of `samples`, and mark those without text."""
+        texts = self._reader.read_texts(samples[places])
+        if None in texts:
+            is_filtered[places] = [text is None for text in texts]
+        ids, offsets = self._encode([text or "" for text in texts], samples[places])
+        return IdsOfDocuments(places, ids, np.diff(offsets))
+
     def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
+        assert self._tokenizer is not None
         try:
             return self._tokenizer.encode_flat(texts)
         except TokenizerError as error:
@@ -246,26 +176,23 @@ class LaneDocuments:
         self._orders[component].build_in_background(epoch)
 
     def decode(self, tokens: Tokens) -> str:
-        """Decode token IDs (int32 [tokens]) to text, control tokens included."""
-        return self._tokenizer.decode(tokens)
+        """Decode token IDs (int32 [tokens]) to text, control tokens included.
+
+        Without a tokenizer, the text is the IDs, separated by spaces.
+        """
+        return decode_ids(self._text, tokens)
 
     def prefetch(self, samples: Ints) -> None:
         """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
         self._reader.prefetch(samples)
 
 
-def open_reader(plan: Plan, cache: ShardCache) -> DocumentReader:
-    """Open a reader for a plan's corpus."""
-    config = plan.recipe.config
-    return DocumentReader(plan.recipe.corpus, cache, config.text_key, config.transform)
-
-
 def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
     """Open the documents of a plan's lanes, with the plan's orders and tokenizer."""
     recipe = plan.recipe
     orders = [component.orders(plan.cache_root) for component in recipe.components]
-    tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name)
-    return LaneDocuments(recipe, orders, open_reader(plan, cache), tokenizer)
+    tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name) if recipe.has_text else None
+    return LaneDocuments(recipe, orders, DocumentReader(recipe, cache), tokenizer)
 
 
 def open_cache(plan: Plan) -> ShardCache:

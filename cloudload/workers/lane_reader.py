@@ -34,6 +34,8 @@ _MOST_DOCUMENTS_OF_LANE = 64
 # a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
 # documents that wait in the packers would then use more than about `_WAITING_BYTES`
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
+# with token IDs, this many documents amortize a call; reading more would only copy their tokens
+_ENOUGH_DOCUMENTS = 2_048
 
 
 def open_lane_rows(
@@ -83,6 +85,7 @@ class LaneReader:
         num_own = len(plan.own_lanes(worker)) * len(self._components)
         waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
         self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, _MOST_EAGERNESS))
+        self._enough_documents = math.inf if plan.recipe.has_text else _ENOUGH_DOCUMENTS
         self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 
     def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
@@ -113,7 +116,9 @@ class LaneReader:
             if not len(short):
                 return
             lanes, wanted, means = lanes[short], wanted[short], means[short]
-            numbers = np.ceil(eagerness * missing[short] / means).astype(np.int64)
+            needed = missing[short] / means
+            eager = max(1.0, min(eagerness, self._enough_documents / needed.sum()))
+            numbers = np.ceil(eager * needed).astype(np.int64)
             numbers = np.minimum(np.clip(numbers, 1, _MOST_DOCUMENTS_OF_LANE), room[short])
             repeated = np.repeat(lanes, numbers)
             ordinals = self.next_ordinals[repeated] + count_within(numbers)

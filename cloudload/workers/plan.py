@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
-from cloudload.config.choices import FASTOKENS, HF
+from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
@@ -27,7 +27,7 @@ from cloudload.tokenization.backend import Choice
 
 # most rows of a block, for up to `_TOKENS_OF_ROW` tokens per row: enough to amortize fixed costs,
 # but few enough to keep latency low
-_ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024}
+_ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024, NO_BACKEND: 1024}
 _TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
 

@@ -1,10 +1,12 @@
 """Worker processes: start them, receive their blocks, and end them.
 
     trainer ◄── started, the slot of each block, an error ── worker
-            ──────────── a slot is free again ─────────────►
+            ────────── the plan, a slot is free again ──────►
 
 Each worker has its own socket pair, which needs no lock. The trainer notices a worker's death from
-the end of its stream, or by checking the process, so it does not wait for a dead worker.
+the end of its stream, or by checking the process, so it does not wait for a dead worker. The plan
+is sent over it, unless the worker is forked: `multiprocessing` would write the plan to a pipe whose
+other end the trainer also holds, and wait forever if the worker died before it read the plan.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.open_files import raise_open_file_limit
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.shared_memory import SharedMemoryRing
@@ -48,8 +51,15 @@ class WorkerProcess:
     """
 
     def __init__(self, plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int) -> None:
-        self._arguments = (plan, number, ring, slots_each)
+        self._plan, self._arguments = plan, (number, ring, slots_each)
         self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
+        self._is_forked = self._context.get_start_method() == "fork"
+        if not self._is_forked and (script := find_missing_script()):
+            raise WorkerError(
+                f"worker processes cannot start, because they cannot import the program: {script} "
+                "is not a file. Save the program as a file, use start_method='fork', or use "
+                "num_workers=0"
+            )
         self._has_block, self._owner = False, os.getpid()
         self._begin()
 
@@ -60,23 +70,32 @@ class WorkerProcess:
 
     def _begin(self) -> None:
         self._connection, theirs = self._context.Pipe()
+        plan = self._plan if self._is_forked else None
         self._process = self._context.Process(
-            target=_work, args=(*self._arguments, theirs), daemon=True
+            target=_work, args=(*self._arguments, theirs, plan), daemon=True
         )
-        self._process.start()
+        try:
+            self._process.start()
+        except OSError as error:
+            raise WorkerError(f"cannot start a worker process: {error}. {GUARD_ADVICE}") from error
         # only the worker has the other end now, so its death ends the stream
         theirs.close()
 
     def await_start(self) -> None:
-        """Wait until the process reports its start.
+        """Send the plan, unless the process is forked, and wait until it reports its start.
 
         A forked child has one thread, but copies of the locks of all threads. If a lock was held
         during the fork, the child may wait for it forever (python/cpython#84559). A forked child
         that does not report within 60 s is therefore replaced. Raises `WorkerError` after three
         attempts, or if the process dies.
         """
+        if not self._is_forked:
+            with contextlib.suppress(ConnectionError):  # it has died, and `_receive` says how
+                self._connection.send(self._plan)
+            self._receive(GUARD_ADVICE)
+            return
         for _ in range(_STARTS):
-            if self._context.get_start_method() != "fork" or self._connection.poll(_START_S):
+            if self._connection.poll(_START_S):
                 self._receive()
                 return
             logger.warning(
@@ -112,22 +131,16 @@ class WorkerProcess:
         assert item is None or isinstance(item, PackedBlock)
         return item
 
-    def _receive(self) -> Any:
-        try:
+    def _receive(self, advice: str = "Resume from the last state") -> Any:
+        with contextlib.suppress(EOFError, OSError):
             # a child of the worker may keep the stream open after the worker's death
             while not self._connection.poll(_LOOK_EVERY_S) and self._process.is_alive():
                 pass
-            return self._connection.recv() if self._connection.poll() else self._raise_end()
-        except (EOFError, OSError):
-            return self._raise_end()
-
-    def _raise_end(self) -> None:
+            if self._connection.poll():
+                return self._connection.recv()
         self._process.join(_END_S)
         end = _describe_end(self._process.exitcode)
-        raise WorkerError(
-            f"a worker process failed: process {self._process.pid} {end}. "
-            "Resume from the last state"
-        ) from None
+        raise WorkerError(f"a worker process failed: process {self._process.pid} {end}. {advice}")
 
     def ask_to_end(self) -> None:
         """Ask the worker to end, and return immediately."""
@@ -162,7 +175,9 @@ def _describe_end(code: int | None) -> str:
     """Describe how a process with this exit code ended, with advice for a crash or SIGKILL."""
     if code == SIGTERM_STATUS:
         return "was terminated by SIGTERM"
-    if code is None or code >= 0:
+    if code is None:
+        return f"closed its connection, but did not exit within {_END_S:.0f} s"
+    if code >= 0:
         return f"exited with status {code}"
     names = {int(each): each.name for each in signal.Signals}
     what = f"was killed by {names.get(-code, f'signal {-code}')}"
@@ -180,9 +195,16 @@ def _describe_end(code: int | None) -> str:
 
 
 def _work(
-    plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int, connection: Connection
+    number: int,
+    ring: SharedMemoryRing,
+    slots_each: int,
+    connection: Connection,
+    plan: Plan | None,
 ) -> None:
-    """Make a worker's blocks and send them, as the main function of a worker process."""
+    """Make a worker's blocks and send them, as the main function of a worker process.
+
+    Receives the plan if it is None.
+    """
     import torch
 
     exit_with_parent()
@@ -193,6 +215,7 @@ def _work(
     raise_open_file_limit()  # lanes keep many shards mapped at once
     slots = Slots(ring, number * slots_each, slots_each, connection.recv_bytes)
     try:
+        plan = connection.recv() if plan is None else plan
         for packed in map(slots.pack, read_blocks(plan, number, slots.new_tokens)):
             connection.send(packed)
         connection.send(None)

@@ -14,13 +14,12 @@ import numpy as np
 from cloudload.arrays import Ints, Tokens
 from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import SIZE
+from cloudload.workers.document_reader import DocumentReader
 from cloudload.workers.documents import (
-    DocumentReader,
     FoundDocuments,
     LaneDocuments,
     open_cache,
     open_documents,
-    open_reader,
 )
 from cloudload.workers.plan import Plan
 
@@ -61,7 +60,7 @@ class Tracer:
     def __init__(self, plan: Plan) -> None:
         self._cache = open_cache(plan)
         self._documents: LaneDocuments = open_documents(plan, self._cache)
-        self._reader: DocumentReader = open_reader(plan, self._cache)
+        self._reader: DocumentReader = DocumentReader(plan.recipe, self._cache)
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self._labels, self._corpus = plan.recipe.labels, plan.recipe.corpus
         self._starts = self._corpus.stream_starts

@@ -31,7 +31,7 @@ READS = {"cache": cache.CASES, "data": data.CASES, "state": state.CASES}
 SECTIONS = ("store", "cache", "processes", "data", "state")
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--only", action="append", choices=SECTIONS, help="only this section; may be repeated"
     )
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     sections = args.only or SECTIONS
     if len(sections) == 1:
         print(measure(sections[0], args.names), flush=True)
@@ -65,4 +65,4 @@ def measure(section: str, names: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

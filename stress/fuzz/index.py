@@ -9,7 +9,8 @@ from typing import Any
 
 from cloudload.cache.folder import dataset_folder
 from cloudload.mds.codecs import compression_extension
-from cloudload.mds.dataset import Corpus, Dataset, check_text_column
+from cloudload.mds.dataset import Corpus, Dataset
+from cloudload.mds.document_columns import check_text_column
 from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import parse_index
 from stress.fuzz.target import Target, expect
@@ -71,7 +72,7 @@ def run_index(data: bytes) -> None:
         "samples do not add up",
     )
     corpus.fingerprint(range(2))
-    check_text_column(corpus, "text")
+    check_text_column(corpus.datasets, "text")
 
 
 INDEX = Target(run_index, index_seeds)

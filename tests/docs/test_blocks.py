@@ -4,6 +4,7 @@
 ```py        needs a framework or a cluster: its imports and the options it names exist
 ```sh        cloudload's lines run; of others, targets, extras, modules and flags exist
 ```text      after a `python` block: part of what that block prints
+```yaml      a file that the others may read; the comment in its first line is its name
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
 ) -> None:
     for name in ("corpus", "books"):
         (tmp_path / name).symlink_to(desk.folder / name)
+    write_files(page, desk, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))
     if page not in ("README.md", "docs/quickstart.md"):
@@ -144,6 +146,12 @@ RESULTS = {
     "docs/quickstart.md": check_resumed,
     "docs/guides/converter.md": check_converted,
 }
+
+
+def write_files(page: str, desk: Desk, folder: Path) -> None:
+    for language, block in blocks_of(page):
+        if language == "yaml":
+            (folder / block.splitlines()[0].removeprefix("# ")).write_text(desk.fill_in(block))
 
 
 def read_names(page: str, desk: Desk) -> dict[str, Any]:
@@ -277,7 +285,7 @@ CHECKS = {
 
 
 def test_every_block_has_a_language_that_a_test_knows() -> None:
-    known = {"python", "py", "text", OUTPUT, *SHELL}
+    known = {"python", "py", "text", "yaml", OUTPUT, *SHELL}
     unknown = {
         (page, language)
         for page in PAGES

@@ -1,7 +1,7 @@
 """Run an example, write down what it pulls from the loader and what its model is trained on, and
 kill it in mid-training.
 
-    PYTHONPATH=.:examples python tests/frameworks/record.py '{"log": folder, "kill_at": 15}'
+    python -m tests.frameworks.record '{"log": folder, "kill_at": 15}'
         examples/train_torch.py s3://… --steps 20
 
 Each process writes `log/<rank>-<pid>.jsonl`: a line "pulled" for each batch that the loader hands
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from cloudload.run.position import Position
 
 
-def main(options: dict[str, Any], script: str) -> None:
+def main() -> None:
+    options, sys.argv = json.loads(sys.argv[1]), sys.argv[2:]
+    script = Path(sys.argv[0])
+    sys.path.insert(0, str(script.parent))
     # an example may have to prepare what its framework is imported with
-    example = importlib.import_module(Path(script).stem)
+    example = importlib.import_module(script.stem)
     module, _, name = options.get("model", "tiny_gpt:GPT").partition(":")
     model = getattr(importlib.import_module(module), name)
 
@@ -69,8 +72,10 @@ def main(options: dict[str, Any], script: str) -> None:
     model.forward = forward_and_note
     RunLog.record = record_and_note  # type: ignore[method-assign]
     example.main()
+    # all is written down, and Python would clear the framework's modules for longer than a step
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    settings, sys.argv = json.loads(sys.argv[1]), sys.argv[2:]
-    main(settings, sys.argv[0])
+    main()

@@ -1,4 +1,5 @@
-"""A script that ends without `close()` ends quietly, and its workers with it."""
+"""Scripts as users write them: one that ends without `close()` ends quietly, and one that workers
+cannot import gets an error that says so."""
 
 from __future__ import annotations
 
@@ -25,19 +26,83 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "workers"), [("fork", 0), ("fork", 2), ("spawn", 2), ("forkserver", 2)]
+)
 def test_a_script_that_does_not_close_its_loader_ends_quietly(
     folder: str, tokenizer_folder: Path, tmp_path: Path, workers: int, method: str
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    arguments = [folder, tokenizer_folder, tmp_path / "cache", workers, method]
-    ended = subprocess.run(
+    ended = _run(script, folder, tokenizer_folder, tmp_path / "cache", workers, method)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "3\n", "")
+
+
+WITHOUT_GUARD = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace(
+    "batch_size=2,", "batch_size=2, num_lanes=9600,"
+)
+"""The plan of so many lanes does not fit in a pipe."""
+FAILS_IN_WORKERS = """
+import os
+if __name__ == "__mp_main__":
+    os._exit(3)
+"""
+CONVERTS = """
+import sys
+from cloudload import convert_to_mds
+
+if __name__ == "__main__":
+    texts = [{"text": "one two"}] * 9
+    print(convert_to_mds(iter(texts), sys.argv[1], progress=False, processes=2).documents)
+"""
+POOL = """
+from cloudload.convert.process_pool import open_executor
+if __name__ == "__main__":
+    with open_executor(b"0" * 300_000, 2) as executor:
+        executor.submit(print, 1).result()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "method", "status"),
+    [
+        (WITHOUT_GUARD, "spawn", 1),
+        (FAILS_IN_WORKERS + WITHOUT_GUARD, "forkserver", 3),
+        (FAILS_IN_WORKERS + POOL, "", 3),
+    ],
+)
+def test_workers_that_die_before_they_have_their_work_are_an_error(
+    folder: str, tokenizer_folder: Path, tmp_path: Path, *, script: str, method: str, status: int
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    ended = _run(path, folder, tokenizer_folder, tmp_path / "cache", 1, method)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("cloudload.errors.WorkerError: ")
+    assert f"status {status}. Workers that are not forked import" in last
+    assert last.count("if __name__ == '__main__':") == 1
+
+
+def test_a_program_that_is_no_file_starts_no_workers_and_says_so(
+    folder: str, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    ended = _run("-", folder, tokenizer_folder, tmp_path / "cache", 2, "spawn", stdin=SCRIPT)
+    assert "WorkerError: worker processes cannot start" in ended.stderr
+    assert "<stdin> is not a file" in ended.stderr
+    ended = _run("-", tmp_path / "out", stdin=CONVERTS)
+    assert (ended.returncode, ended.stdout) == (0, "9\n")
+    assert "working in one process" in ended.stderr
+
+
+def _run(
+    script: str | Path, *arguments: object, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "3\n", "")

@@ -35,8 +35,14 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 
 
 @pytest.fixture
-def alone_with_streaming(run_folder: Path) -> Iterator[None]:
-    """StreamingDatasets of two processes would find each other's shared memory: one at a time."""
+def alone_with_streaming(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """StreamingDatasets of two processes would find each other's shared memory: one at a time.
+
+    Their lock files stay in the temporary folder, and each new dataset looks at all of them.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with locked(run_folder / "streaming.lock"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -11,6 +11,7 @@ import pytest
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
+from cloudload.provenance import open_run
 from cloudload.testing import Leg, Row, run_leg
 from cloudload.testing import MakeLoader as MakeRank
 from tests.support.awkward import tokenize
@@ -38,6 +39,16 @@ def shout(sample: dict[str, Any]) -> str:
 
 def whisper(sample: dict[str, Any]) -> str:
     return str(sample["text"]).lower()
+
+
+class Keeper:
+    """Keeps a number of words."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, sample: dict[str, Any]) -> str:
+        return " ".join(str(sample["text"]).split()[: self.number])
 
 
 def ranks(
@@ -177,6 +188,23 @@ def test_a_transform_is_known_by_its_name_and_its_source(folder: Path) -> None:
         run_leg(ranks(folder, transform=whisper), Leg(), states[-1])
     with pytest.raises(StreamChangedError, match=r"transform: saved '.*shout#\w+', found None"):
         run_leg(ranks(folder), Leg(), states[-1])
+
+
+def test_a_transform_is_known_by_its_values_or_by_the_id_it_was_given(folder: Path) -> None:
+    rows, states = run_leg(ranks(folder, transform=Keeper(9)), Leg())
+    with pytest.raises(StreamChangedError, match=r"transform: saved '.*Keeper#\w+', found '.*Ke"):
+        run_leg(ranks(folder, transform=Keeper(4)), Leg(), states[-1])
+    again, states = run_leg(ranks(folder, transform=Keeper(9), transform_id="nine"), Leg())
+    assert again == rows
+    assert states[-1]["transform"] == "transform_id=nine"
+    run_leg(ranks(folder, transform=Keeper(9), transform_id="nine"), Leg(), states[-1])
+    with pytest.raises(StreamChangedError, match="saved 'transform_id=nine', found 'transform_id"):
+        run_leg(ranks(folder, transform=Keeper(9), transform_id="ten"), Leg(), states[-1])
+    run = open_run(states[-1], tokenizer=byte_tokenizer(), transform=Keeper(9))
+    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, num_workers=0) as loader:
+        assert loader.rows == states[-1]["rows"]
+    with pytest.raises(ValueError, match=r"transform_id is 'nine'\. Use a name"):
+        run_leg(ranks(folder, transform_id="nine"), Leg())
 
 
 @pytest.mark.parametrize(

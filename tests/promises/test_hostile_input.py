@@ -115,7 +115,8 @@ def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_th
     ]
     data = write_raw(tmp_path / "mds", BYTES_AND_ID, samples)
     message = (
-        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*A `transform` may decode it"
+        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*If it holds token IDs, pass "
+        r"tokens_key='text' and tokens_dtype\. A `transform` may decode"
     )
     with pytest.raises(DatasetError, match=message):
         read_all(make_loader(data, tmp_path / "cache"))

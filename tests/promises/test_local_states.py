@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -29,6 +30,32 @@ def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(
         "batches": 2,
         "global_batch": 8,
     }
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_of_a_launcher_that_cannot_communicate_hear_so_before_the_first_batch(
+    larger_folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    size: int,
+) -> None:
+    for name, value in {"RANK": 1, "WORLD_SIZE": size}.items():
+        monkeypatch.setenv(name, str(value))
+    caplog.set_level(logging.WARNING)
+    with make_loader(larger_folder) as loader:
+        caplog.clear()
+        batches = iter(loader)
+        assert caplog.messages == []  # torch.distributed may be initialized until now
+        next(batches)
+        [warning] = caplog.messages
+        assert f"so the {size} ranks of WORLD_SIZE cannot exchange cursors" in warning
+        next(batches)
+        next(iter(loader))
+        with pytest.raises(RanksDisagreeError, match="the ranks cannot communicate"):
+            loader.state_dict()
+    with make_loader(larger_folder, dp_rank=1, dp_world_size=size) as loader:
+        next(iter(loader))  # whoever says so can be trusted to know
+    assert caplog.messages == [warning]
 
 
 def test_local_states_of_all_ranks_merge_and_others_do_not(larger_folder: str) -> None:

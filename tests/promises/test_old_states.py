@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, merge_state_dicts
+from cloudload.config.transform import name_function
 from cloudload.errors import StreamChangedError
 from cloudload.testing import Leg, run_leg
 from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.saved_runs import AFTER, RUNS, hash_rows
+from tests.support.saved_runs import AFTER, RUNS, hash_rows, shout
 
 FILES = sorted((Path(__file__).parents[1] / "data").glob("states_*.json"))
 SAVED: dict[str, Any] = {
@@ -48,7 +49,12 @@ def test_a_state_of_an_old_version_resumes_to_the_rows_it_read_on(
     data: str, tmp_path: Path, commit: str, name: str, leg: Leg
 ) -> None:
     saved = SAVED[commit]["runs"][name]
-    rows, states = run_leg(RUNS[name].make_loader(data, str(tmp_path)), leg, saved["state"])
+    state = saved["state"]
+    if state["transform"] is not None:
+        # before 0.1.0, its hash did not cover the values that a transform uses
+        assert state["transform"].startswith("saved_runs.shout#")
+        state = {**state, "transform": name_function(shout)}
+    rows, states = run_leg(RUNS[name].make_loader(data, str(tmp_path)), leg, state)
     assert hash_rows(rows) == saved["rows"]
     assert states[-1]["rows"] == saved["state"]["rows"] + AFTER
 
@@ -74,7 +80,7 @@ def test_local_states_of_an_old_version_merge_and_resume(
         ({"open_rows": 2}, "open_rows: saved 3, found 2"),
         ({"shuffle_algo": "seekable"}, "shuffle_algo: saved 'py1e', found 'seekable'"),
         ({"eos": None}, "bos_eos .*: saved 'None/256', found 'None/None'"),
-        ({"transform": str.upper}, "transform: saved None, found '.*upper'"),
+        ({"transform": str.upper}, "transform: saved None, found '.*upper#"),
         ({"num_lanes": 24}, "num_lanes: saved 12, found 24"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

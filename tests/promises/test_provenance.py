@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Stream
 from cloudload.cli import main
+from cloudload.packing.tables import SPAN_SAMPLE
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
+from tests.support.corpora import EOS, byte_tokenizer, write_mds
+from tests.support.examples import EXAMPLES
 from tests.support.traced_runs import (
     BATCH,
     SAVED,
@@ -149,9 +156,104 @@ def test_a_document_is_found_however_many_epochs_are_without_it(
             for row, _, epoch, of_sample, start, stop in batch.spans.tolist()
             if of_sample == sample and step > SAVED
         ]
-        found = find_document(run, 0, sample, len(batches), local=folder / "cache", num_workers=0)
-        assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
+        for quick in (False, True):
+            found = find_document(
+                run, 0, sample, len(batches), quick=quick, local=folder / "cache", num_workers=0
+            )
+            assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
         assert expected
+
+
+DOCUMENT = st.sampled_from(["a", "bc " * 4, "def " * 30, "g" * 700])
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(
+    streams=st.lists(st.lists(DOCUMENT, min_size=2, max_size=40), min_size=1, max_size=2),
+    share=st.sampled_from([0.0, 0.02, 0.5]),
+    options=st.sampled_from(
+        [
+            {"packing": "concat", "num_lanes": 6},
+            {"packing": "concat", "num_lanes": 24},
+            {"packing": "best_fit", "num_lanes": 12},
+            {"packing": "one_per_row", "num_lanes": 12, "shuffle": False},
+        ]
+    ),
+    saved=st.integers(1, 10),
+    chosen=st.randoms(),
+)
+def test_every_place_of_a_document_is_found(
+    tmp_path_factory: pytest.TempPathFactory,
+    *,
+    streams: list[list[str]],
+    share: float,
+    options: dict[str, Any],
+    saved: int,
+    chosen: random.Random,
+) -> None:
+    """Tiny and larger streams, alone, in one order or mixed, whose lanes drift apart."""
+    folder = tmp_path_factory.mktemp("places")
+    shares = [None] * len(streams) if not share else [1 - share, share][: len(streams)]
+    data = [
+        Stream(write_mds(folder / str(number), texts, shard_bytes=500), proportion=one)
+        for number, (texts, one) in enumerate(zip(streams, shares, strict=True))
+    ]
+    tokenizer = byte_tokenizer()
+    delivery: dict[str, Any] = {"local": folder / "cache", "num_workers": 0}
+    with CloudLoader(
+        data,
+        tokenizer=tokenizer,
+        eos=EOS,
+        seq_len=16,
+        batch_size=6,
+        shuffle_algo="seekable",  # writes no file for each of many epochs
+        **options,
+        **delivery,
+    ) as loader:
+        for _ in loader.take(saved):
+            pass
+        state, batches = loader.state_dict(), list(loader.take(20))
+    places = Counter(
+        (stream, sample, step, row, epoch, start, stop)
+        for step, batch in enumerate(batches, saved + 1)
+        for row, stream, epoch, sample, start, stop in batch.spans.tolist()
+    )
+    stream = chosen.randrange(len(streams))
+    sample = chosen.randrange(len(streams[stream]))
+    found = find_document(
+        open_run(state, tokenizer=tokenizer), stream, sample, saved + 20, **delivery
+    )
+    assert Counter(
+        (stream, sample, one.step, one.row, one.epoch, one.start, one.stop) for one in found
+    ) == Counter(place for place in places if place[:2] == (stream, sample))
+
+
+def test_a_document_is_found_in_lanes_that_run_far_ahead(tmp_path: Path) -> None:
+    """Four large documents hold up the lanes that a quick search reads."""
+    texts = ["x" * 3_000] * 4 + ["a"] * 796
+    delivery: dict[str, Any] = {"local": tmp_path / "cache", "num_workers": 0}
+    with CloudLoader(
+        write_mds(tmp_path / "mds", texts),
+        tokenizer=byte_tokenizer(),
+        eos=EOS,
+        seq_len=16,
+        batch_size=12,
+        num_lanes=12,
+        seed=0,
+        **delivery,
+    ) as loader:
+        first = next(iter(loader))
+        state, batches = loader.state_dict(), list(loader.take(80))
+    run = open_run(state, tokenizer=byte_tokenizer())
+    for sample in (28, 60):
+        assert not (first.spans[:, SPAN_SAMPLE] == sample).any()
+        number = sum(int((batch.spans[:, SPAN_SAMPLE] == sample).sum()) for batch in batches)
+        found, quick = (
+            list(find_document(run, 0, sample, 81, quick=quick, **delivery))
+            for quick in (False, True)
+        )
+        assert len(found) == number > len(quick)
+        assert set(quick) <= set(found)
 
 
 @pytest.mark.parametrize("epochs", [None, 9])

@@ -4,6 +4,8 @@ order."""
 from __future__ import annotations
 
 import collections
+import dataclasses
+import inspect
 import logging
 import re
 from collections.abc import Sequence
@@ -17,7 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Retry
-from cloudload.streaming_arguments import choose_by_proportion
+from cloudload.streaming_arguments.arguments import (
+    DatasetArguments,
+    StreamArguments,
+    choose_by_proportion,
+)
+from tests.support.both_readers import streaming_dataset
 from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 
 SHARDS = {"a": [7, 30, 1, 12], "b": [1], "c": [25, 9, 18]}
@@ -45,13 +52,6 @@ def folders(tmp_path: Path) -> list[str]:
     return found
 
 
-def streaming_dataset(kind: type | None = None, **options: Any) -> Any:
-    import streaming
-
-    streaming.base.util.clean_stale_shared_memory()
-    return (kind or streaming.StreamingDataset)(**options)
-
-
 def read(loader: CloudLoader) -> collections.Counter[int]:
     """The documents of the run."""
     with loader:
@@ -66,7 +66,7 @@ def config_of(loader: CloudLoader) -> dict[str, Any]:
     return {**vars(loader._asked), **vars(loader._delivery)}
 
 
-def streams_of(folders: Sequence[str], weights: Sequence[dict[str, float]]) -> list[Any]:
+def streams_of(folders: Sequence[str], weights: Sequence[dict[str, Any]]) -> list[Any]:
     from streaming import Stream
 
     return [Stream(local=folder, **weight) for folder, weight in zip(folders, weights, strict=True)]
@@ -134,7 +134,21 @@ def test_proportions_are_counted_as_streaming_counts_them(
     assert chosen == [stream.choose for stream in theirs]
 
 
-SETTINGS = [
+@pytest.mark.parametrize(
+    ("ours", "name"), [(DatasetArguments, "StreamingDataset"), (StreamArguments, "Stream")]
+)
+def test_the_arguments_and_their_defaults_are_streamings(ours: Any, name: str) -> None:
+    import streaming
+
+    parameters = inspect.signature(getattr(streaming, name)).parameters
+    of_registry = {"stream_name", "stream_config"}  # of Streams with code of their own
+    theirs = {each.name: each.default for each in parameters.values()}
+    assert {each.name: each.default or None for each in dataclasses.fields(ours)} == {
+        each: default or None for each, default in theirs.items() if each not in of_registry
+    }
+
+
+SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"shuffle": True}, {"shuffle": True}),
     ({}, {"shuffle": False, "seed": 9176, "shuffle_algo": "py1e", "num_canonical_nodes": None}),
     ({"shuffle_algo": "py1br"}, {"shuffle_algo": "py1br"}),
@@ -162,6 +176,14 @@ def test_a_datasets_setting_becomes_an_option(
     assert {name: config[name] for name in ours} == ours
 
 
+def test_the_partition_algorithm_has_no_effect(folders: list[str], tmp_path: Path) -> None:
+    configs = []
+    for algorithm in ("relaxed", "orig"):
+        dataset = streaming_dataset(local=folders[0], partition_algo=algorithm)
+        configs.append(config_of(CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")))
+    assert configs[0] == configs[1]
+
+
 def test_an_option_of_the_loader_wins(folders: list[str], tmp_path: Path) -> None:
     dataset = streaming_dataset(local=folders[0], shuffle_seed=3, shuffle_algo="naive")
     loader = CloudLoader(dataset, **OPTIONS, seed=4, local=tmp_path / "cache")
@@ -175,17 +197,17 @@ def test_remote_and_split_are_the_url(folders: list[str], tmp_path: Path) -> Non
     assert [stream.url for stream in loader._asked.streams] == [folders[0]]
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"sampling_method": "fixed"}, "sampling_method='fixed'.*a new selection"),
-        ({"sampling_granularity": 2}, "sampling_granularity=2.*one by one"),
-        ({"batching_method": "per_stream"}, "batching_method='per_stream'.*one order"),
-        ({"allow_unsafe_types": True}, "allow_unsafe_types=True.*cannot be read"),
-        ({"replication": 1}, "replication=1.*device_mesh"),
-        ({"keep_zip": True}, "keep_zip=True.*raw shards only"),
-    ],
-)
+WARNINGS: list[tuple[dict[str, Any], str]] = [
+    ({"sampling_method": "fixed"}, "sampling_method='fixed'.*a new selection"),
+    ({"sampling_granularity": 2}, "sampling_granularity=2.*one by one"),
+    ({"batching_method": "per_stream"}, "batching_method='per_stream'.*one order"),
+    ({"allow_unsafe_types": True}, "allow_unsafe_types=True.*cannot be read"),
+    ({"replication": 1}, "replication=1.*device_mesh"),
+    ({"keep_zip": True}, "keep_zip=True.*raw shards only"),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), WARNINGS)
 def test_a_setting_without_a_counterpart_is_named_in_a_warning(
     folders: list[str],
     tmp_path: Path,
@@ -228,3 +250,77 @@ def test_a_proportion_for_some_streams_only_is_refused(folders: list[str]) -> No
     streams = streams_of(folders, [{"proportion": 1.0}, {}, {"proportion": 1.0}])
     with pytest.raises(ValueError, match="Set it for all of them, or for none"):
         CloudLoader(streams, **OPTIONS)
+
+
+def test_local_without_remote_is_the_data_and_otherwise_not_used(
+    folders: list[str], tmp_path: Path
+) -> None:
+    from streaming import Stream
+
+    local = str(tmp_path / "streaming's cache")
+    for data, expected in [
+        (streaming_dataset(local=folders[0]), folders[0]),
+        (streaming_dataset(remote=folders[0], local=local), folders[0]),
+        (Stream(local=folders[0]), folders[0]),
+        (Stream(remote=folders[0], local=local), folders[0]),
+    ]:
+        loader = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")
+        assert [stream.url for stream in loader._asked.streams] == [expected]
+        assert loader._delivery.local == str(tmp_path / "cache")
+
+
+def test_a_registered_class_of_streams_is_adopted_or_refused(
+    folders: list[str], tmp_path: Path
+) -> None:
+    from streaming import Stream
+    from streaming.base.stream import streams_registry
+
+    class Plain(Stream):  # type: ignore[misc]
+        pass
+
+    class Decrypting(Stream):  # type: ignore[misc]
+        def prepare_shard(self, shard: Any) -> int:
+            return int(super().prepare_shard(shard))
+
+    for kind in (Plain, Decrypting):
+        streams_registry.register(kind.__name__, func=kind)
+    options: dict[str, Any] = {"stream_config": {"repeat": 2}, "batch_size": 1}
+    dataset = streaming_dataset(local=folders[0], stream_name="Plain", **options)
+    loader = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+    [stream] = loader._asked.streams
+    assert (stream.url, stream.choose) == (folders[0], 2 * sum(SHARDS["a"]))
+    dataset = streaming_dataset(local=folders[0], stream_name="Decrypting", **options)
+    with pytest.raises(ValueError, match="Decrypting overrides prepare_shard"):
+        CloudLoader(dataset, **OPTIONS)
+
+
+STREAM_SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"repeat": 2}, {"repeat": 2}),
+    ({"choose": 20}, {"choose": 20}),
+    ({"split": "a"}, {"split": "a"}),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), STREAM_SETTINGS, ids=str)
+def test_a_streams_setting_becomes_a_streams_option(
+    folders: list[str], tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    from streaming import Stream
+
+    remote = folders[0] if "split" not in theirs else folders[0].rsplit("/", 1)[0]
+    data = Stream(remote=remote, local=str(tmp_path / "local"), **theirs)
+    [stream] = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")._asked.streams
+    assert (stream.url, {name: getattr(stream, name) for name in ours}) == (folders[0], ours)
+
+
+@pytest.mark.parametrize("is_of_dataset", [False, True])
+def test_a_streams_zipped_files_and_hash_are_cloudloads_matter(
+    folders: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, is_of_dataset: bool
+) -> None:
+    streams = streams_of(folders[:1], [{"validate_hash": "xxh64"}])
+    if not is_of_dataset:
+        streams = streams_of(folders[:1], [{"validate_hash": "xxh64", "keep_zip": True}])
+    data = streaming_dataset(streams=streams, keep_zip=True) if is_of_dataset else streams
+    loader = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")
+    assert loader._delivery.verify == "once"
+    assert "keep_zip=True) of" in caplog.text

@@ -17,6 +17,25 @@ def make_loader(data: str, **options: Any) -> CloudLoader:
     return CloudLoader(data, **{**defaults, "num_workers": 0, **options})
 
 
+@pytest.mark.parametrize(
+    ("shard_samples", "compression"), [([60], None), ([1, 59], "zstd"), ([20, 20, 20], None)]
+)
+def test_a_cache_that_holds_all_shards_is_large_enough(
+    tmp_path: Path, s3_url: str, shard_samples: list[int], compression: str | None
+) -> None:
+    documents = random_documents(7, 60)
+    write_mds(s3_url, documents, shard_samples=shard_samples, compression=compression)
+    options = {"num_workers": 1, "download_threads": 16, "num_lanes": 12, "epochs": 1}
+    sized = make_loader(s3_url, local=tmp_path / "one", **options)
+    shards = [shard.raw.bytes for shard in sized.plan().recipe.corpus.datasets[0].shards]
+    assert sized.describe()["working_set_bytes"] == sum(shards)
+    cache = tmp_path / "two"
+    with make_loader(s3_url, local=cache, cache_limit=sum(shards), **options) as loader:
+        assert loader.stats().documents == 0
+        list(loader)
+        assert loader.stats().documents == len(documents)
+
+
 def test_the_working_set_is_the_least_cache_limit_that_is_accepted(
     tmp_path: Path, s3_url: str
 ) -> None:

@@ -70,24 +70,26 @@ def random_documents(seed: int, count: int, *, max_words: int = 30) -> list[str]
 
 def write_mds(
     folder: str | PathLike[str],
-    documents: Iterable[str],
+    documents: Iterable[Any],
     *,
     shard_bytes: int = 1 << 20,
     shard_samples: Sequence[int] | None = None,
     compression: str | None = None,
     hashes: Sequence[str] = ("xxh64",),
     column: str = "text",
+    encoding: str = "str",
     extra: Mapping[str, tuple[str, Sequence[Any]]] | None = None,
 ) -> str:
     """Write `documents` as an MDS dataset, index last; returns its location.
 
     `shard_bytes` is what a shard holds at most, unless one document alone is more; `shard_samples`
-    says instead how many documents each holds. `extra` maps further columns to their encoding and
+    says instead how many documents each holds. Documents of another `encoding` are values of it.
+    `extra` maps further columns to their encoding and
     values, one for each document.
     """
     texts, extra = list(documents), dict(extra or {})
     columns = [
-        Column.of(column, "str"),
+        Column.of(column, encoding),
         *(Column.of(name, encoding) for name, (encoding, _) in extra.items()),
     ]
     columns.sort(key=lambda each: each.name)

@@ -37,7 +37,7 @@ def kind_of(packing: str, mixture: str, ends: bool) -> dict[str, Any]:
 
 def loaders_of(case: Case, folder: str, **changes: Any) -> MakeLoader:
     """Writes the case's corpus into `folder`, and makes loaders of it."""
-    streams = write_case(folder, case)
+    streams = changes.pop("streams", None) or write_case(folder, case)
     settings: dict[str, Any] = {
         "seq_len": case.seq_len,
         "num_lanes": case.num_lanes,

@@ -101,6 +101,8 @@ def train(options: dict[str, Any]) -> None:
 
 def main() -> None:
     train(json.loads(sys.argv[1]))
+    # all is closed, and Python would clear torch's modules for longer than the run took
+    os._exit(0)
 
 
 if __name__ == "__main__":

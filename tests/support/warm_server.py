@@ -7,6 +7,7 @@ server           imports, then waits for requests at an address; has one thread
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -14,7 +15,13 @@ import select
 import signal
 import socket
 import sys
+import tempfile
+from pathlib import Path
 
+from cloudload.config.choices import AUTO
+from cloudload.tokenization import backend
+from cloudload.tokenization.tokenizer import load_tokenizer
+from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.warm_stand_in import HEADER_BYTES
 
 _PRELOAD = (
@@ -23,6 +30,11 @@ _PRELOAD = (
     "boto3",
     "tests.support.lone_trainer",
     "tests.support.trainer",
+    # which meshes, optimizers and checkpoints import when they are first used
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
 )
 
 
@@ -30,6 +42,9 @@ def serve(address: str) -> str:
     """Fork programs for ever; returns in each of them, with the name of its module."""
     for module in _PRELOAD:
         importlib.import_module(module)
+    _learn_backend()
+    # or the collections at the end of each program would copy every page of what was imported
+    gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live in what is forked"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
@@ -43,6 +58,24 @@ def serve(address: str) -> str:
             listener.close()
             return _keep(connection)
         connection.close()
+
+
+def _learn_backend() -> None:
+    """Know the backend for the tests' tokenizer, as each program would find in a second of work.
+
+    A child finds it, because that takes threads.
+    """
+    receiver, sender = os.pipe()
+    if os.fork() == 0:
+        tokenizer = load_tokenizer(byte_tokenizer(), [(None, EOS)])
+        with tempfile.TemporaryDirectory() as folder:
+            backend.choose_backend(tokenizer.json, AUTO, Path(folder))
+        os.write(sender, json.dumps(backend._refusals).encode())
+        os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver) as answer:
+        backend._refusals.update(json.load(answer))
+    os.wait()
 
 
 def _keep(connection: socket.socket) -> str:

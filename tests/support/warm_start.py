@@ -3,14 +3,14 @@
     start("tests.support.lone_trainer", [options])               # much as subprocess.Popen does
     [*stand_in(), "tests.support.trainer", options]              # a command that runs a module
 
-What starts is the module's `main`, which finds its arguments in `sys.argv`.
+What starts is the module's `main`, which finds its arguments in `sys.argv`. Programs that it starts
+warm are forks of the same process.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import subprocess
 import sys
@@ -23,6 +23,8 @@ from typing import IO
 from tests.support import ROOT
 from tests.support.servers import running
 from tests.support.warm_stand_in import request
+
+_ADDRESS = "CLOUDLOAD_TESTS_WARM_SERVER"
 
 _exits = contextlib.ExitStack()
 atexit.register(_exits.close)
@@ -86,8 +88,13 @@ def stand_in() -> list[str]:
     return [sys.executable, "-I", "-S", str(script), _server_address()]
 
 
-@functools.cache
 def _server_address() -> str:
+    if _ADDRESS not in os.environ:
+        os.environ[_ADDRESS] = _start_server()
+    return os.environ[_ADDRESS]
+
+
+def _start_server() -> str:
     folder = _exits.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-warm-"))
     address = f"{folder}/socket"
     # no threads of numerical libraries in what is forked

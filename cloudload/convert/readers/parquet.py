@@ -20,6 +20,7 @@ from cloudload.convert.records import (
     InputBlock,
     Record,
     describe_not_utf8,
+    has_field,
 )
 from cloudload.errors import ConvertError
 from cloudload.storage.base import Retry
@@ -59,7 +60,11 @@ class ParquetUnit(FileUnit):
         self, parquet: Any, start: BlockStart, block_bytes: int, fields: Sequence[str]
     ) -> Iterator[InputBlock]:
         rows, size = parquet.metadata.num_rows, self.file.bytes or 0
-        columns = [name for name in parquet.schema_arrow.names if name in fields]
+        names = parquet.schema_arrow.names
+        columns = [name for name in names if any(has_field([name], field) for field in fields)]
+        schema = tuple(parquet.schema.column(i).path for i in range(len(parquet.schema)))
+        if any(f"{path}.".startswith(f"{fields[0]}.") for path in schema):
+            schema = ()
         groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         row_bytes = max(1, sum(group.total_byte_size for group in groups) // max(1, rows))
         batch_rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
@@ -77,6 +82,7 @@ class ParquetUnit(FileUnit):
                         end - stored,
                         batch.num_rows,
                         _pack(batch),
+                        schema,
                     )
                 ordinal, row = ordinal + 1, row + batch.num_rows
 
@@ -127,6 +133,8 @@ class ParquetBlock:
     input_bytes: int
     num_rows: int
     packed: bytes
+    schema: tuple[str, ...] = ()
+    """The names of all columns, if none has the text."""
 
     def records(self, text_key: str) -> Iterator[Record]:
         import pyarrow
@@ -137,7 +145,8 @@ class ParquetBlock:
         for position in range(self.num_rows):
             row = self.start.line + position
             try:
-                fields = {
+                fields: dict[str, Any] = dict.fromkeys(self.schema)
+                fields |= {
                     name: column[position].as_py()
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
                 }

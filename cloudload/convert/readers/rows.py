@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.records import MAX_BLOCK_ROWS, BlockStart, InputBlock, Record
+from cloudload.convert.records import (
+    MAX_BLOCK_ROWS,
+    BlockStart,
+    InputBlock,
+    Record,
+    find_field,
+    has_field,
+    list_fields,
+)
 from cloudload.errors import ConvertError
 from cloudload.storage.redaction import contains_secrets, redact
 
@@ -61,8 +69,8 @@ class RowsUnit:
 def _select(rows: Any, fields: Sequence[str]) -> Any:
     """Select the columns that the conversion reads, if possible, so that others are not decoded."""
     names = getattr(rows, "column_names", None) or ()
-    wanted = [name for name in names if name in fields]
-    can_select = wanted and hasattr(rows, "select_columns")
+    wanted = [name for name in names if any(has_field([name], field) for field in fields)]
+    can_select = has_field(names, fields[0]) and hasattr(rows, "select_columns")
     return rows.select_columns(wanted) if can_select else rows
 
 
@@ -79,7 +87,13 @@ def _batched(
     for row in rows:
         kept = row
         if isinstance(row, Mapping):
-            kept = {name: row[name] for name in fields if name in row}
+            kept = {
+                name: row[name] for name in row if any(has_field([name], field) for field in fields)
+            }
+            try:
+                find_field(row, fields[0])
+            except KeyError:
+                kept = dict.fromkeys(list_fields(row)) | kept
         batch.append(kept)
         values = kept.values() if isinstance(kept, dict) else [kept]
         size += sum(len(value) for value in values if isinstance(value, str | bytes))

@@ -28,7 +28,7 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(
         ({"predownload": 0}, "predownload is 0"),
         ({"start_method": "thread"}, "start_method is 'thread'. Use one of None, fork"),
         ({"retry": 5}, "retry is 5"),
-        ({"eos": 0}, "eos is 0"),
+        ({"eos": 0.5}, "eos is 0.5"),
         ({"num_workers": True}, "num_workers is True"),
         (
             {"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1},

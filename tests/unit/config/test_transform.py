@@ -1,33 +1,143 @@
-"""A transform has a name that identifies it, whatever `inspect` can find of its source."""
+"""A transform has a name that changes with its code and with every value that it uses."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
+import operator
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from cloudload.config.transform import Transform, name_function
+from tests.support import ROOT
+
+SETTINGS: dict[str, Any] = {}
 
 
 def upper(sample: dict[str, Any]) -> str:
     return str(sample["text"]).upper()
 
 
-def cut(sample: dict[str, Any], length: int) -> str:
+def cut(sample: dict[str, Any], length: int = 9) -> str:
     return str(sample["text"])[:length]
 
 
-class Reader:
+def look_up(sample: dict[str, Any]) -> str:
+    return str([SETTINGS["a"] for _ in sample])
+
+
+def use_helper(sample: dict[str, Any]) -> str:
+    return look_up(sample)
+
+
+class Color(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class Rule:
+    words: Any
+
+
+class Keeper:
+    words: Any = ()
+
+    def __init__(self, *words: Any) -> None:
+        self.words = words
+        self.own = self  # a value may refer to itself
+
+    def __call__(self, sample: dict[str, Any]) -> str:
+        return str(sample["text"]) + look_up(sample)
+
+    def call(self, sample: dict[str, Any]) -> str:
+        return self(sample)
+
+
+class Slotted:
+    __slots__ = ("words",)
+
+    def __init__(self, words: Any) -> None:
+        self.words = words
+
     def __call__(self, sample: dict[str, Any]) -> str:
         return str(sample["text"])
 
 
-def define(source: str, file: Path) -> Transform:
-    """A function `read` from `source` that seems to be from `file`."""
-    names: dict[str, Any] = {"__name__": "elsewhere"}
-    exec(compile(source, str(file), "exec"), names)
-    function: Transform = names["read"]
-    return function
+def close_over(value: Any) -> Transform:
+    return lambda sample: str((sample["text"], value))
+
+
+def by_default(value: Any) -> Transform:
+    def read(sample: dict[str, Any], value: Any = value) -> str:
+        return str((sample["text"], value))
+
+    return read
+
+
+def from_globals(value: Any) -> Transform:
+    SETTINGS["a"] = value
+    return use_helper
+
+
+WAYS: list[Callable[[Any], Any]] = [
+    close_over,
+    by_default,
+    Keeper,
+    Slotted,
+    lambda value: Keeper(value).call,
+    lambda value: functools.partial(cut, length=value),
+    lambda value: functools.partial(Keeper(), {"text": value}),
+    lambda value: functools.cache(close_over(value)),
+    lambda value: close_over(close_over(value)),
+    lambda value: close_over(Rule([value])),
+    from_globals,
+]
+VALUES = [
+    *(None, True, 1, 1.0, "1", b"1", (1,), [1], {1}, {1: 2}, {1: 3}, {"a": {"b": [1]}}),
+    *({"a": {"b": [2]}}, re.compile("1"), re.compile("1", re.IGNORECASE), Path("1"), Color.RED),
+    *(Color.BLUE, np.arange(3), np.arange(3.0), np.int32(1), str.lower, len, re.sub, np.abs),
+    *(frozenset("ab"), Rule("en"), Rule("de"), Keeper, Slotted, "e".join, "d".join),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_name_changes_with_every_value_that_a_transform_uses(
+    way: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for one, other in itertools.pairwise(VALUES):
+        assert name_function(way(one)) == name_function(way(one))
+        assert name_function(way(one)) != name_function(way(other)), (one, other)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("value", [1, "de", {"a": 1}, Rule("en")])
+def test_a_value_of_a_class_counts(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = name_function(Keeper())
+    monkeypatch.setattr(Keeper, "words", value)
+    assert name_function(Keeper()) != before
+
+
+def test_values_of_a_class_without_stable_content_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Keeper, "words", object())
+    name_function(Keeper())
+    assert "uses Keeper.words (builtins.object)" in caplog.text
+    name_function(operator.itemgetter("text"))
+    assert "operator.itemgetter uses operator.itemgetter (operator.itemgetter)" in caplog.text
+    assert name_function(str.lower).startswith("builtins.")
 
 
 def test_the_name_has_a_hash_of_the_source() -> None:
@@ -35,22 +145,59 @@ def test_the_name_has_a_hash_of_the_source() -> None:
     assert name == f"{__name__}.upper"
     assert len(digest) == 12
     assert digest != name_function(cut).partition("#")[2]
+    assert name_function(Keeper()).startswith(f"{__name__}.Keeper#")
+    assert name_function(functools.partial(Keeper(), {"text": 1})).startswith(f"{__name__}.Keeper#")
 
 
-def test_the_arguments_of_a_partial_are_part_of_the_name() -> None:
-    names = {name_function(functools.partial(cut, length=length)) for length in (1, 2)}
-    assert len(names) == 2
+def test_values_of_other_modules_of_the_program_count(tmp_path: Path) -> None:
+    """In fresh processes, whose sets and addresses differ."""
+    (tmp_path / "train.py").write_text(
+        "import helpers, json\n"
+        "from cloudload.config.transform import name_function\n"
+        "KEPT = {'en', 'de', 'fr', 'it'}\n"
+        "def read(sample):\n    return helpers.clean(json.dumps(sample)) in KEPT or helpers.LANG\n"
+        "print(name_function(read))\n"
+    )
+    found = []
+    for helpers in ("LANG = 'en'", "LANG = 'en'", "LANG = 'de'"):
+        (tmp_path / "helpers.py").write_text(f"{helpers}\ndef clean(text):\n    return text\n")
+        command = [sys.executable, "-B", str(tmp_path / "train.py")]
+        environment = {"PYTHONPATH": str(ROOT)}
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert ran.stderr == ""
+        found.append(ran.stdout)
+    assert found[0].startswith("__main__.read#")
+    assert found[0] == found[1] != found[2]
 
 
-def test_an_object_has_the_name_and_the_source_of_its_class() -> None:
-    assert name_function(Reader()).startswith(f"{__name__}.Reader#")
+@pytest.mark.parametrize("value", [threading.Lock(), iter("ab"), object(), [{"a": (object(),)}]])
+def test_a_value_without_stable_content_is_named_once(
+    value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = type(f"Keeper{id(value)}", (Keeper,), {"__module__": __name__})
+    with caplog.at_level(logging.WARNING):
+        names = {name_function(keeper(value)) for _ in range(3)}
+    assert len(names) == 1
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "uses words[0]" in warning
+    assert "transform_id=" in warning
 
 
-def test_source_that_cannot_be_read_leaves_the_name(tmp_path: Path) -> None:
-    source = "def read(sample):\n    return sample['text']\n"
-    assert name_function(define(source, tmp_path / "absent.py")) == "elsewhere.read"
+def test_code_whose_source_cannot_be_read_counts_by_its_bytecode(tmp_path: Path) -> None:
+    def define(source: str, file: Path) -> Transform:
+        names: dict[str, Any] = {"__name__": "elsewhere"}
+        exec(compile(source, str(file), "exec"), names)
+        function: Transform = names["read"]
+        return function
+
+    bodies = ["'text'", "'title'", "'text'].lower()[0", "'text'].upper()[0", "'a' in {'b', 'cd'}"]
+    sources = [f"def read(sample):\n    return sample[{body}]\n" for body in bodies]
+    names = [name_function(define(source, tmp_path / "absent.py")) for source in sources]
+    assert names == [name_function(define(source, tmp_path / "absent.py")) for source in sources]
+    assert len({*names}) == len(names)
+    assert names[0].startswith("elsewhere.read#")
     # the file has changed since: tokenizing it from the function's line on fails
     for number, found in enumerate(("read = (\n", "read = '''\n", "def read(:\n  (\n")):
         changed = tmp_path / f"changed{number}.py"
         changed.write_text(found)
-        assert name_function(define(source, changed)).startswith("elsewhere.read")
+        assert name_function(define(sources[0], changed)).startswith("elsewhere.read#")

@@ -85,31 +85,6 @@ def _raw_shard(folder: Path, entry: dict[str, Any]) -> bytes:
     )
 
 
-def test_streaming_reads_it_with_hashes_checked(tmp_path: Path) -> None:
-    from streaming import Stream
-    from streaming.base.world import World
-
-    corpus = write_corpus(tmp_path / "corpus")
-    report = convert_to_mds(
-        corpus, tmp_path / "remote", shard_bytes=100_000, hashes=("sha256", "xxh64"), **QUIET
-    )
-    stream = Stream(remote=str(tmp_path / "remote"), local=str(tmp_path / "local"))
-    defaults = {
-        "split": "",
-        "download_retry": 2,
-        "download_timeout": 60,
-        "validate_hash": "xxh64",
-        "keep_zip": False,
-    }
-    stream.apply_default({"remote": stream.remote, "local": stream.local} | defaults)
-    found = []
-    for reader in stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False):
-        stream.prepare_shard(reader)
-        found += [reader[number] for number in range(reader.samples)]
-    assert found == read_dataset(str(tmp_path / "remote"), tmp_path)
-    assert len(found) == report.documents == 1200
-
-
 def test_a_document_larger_than_a_shard_has_a_shard_to_itself(tmp_path: Path) -> None:
     convert_lines(
         tmp_path,

@@ -86,6 +86,71 @@ def test_parquet_rows_keep_their_columns(tmp_path: Path) -> None:
     assert report.input_bytes == (tmp_path / "a.parquet").stat().st_size
 
 
+def nested_rows(tmp_path: Path, kind: str) -> Any:
+    """Two rows with their text in `page.body`, as a source of this kind."""
+    rows = [{"n": n, "page": {"body": f"t{n}", "url": f"u{n}", "at": {"x": n}}} for n in range(2)]
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return iter(rows) if kind == "rows" else path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "rows"])
+def test_fields_may_be_nested_and_are_listed_if_the_text_is_not_found(
+    tmp_path: Path, kind: str
+) -> None:
+    names: dict[str, Any] = {
+        "text_key": "page.body",
+        "id_key": "page.url",
+        "keep": ["page.at.x", "n"],
+    }
+    convert_to_mds(nested_rows(tmp_path, kind), tmp_path / "out", **names, **QUIET)
+    assert read_dataset(str(tmp_path / "out"), tmp_path) == [
+        {"text": f"t{n}", "id": f"u{n}", "page.at.x": n, "n": n} for n in range(2)
+    ]
+    for text_key in ("text", "page.text", "n.body"):
+        with pytest.raises(ConvertError) as raised:
+            convert_to_mds(
+                nested_rows(tmp_path, kind), tmp_path / "none", text_key=text_key, **QUIET
+            )
+        assert f"no field '{text_key}'" in str(raised.value)
+        assert "The fields are: n, page.at.x, page.body, page.url. Use" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a.csv", "is a table. Convert it"),
+        ("a.TSV.gz", "is a table. Convert it"),
+        ("data-00000-of-00001.arrow", "load_from_disk"),
+        ("shard.00000.mds.zstd", "is a shard of an MDS dataset, which needs no conversion"),
+        ("a.tar.gz", "is an archive. Unpack it"),
+        ("a.pdf", "Extract its text"),
+        ("a.jsonl.lz4", "is compressed in an unsupported way"),
+        ("photos/a.png", "is not text"),
+    ],
+)
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_file_that_is_not_text_by_its_name_is_refused(
+    tmp_path: Path, name: str, reason: str, skip_bad: bool
+) -> None:
+    for each in ("a.txt", "b.unknown", name, f"z/{name}"):
+        (tmp_path / "in" / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / each).write_text("a,b")
+    options = {**QUIET, "skip_bad": skip_bad}
+    with pytest.raises(ConvertError) as raised:
+        convert_to_mds(tmp_path / "in", tmp_path / "out", **options)
+    assert name in str(raised.value)
+    assert reason in str(raised.value)
+    assert "(1 more files are refused)" in str(raised.value)
+    assert convert_to_mds(tmp_path / "in" / "[ab].[tu][xn]*", tmp_path / "out", **options).documents
+    if "." not in name.removeprefix("a."):  # a compression would be undone
+        told = convert_to_mds(tmp_path / "in" / name, tmp_path / "o2", format="text", **options)
+        assert told.documents == 1
+
+
 @pytest.mark.parametrize(
     ("value", "encoding", "message"),
     [
@@ -173,7 +238,7 @@ def test_a_dataset_is_loaded_by_name(tmp_path: Path) -> None:
 BAD_LINES = {
     '{"text": "a"': "invalid JSON",
     "[1]": "a JSON list, not an object",
-    '{"body": "a"}': "no field 'text'. The fields read are: body. Use text_key",
+    '{"body": "a"}': "no field 'text'. The fields are: body. Use text_key",
     '{"text": 7}': "'text' is int, not a string",
     '{"text": null}': "'text' is NoneType, not a string",
     b'{"text": "\xff"}': "not UTF-8",
@@ -199,9 +264,9 @@ def test_a_bad_record_stops_the_run_and_is_named(tmp_path: Path, line: str | byt
 
 def test_a_binary_file_among_texts_is_named(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "image.png").write_bytes(b"\x89PNG\r\n")
+    (tmp_path / "in" / "image.raw").write_bytes(b"\x89PNG\r\n")
     (tmp_path / "in" / "a.txt").write_text("a")
-    with pytest.raises(ConvertError, match=r"in/image.png:1: not UTF-8 \(byte 0x89 at offset 0\)"):
+    with pytest.raises(ConvertError, match=r"in/image.raw:1: not UTF-8 \(byte 0x89 at offset 0\)"):
         convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
 
 

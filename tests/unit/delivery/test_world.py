@@ -159,3 +159,12 @@ def test_more_workers_than_cores_are_a_warning_once(
         loader.plan()
     found = [each for each in caplog.records if f"num_workers is {num_workers}," in each.message]
     assert [each.levelname for each in found] == ["WARNING"]
+
+
+@pytest.mark.parametrize("size", ["0", "00"])
+def test_a_world_without_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ValueError, match=r"has size 0. Use a dp_world_size, or .* at least 1"):
+        find_world()
+    with pytest.raises(ValueError, match=r"has size 0\. Use"):
+        find_world(0, 0)

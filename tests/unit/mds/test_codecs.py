@@ -48,9 +48,11 @@ def test_a_codec_that_is_not_installed_is_named(
     with pytest.raises(DatasetError, match=f"too old. Run: pip install .*{package}"):
         check_codec(compression)
     check_codec("zstd:3")
+    with pytest.raises(ValueError, match="br:11 \\(with the package brotli\\)"):
+        compress("br", b"")
 
 
-@given(st.binary(), st.sampled_from(["zstd", "zstd:1", "gz", "gz:1", "bz2"]))
+@given(st.binary(), st.sampled_from(["zstd", "zstd:1", "gz", "gz:1", "bz2", "br:5"]))
 def test_what_is_compressed_is_restored(data: bytes, compression: str) -> None:
     assert decompress(compression, compress(compression, data), len(data)) == data
 

@@ -1,0 +1,47 @@
+"""cloudload on pre-tokenized data: an endless `CloudLoader` with `tokens_key` over uncompressed MDS
+shards, with rows of 2,048 tokens and batches of 8.
+
+The IDs are `ndarray:uint16` if the vocabulary allows it, otherwise `ndarray:int32`. "documents" has
+a sample for each document, which the loader packs. "rows" has a sample for each row, as
+llm-foundry's `ConcatTokensDataset` writes them. All other options have their defaults, and no
+tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.pretokenized import write_mds
+from benchmarks.side import Request, serve_batches
+
+WARM_UP_ROWS_A_LANE = 2
+
+
+def make_batches(request: Request) -> Iterator[Any]:
+    """Yield the IDs of the loader's batches, int64 [8, 2048], after warming up every lane."""
+    from cloudload import CloudLoader
+
+    most = int(np.load(request.ids / "tokens.npy", mmap_mode="r").max())
+    data = request.scratch / "mds"
+    encoding = "ndarray:uint16" if most < 1 << 16 else "ndarray:int32"
+    write_mds(request, data, samples=request.options["samples"], encoding=encoding)
+    with CloudLoader(
+        str(data),
+        tokens_key="tokens",
+        seq_len=request.seq_len,
+        batch_size=request.batch_size,
+        num_workers=request.num_workers,
+        local=request.scratch / "cache",
+    ) as loader:
+        batches = iter(loader)
+        for _ in range(WARM_UP_ROWS_A_LANE * loader.num_lanes // request.batch_size):
+            next(batches)
+        for batch in batches:
+            yield batch["input_ids"]
+
+
+if __name__ == "__main__":
+    serve_batches(make_batches, ["cloudload", "torch"])

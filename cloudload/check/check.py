@@ -1,0 +1,152 @@
+"""Check a dataset: its index, the objects in its folder, and the bytes of its shards."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from cloudload.check.findings import CheckReport, Finding, Findings, find
+from cloudload.check.index import check_index
+from cloudload.check.objects import check_files, check_others, check_url, list_folder
+from cloudload.check.shards import check_shard
+from cloudload.config.stream import Stream
+from cloudload.errors import FailureKind, StoreError
+from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import read_object
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import is_local, join_url, local_path
+from cloudload.system.daemon_threads import DaemonThreadPool
+
+_NUM_THREADS = 8
+
+
+def check_dataset(
+    dataset: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    text_key: str = "text",
+    sample: int | None = None,
+    retry: Retry | None = None,
+    progress: bool = True,
+) -> CheckReport:
+    """Check a dataset as cloudload and StreamingDataset would read it.
+
+    The report lists the problems that either would have. Nothing is written to the dataset or to a
+    cache. Shards are read by 8 threads. Each holds one shard in memory while it is decompressed,
+    and keeps it as a temporary file while it is checked.
+
+    Args:
+        dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
+        split: the subfolder to check, such as `train`.
+        text_key: the column that holds the document.
+        sample: number of shards to read, spread evenly over the dataset. By default all. 0
+            checks only the index, and the names and sizes of the objects.
+        retry: how long to retry a request to the store.
+        progress: show a progress bar on stderr.
+
+    Raises:
+        ValueError: an argument is invalid.
+        StoreError: the store cannot be reached, or denies access. A missing index or shard is a
+            finding.
+    """
+    if sample is not None and sample < 0:
+        raise ValueError(f"sample is {sample}. Use at least 0, or None for all shards")
+    began, retry, findings = time.monotonic(), retry or Retry(), Findings()
+    given = Stream(os.fspath(dataset), split=split).url
+    url = str(local_path(given)) if is_local(given) else given
+    shards: list[ShardInfo] = []
+    chosen: Sequence[ShardInfo] = ()
+    try:
+        data = read_object(join_url(url, INDEX_NAME), retry, MOST_INDEX_BYTES)
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        findings.add([find("index-missing", INDEX_NAME, str(error))])
+    else:
+        shards, is_complete = check_index(data, text_key, findings)
+        findings.add(check_url(given, shards))
+        chosen = _spread(_check_folder(url, shards, is_complete, retry, findings), sample)
+        check = partial(check_shard, url, text_key=text_key, retry=retry)
+        with _progress_bar(chosen, shown=progress and bool(chosen)) as bar:
+            for info, found in _map_in_order(check, chosen):
+                findings.add(found)
+                bar.update(info.stored.bytes)
+    return CheckReport(
+        dataset=redact(url),
+        findings=findings.sorted(),
+        counts=findings.counts(),
+        shards=len(shards),
+        shards_read=len(chosen),
+        samples=sum(shard.samples for shard in shards),
+        raw_bytes=sum(shard.raw.bytes for shard in shards),
+        stored_bytes=sum(shard.stored.bytes for shard in shards),
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+def _check_folder(
+    url: str, shards: list[ShardInfo], is_complete: bool, retry: Retry, findings: Findings
+) -> Sequence[ShardInfo]:
+    """Check the folder's objects, and return the shards whose object has the size in the index.
+
+    Objects that no reader needs are found only if the shards are complete. Of a store that cannot
+    list, all shards are returned.
+    """
+    try:
+        found = list_folder(url, retry)
+    except StoreError as error:
+        if error.kind not in (FailureKind.OTHER, FailureKind.DENIED):
+            raise
+        findings.add([find("not-listed", "", str(error))])
+        return shards
+    findings.add(check_files(url, shards, found))
+    if is_complete:
+        findings.add(check_others(url, shards, found))
+    return [shard for shard in shards if found.get(shard.stored.name) == shard.stored.bytes]
+
+
+def _spread(shards: Sequence[ShardInfo], number: int | None) -> Sequence[ShardInfo]:
+    """Choose at most `number` shards, spread evenly, or all if it is None."""
+    if number is None or number >= len(shards):
+        return shards
+    return [shards[place * len(shards) // number] for place in range(number)]
+
+
+def _map_in_order(
+    function: Callable[[ShardInfo], list[Finding]], items: Iterable[ShardInfo]
+) -> Iterator[tuple[ShardInfo, list[Finding]]]:
+    """Yield (item, result) in order, from threads, with few items ahead of the one awaited."""
+    threads = DaemonThreadPool(_NUM_THREADS, "cloudload-check")
+    waiting: deque[tuple[ShardInfo, Future[list[Finding]]]] = deque()
+    try:
+        for item in items:
+            waiting.append((item, threads.submit(function, item)))
+            if len(waiting) > 2 * _NUM_THREADS:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
+    finally:
+        threads.close(timeout_s=1.0)
+
+
+def _progress_bar(shards: Sequence[ShardInfo], *, shown: bool) -> Any:
+    """A progress bar on stderr, updated at most every 30 s if stderr is not a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=sum(shard.stored.bytes for shard in shards),
+        unit="B",
+        unit_scale=True,
+        disable=not shown,
+        mininterval=0.2 if sys.stderr.isatty() else 30.0,
+        desc="check",
+        dynamic_ncols=True,
+    )

@@ -1,0 +1,113 @@
+"""A finding, the collection of findings, and the report of a check."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from cloudload.check.rules import ERROR, RULES, SEVERITIES
+
+MOST_LISTED = 20
+"""Findings of each kind that a report lists. It counts the others."""
+
+_MOST_SHOWN = 1000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem of a dataset."""
+
+    kind: str
+    """A name for programs, such as `hash-mismatch`."""
+    severity: str
+    """`error`, `warning` or `note`."""
+    readers: tuple[str, ...]
+    """Who is affected: `cloudload`, `Streaming`, both, or neither."""
+    where: str
+    """The shard or object, or empty for the whole dataset."""
+    what: str
+    """What is wrong, with the values."""
+    advice: str
+    """What to do."""
+
+
+def find(
+    kind: str, where: str, what: str, *, readers: tuple[str, ...] | None = None, advice: str = ""
+) -> Finding:
+    """Create a finding of a kind in `RULES`, whose readers and advice may be replaced.
+
+    Control characters from the dataset are escaped.
+    """
+    rule = RULES[kind]
+    return Finding(
+        kind,
+        rule.severity,
+        rule.readers if readers is None else readers,
+        _escape(where),
+        _escape(what[:_MOST_SHOWN]),
+        advice or rule.advice,
+    )
+
+
+def _escape(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+class Findings:
+    """Collects findings in bounded memory: it keeps the first 20 of each kind."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[Finding]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Add findings in order."""
+        for finding in findings:
+            self._counts[finding.kind] += 1
+            kept = self._kept.setdefault(finding.kind, [])
+            if len(kept) < MOST_LISTED:
+                kept.append(finding)
+
+    def sorted(self) -> tuple[Finding, ...]:
+        """The findings that were kept: errors first, each kind together, in the order found."""
+        found = [finding for kept in self._kept.values() for finding in kept]
+        return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+    def counts(self) -> dict[str, int]:
+        """The number of findings of each kind."""
+        return dict(self._counts)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The result of a check."""
+
+    dataset: str
+    """The dataset's location, without secrets."""
+    findings: tuple[Finding, ...]
+    """The first 20 findings of each kind, errors first."""
+    counts: dict[str, int]
+    """The number of findings of each kind, including those that are not listed."""
+    shards: int
+    """Number of shards in the index."""
+    shards_read: int
+    """Number of shards whose bytes were checked."""
+    samples: int
+    """Number of samples in the index."""
+    raw_bytes: int
+    """Bytes of the shards before compression, by the index."""
+    stored_bytes: int
+    """Bytes of the shards as stored, by the index."""
+    seconds: float
+    """Duration of the check in seconds."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there is no error. Warnings and notes do not count."""
+        return not any(RULES[kind].severity == ERROR for kind in self.counts)
+
+    def to_json(self) -> str:
+        """Return the report as indented JSON."""
+        return json.dumps({**asdict(self), "is_sound": self.is_sound}, indent=2)

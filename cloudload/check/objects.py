@@ -1,0 +1,113 @@
+"""Compare the files that an index names with the objects in the dataset's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cloudload.check.findings import Finding, find
+from cloudload.check.rules import BOTH, CLOUDLOAD
+from cloudload.mds.index import INDEX_NAME, FileInfo, ShardInfo
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import list_objects
+from cloudload.storage.urls import is_local, join_url, scheme_of
+
+_CUT_FROM_URLS = "#?"
+_OURS = (INDEX_NAME, "convert-report.json")
+_SHOWN = 5
+
+
+def list_folder(url: str, retry: Retry) -> dict[str, int]:
+    """Map the name of each object in a dataset's folder to its bytes.
+
+    Raises `StoreError` if the store cannot list.
+    """
+    prefix = join_url(url, "x")[:-1]
+    found = list_objects(url, retry)
+    return {item.url.removeprefix(prefix): item.bytes for item in found}
+
+
+def check_files(
+    url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Findings about the files that the index names.
+
+    `url` is the dataset's folder, and `found` maps each object to its bytes.
+    """
+    for shard in shards:
+        stored = shard.stored
+        size, raw = found.get(stored.name), found.get(shard.raw.name)
+        if size is None:
+            yield find("shard-missing", stored.name, "there is no such object")
+        elif size != stored.bytes:
+            yield size_finding(stored, size, shard.compression)
+        if shard.zipped is not None and raw is not None and is_local(url):
+            yield _describe_raw(shard.raw.name, stored.name, is_alone=size is None)
+
+
+def size_finding(file: FileInfo, size: int, compression: str | None) -> Finding:
+    """A file of another size than the index says. `compression` is that of the file.
+
+    Streaming reads a raw or bz2 file that is too long, because it ignores bytes after the end.
+    """
+    is_ignored = size > file.bytes and (compression or "bz2").startswith("bz2")
+    readers = (CLOUDLOAD,) if is_ignored else BOTH
+    what = f"has {size:,} bytes, but the index says {file.bytes:,}"
+    return find("size", file.name, what, readers=readers)
+
+
+def _describe_raw(raw: str, zipped: str, *, is_alone: bool) -> Finding:
+    if is_alone:
+        what = f"{zipped} is missing. StreamingDataset(local=…) without remote= deletes this file"
+        return find("raw-alone", raw, what)
+    what = f"StreamingDataset(local=…) without remote= reads this file, unverified, for {zipped}"
+    return find("raw-unverified", raw, what)
+
+
+def check_others(
+    url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Findings about objects that no reader needs, with the arguments of `check_files`."""
+    named = {shard.stored.name for shard in shards}
+    raw = {shard.raw.name for shard in shards} - named
+    if is_local(url):
+        named |= raw  # `check_files` has findings about these
+    others = {name: size for name, size in found.items() if name not in named}
+    # a folder with an index of its own is another dataset, such as a split
+    datasets = {name[: -len(INDEX_NAME)] for name in others if name.endswith(f"/{INDEX_NAME}")}
+    rest = {
+        name: size
+        for name, size in others.items()
+        if name not in _OURS and not any(folder in datasets for folder in _folders_of(name))
+    }
+    if unlisted := {name: rest[name] for name in rest.keys() - raw if ".mds" in name}:
+        what = f"the index does not name {_sum_up(unlisted)}, which look like shards"
+        yield find("unlisted", "", what)
+    if left := {name: size for name, size in rest.items() if name not in unlisted}:
+        yield find("leftover", "", f"no reader needs {_sum_up(left)}")
+
+
+def _folders_of(name: str) -> Iterator[str]:
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))
+
+
+def _sum_up(objects: Mapping[str, int]) -> str:
+    names = sorted(objects)
+    shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    noun = "object" if len(names) == 1 else "objects"
+    return f"{len(names):,} {noun} ({sum(objects.values()):,} bytes: {shown})"
+
+
+def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
+    """Findings about locations that Streaming's downloaders cannot reach."""
+    if url.startswith("file:"):
+        advice = "Pass Streaming the path without file://"
+        yield find("url", "", "Streaming does not read file:// URLs", advice=advice)
+    if is_local(url):
+        return
+    what = f"Streaming cuts {scheme_of(url)}:// URLs off at the first of {_CUT_FROM_URLS}"
+    if any(sign in url for sign in _CUT_FROM_URLS):
+        yield find("url", "", what)
+    for shard in shards:
+        if any(sign in shard.stored.name for sign in _CUT_FROM_URLS):
+            yield find("url", shard.stored.name, what)

@@ -1,0 +1,243 @@
+"""Every kind of finding: who is affected, how badly, and what to do.
+
+An `error` is a dataset that a reader refuses, or of which it reads wrong or missing samples. A
+`warning` is one that it refuses with some settings, or that it cannot verify. A `note` affects
+nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+SEVERITIES = (ERROR, WARNING, NOTE)
+CLOUDLOAD, STREAMING = "cloudload", "Streaming"
+BOTH = (CLOUDLOAD, STREAMING)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A kind of finding. `readers` are those affected, and `advice` says what to do."""
+
+    meaning: str
+    severity: str
+    readers: tuple[str, ...]
+    advice: str
+
+
+_REWRITE_INDEX = "Convert the corpus again, or repair the entry in index.json"
+_COPY_AGAIN = "Copy the shard again from its source, or convert the corpus again"
+
+RULES: dict[str, Rule] = {
+    # the index
+    "index-missing": Rule(
+        "There is no `index.json`.",
+        ERROR,
+        BOTH,
+        "Check the location and the split. A conversion writes index.json last. For folders that "
+        "each have an index, run streaming.base.util.merge_index",
+    ),
+    "index-invalid": Rule(
+        "The index is not JSON, has another version, or is too large.",
+        ERROR,
+        BOTH,
+        "Convert the corpus again, or copy index.json again",
+    ),
+    "empty": Rule(
+        "The dataset has no samples.",
+        ERROR,
+        BOTH,
+        "Convert a corpus, or remove this stream from the run",
+    ),
+    "few-samples": Rule(
+        "The dataset has at most 64 samples.",
+        WARNING,
+        (STREAMING,),
+        "Set num_canonical_nodes below the number of samples. cloudload reads each sample once",
+    ),
+    # an entry of the index
+    "format": Rule(
+        "A shard is JSON, CSV, or TSV, not MDS.",
+        ERROR,
+        (CLOUDLOAD,),
+        "Convert the corpus to MDS with `cloudload convert`",
+    ),
+    "entry-invalid": Rule(
+        "A field of a shard's entry has a wrong type or an impossible value.",
+        ERROR,
+        (CLOUDLOAD,),
+        _REWRITE_INDEX,
+    ),
+    "entry-fields": Rule(
+        "A shard's entry has a field that Streaming does not know, or lacks one that it needs.",
+        ERROR,
+        (STREAMING,),
+        "Add the missing fields to index.json, and remove the others",
+    ),
+    "too-large": Rule(
+        "A shard has more than 4 GiB, the limit of its offsets.",
+        ERROR,
+        BOTH,
+        "Convert the corpus again with a size limit below 4 GiB",
+    ),
+    "name-escapes": Rule(
+        "A file name leaves the dataset's folder.",
+        ERROR,
+        BOTH,
+        "Do not open this dataset with Streaming unless you trust its author",
+    ),
+    "name-refused": Rule(
+        "A file name has a wildcard, control character, or reserved suffix, or is too long.",
+        ERROR,
+        (CLOUDLOAD,),
+        "Rename the object, and its basename in index.json",
+    ),
+    "name-repeated": Rule(
+        "Two files of the index have one name.",
+        ERROR,
+        BOTH,
+        "Remove one of the entries from index.json",
+    ),
+    "name-clash": Rule(
+        "Two file names differ only in case, or one is also a folder.",
+        ERROR,
+        (CLOUDLOAD,),
+        "Rename one of the objects, and its basename in index.json",
+    ),
+    "url": Rule(
+        "A name or location that Streaming's downloaders cannot request.",
+        ERROR,
+        (STREAMING,),
+        "Rename the object or folder without these characters",
+    ),
+    "compression-unknown": Rule(
+        "A compression that neither reader knows.", ERROR, BOTH, _REWRITE_INDEX
+    ),
+    "compression-level": Rule(
+        "A compression level that Streaming does not know.",
+        ERROR,
+        (STREAMING,),
+        "Remove the level from `compression` in index.json",
+    ),
+    "codec-missing": Rule(
+        "The package that decompresses the shards is not installed here.",
+        ERROR,
+        (CLOUDLOAD,),
+        "Install the package",
+    ),
+    "compression-unused": Rule(
+        "An entry names a compression, but no compressed file.",
+        WARNING,
+        (STREAMING,),
+        "Set `compression` to null in index.json. Until then, never pass the only copy as local= "
+        "without remote=",
+    ),
+    "hash-absent": Rule(
+        "A shard has no hash that can be checked.",
+        WARNING,
+        BOTH,
+        "Convert the corpus again with hashes",
+    ),
+    "hash-unknown": Rule(
+        "A hash that Streaming cannot compute.",
+        WARNING,
+        (STREAMING,),
+        "Use another hash as validate_hash",
+    ),
+    "hash-partial": Rule(
+        "Only some shards have a hash.",
+        WARNING,
+        (STREAMING,),
+        "Use as validate_hash only a hash that all shards have",
+    ),
+    # columns
+    "pickle": Rule(
+        "A column of pickled values.",
+        WARNING,
+        BOTH,
+        "Streaming needs allow_unsafe_types=True, which runs code from the data. cloudload reads "
+        "the text, but not with a transform, which gets every column",
+    ),
+    "encoding-unknown": Rule(
+        "A column encoding that Streaming does not know.",
+        ERROR,
+        (STREAMING,),
+        "Convert the corpus again without this column",
+    ),
+    "encoding-unread": Rule(
+        "A column encoding that cloudload does not decode.",
+        WARNING,
+        (CLOUDLOAD,),
+        "Read the text without a transform, which gets every column",
+    ),
+    "columns-differ": Rule(
+        "Shards have different columns.",
+        WARNING,
+        (STREAMING,),
+        "Convert the corpus again, with the same columns in all shards",
+    ),
+    "text-column": Rule(
+        "A shard has no text column of the given name.",
+        ERROR,
+        (CLOUDLOAD,),
+        "Pass the name of the text column: text_key= (--text-key). For a column of token IDs, pass "
+        "tokens_key= to the loader, which then needs no text",
+    ),
+    # objects
+    "shard-missing": Rule("A shard's object does not exist.", ERROR, BOTH, _COPY_AGAIN),
+    "shard-unreachable": Rule(
+        "A shard's object cannot be read.", ERROR, BOTH, "Correct the cause, and check again"
+    ),
+    "raw-alone": Rule(
+        "Of a compressed shard, only the raw file is in the folder.",
+        WARNING,
+        (STREAMING,),
+        "Copy the compressed shard again. Until then, do not pass this folder as local= without "
+        "remote=",
+    ),
+    "raw-unverified": Rule(
+        "The raw file of a compressed shard is in the folder, too.",
+        WARNING,
+        (STREAMING,),
+        "Remove the raw file, or open the folder as remote= with a different local=",
+    ),
+    "unlisted": Rule(
+        "Objects that look like shards, but are not in the index.",
+        WARNING,
+        BOTH,
+        "Remove the shards, or add them with streaming.base.util.merge_index",
+    ),
+    "not-listed": Rule(
+        "The store cannot list the folder.",
+        NOTE,
+        (),
+        "Missing objects are found only by reading all shards, so do not set sample",
+    ),
+    "leftover": Rule(
+        "Other objects that no reader needs.",
+        NOTE,
+        (),
+        "Remove the objects unless something else needs them",
+    ),
+    # the bytes of a shard
+    "size": Rule("A file has another size than the index says.", ERROR, BOTH, _COPY_AGAIN),
+    "hash-mismatch": Rule("A file has another hash than the index says.", ERROR, BOTH, _COPY_AGAIN),
+    "decompress": Rule("A shard cannot be decompressed.", ERROR, BOTH, _COPY_AGAIN),
+    "sample-count": Rule(
+        "A shard holds another number of samples than the index says.", ERROR, BOTH, _COPY_AGAIN
+    ),
+    "offsets": Rule("A shard's offsets descend, or point outside of it.", ERROR, BOTH, _COPY_AGAIN),
+    "header": Rule(
+        "A shard's header names other columns than the index.", ERROR, (CLOUDLOAD,), _REWRITE_INDEX
+    ),
+    "sample-layout": Rule(
+        "A sample's columns do not add up to its size.", ERROR, BOTH, _COPY_AGAIN
+    ),
+    "not-utf8": Rule("A text is not UTF-8.", ERROR, BOTH, "Convert the corpus again"),
+    "value": Rule(
+        "A JSON or number column has a value that cannot be parsed.",
+        ERROR,
+        (STREAMING,),
+        "Convert the corpus again",
+    ),
+}

@@ -1,0 +1,83 @@
+"""`cloudload export` writes the rows of a run as pre-tokenized MDS."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from cloudload.cli.command import add_command
+from cloudload.cli.provenance import add_run_options, open_run_of, parse_steps
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.export import ExportReport
+
+_EXAMPLE = """\
+Steps count from 1. Reading starts at the state, so pass the last state saved before the steps, or a
+state saved before the first batch. The output is a dataset with one column, `tokens`, and one
+sample per row. Nothing can read it before the export is complete.
+
+example:
+  cloudload export checkpoint.pt s3://bucket/rows --steps 1:1001
+"""
+
+
+def add_export(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "export",
+        _export,
+        help="write the rows of a run as pre-tokenized MDS",
+        description="Write the rows of given steps as pre-tokenized MDS, from a state, the data "
+        "and the tokenizer.",
+        epilog=_EXAMPLE,
+        after_interrupt="To export again, add --overwrite",
+    )
+    add_run_options(parser)
+    add = parser.add_argument
+    add("out", metavar="OUT", help="folder or URL of the dataset to write")
+    steps = "steps from A up to, but not including, B (default: all to the end of a finite run)"
+    add("--steps", type=parse_steps, metavar="A:B", help=steps)
+    dtype = "dtype of the token IDs (default: uint16 if it fits, else int32; int64 for bytes)"
+    add("--dtype", default="auto", metavar="DTYPE", help=dtype)
+    encoding = "encoding of the column: ndarray (default), or bytes for old versions of llm-foundry"
+    add("--encoding", choices=["ndarray", "bytes"], default="ndarray", help=encoding)
+    compression = "zstd (default), gz or bz2, optionally with :LEVEL; or none"
+    add("--compression", default="zstd", metavar="NAME", help=compression)
+    add("--overwrite", action="store_true", help="first remove the dataset at OUT")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from cloudload.export import export_rows
+
+    run, delivery = open_run_of(options)
+    with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        if options.steps:
+            loader.seek(run.rows_of_step(options.steps[0]).start)
+        report = export_rows(
+            loader,
+            options.out,
+            num_batches=len(options.steps) if options.steps else None,
+            dtype=options.dtype,
+            encoding=options.encoding,
+            compression=None if options.compression == "none" else options.compression,
+            overwrite=options.overwrite,
+        )
+    print(report.to_json() if options.json else _summary(report))
+    if options.steps and report.batches < len(options.steps):
+        missing = options.steps[report.batches]
+        print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
+    return 0
+
+
+def _summary(report: ExportReport) -> str:
+    lines = [
+        f"{report.out} is complete",
+        f"  rows       {report.rows:,} ({report.tokens:,} tokens; {report.padded:,} rows had "
+        "padding)",
+        f"  output     {report.shards:,} shards, {report.stored_bytes:,} bytes "
+        f"({report.raw_bytes:,} raw)",
+        f"  columns    tokens: {report.encoding} ({report.dtype})",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,201 @@
+"""A digest of a function and of the values that it uses, the same in every process.
+
+    function         its source, defaults, closure, and the globals that its code refers to
+    object, class    its attributes, and the functions of its class
+    plain values     numbers, text, bytes, patterns, arrays, and containers of them
+
+Code of the standard library and of installed packages counts by name only, except for the package
+of the function itself. Any other value may differ in every process, so it is not in the digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import enum
+import functools
+import hashlib
+import inspect
+import logging
+import os
+import re
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping, Set
+from pathlib import PurePath
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+_PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, PurePath)
+_INSTALLED = tuple(
+    os.path.join(sysconfig.get_paths()[name], "")
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+class CodeDigest:
+    """The digest of a function, a callable object, or a `functools.partial`."""
+
+    def __init__(self, function: Any) -> None:
+        inner = function.func if isinstance(function, functools.partial) else function
+        self._package = module_of(inner).partition(".")[0]
+        self._known: dict[int, tuple[Any, bytes]] = {}
+        """Values by id, which they keep alive, and their digests; empty while in progress."""
+        self.left_out: dict[str, str] = {}
+        """The type of each value that is not in the digest, by the expression that refers to it."""
+        self.hexdigest = self._digest(function, "").hex()
+
+    def _digest(self, value: Any, place: str) -> bytes:
+        if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
+            return _hash([type(value).__name__, repr(value)])
+        if id(value) not in self._known:
+            self._known[id(value)] = (value, b"")
+            digest = _hash([type(value).__name__, *self._parts(value, place)])
+            self._known[id(value)] = (value, digest)
+        return self._known[id(value)][1]
+
+    def _parts(self, value: Any, place: str) -> Iterable[str | bytes]:
+        """Return what identifies a value that is not plain."""
+        if isinstance(value, list | tuple):
+            return [self._digest(item, f"{place}[{i}]") for i, item in enumerate(value)]
+        if isinstance(value, Set):
+            return sorted(self._digest(item, place) for item in value)
+        if isinstance(value, Mapping):
+            items = [(key, f"{place}[{key!r:.40}]", item) for key, item in value.items()]
+            return sorted(self._digest(key, at) + self._digest(item, at) for key, at, item in items)
+        if isinstance(value, re.Pattern):
+            return [repr(value.pattern), str(value.flags)]
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            return [str(value.dtype), str(value.shape), value.tobytes()]
+        if isinstance(value, enum.Enum):
+            return [_name_of(type(value)), value.name]
+        if isinstance(value, ModuleType | np.ufunc):
+            return [value.__name__]
+        if isinstance(value, logging.Logger):
+            return []
+        return self._code_parts(value, place)
+
+    def _code_parts(self, value: Any, place: str) -> Iterable[str | bytes]:
+        if isinstance(value, functools.partial):
+            return self._named(("func", "args", "keywords"), value, place)
+        if isinstance(value, MethodType):
+            return self._named(("__func__", "__self__"), value, place)
+        if isinstance(value, type):
+            return self._class_parts(value)
+        if isinstance(value, FunctionType):
+            return self._function_parts(value)
+        if hasattr(value, "__wrapped__"):  # as functools.cache leaves it
+            return self._named(("__wrapped__",), value, place)
+        if inspect.isroutine(value):
+            owner = getattr(value, "__self__", None)
+            return [_name_of(value), self._digest(owner, f"{place}.__self__")]
+        slots = [name for cls in type(value).__mro__ for name in _slots_of(cls)]
+        has_attributes = hasattr(value, "__dict__") or slots  # not if it is implemented in C
+        if has_attributes and self._is_own(type(value)):
+            names = sorted({*slots, *getattr(value, "__dict__", ())})
+            return [self._digest(type(value), place), *self._named(names, value, place)]
+        self.left_out.setdefault(place, _name_of(type(value)))
+        return []
+
+    def _named(self, names: Iterable[str], value: Any, place: str) -> Iterator[str | bytes]:
+        for name in names:
+            yield from (name, self._digest(getattr(value, name, None), f"{place}.{name}"))
+
+    def _function_parts(self, function: FunctionType) -> Iterator[str | bytes]:
+        yield _name_of(function)
+        if not self._is_own(function):
+            return
+        yield _find_source(function) or self._digest_code(function.__code__)
+        used: dict[str, Any] = {"__wrapped__": getattr(function, "__wrapped__", None)}
+        used |= {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            with contextlib.suppress(ValueError):  # the cell is empty
+                used[name] = cell.cell_contents
+        used |= self._globals_of(function.__code__, function.__globals__)
+        for name in sorted(used):
+            yield from (name, self._digest(used[name], name))
+
+    def _digest_code(self, code: CodeType) -> bytes:
+        """The digest of bytecode, for a function whose source cannot be read."""
+        constants = [
+            self._digest_code(each) if isinstance(each, CodeType) else self._digest(each, "")
+            for each in code.co_consts
+        ]
+        return _hash([code.co_code, *code.co_names, *code.co_varnames, *constants])
+
+    def _globals_of(self, code: CodeType, names: Mapping[str, Any]) -> dict[str, Any]:
+        """The globals that code refers to, with the attributes of modules of this program."""
+        used = {}
+        steps = [*dis.get_instructions(code)]
+        for number, step in enumerate(steps):
+            if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in names:
+                continue
+            name, value = step.argval, names[step.argval]
+            for after in steps[number + 1 :]:
+                is_attribute = after.opname in ("LOAD_ATTR", "LOAD_METHOD")
+                if not (isinstance(value, ModuleType) and self._is_own(value) and is_attribute):
+                    break
+                name, value = f"{name}.{after.argval}", getattr(value, after.argval, None)
+            used[name] = value
+        for inner in code.co_consts:
+            used |= self._globals_of(inner, names) if isinstance(inner, CodeType) else {}
+        return used
+
+    def _class_parts(self, cls: type) -> Iterator[str | bytes]:
+        yield _name_of(cls)
+        if not self._is_own(cls):
+            return
+        yield _find_source(cls) or ""
+        yield self._digest(cls.__bases__, cls.__name__)
+        for name, item in sorted(vars(cls).items()):
+            # of methods, properties, and cached properties
+            parts = (item, *(getattr(item, key, None) for key in ("__func__", "fget", "func")))
+            functions = [part for part in parts if isinstance(part, FunctionType)]
+            # generated methods, such as those of a dataclass, have no source
+            yield from (self._digest(each, name) for each in functions if _find_source(each))
+            is_special = name.startswith("_") and name.endswith("_")
+            is_value = not functions and not hasattr(type(item), "__get__")
+            if is_value and not is_special and name != "_abc_impl":
+                yield from (name, self._digest(item, f"{cls.__name__}.{name}"))
+
+    def _is_own(self, value: Any) -> bool:
+        """Whether code counts by its content: it is of the function's package, or not installed."""
+        name = value.__name__ if isinstance(value, ModuleType) else module_of(value)
+        if name.partition(".")[0] == self._package:
+            return True
+        file = getattr(sys.modules.get(name), "__file__", None)
+        return file is not None and not file.startswith(_INSTALLED)
+
+
+def _hash(parts: Iterable[str | bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(b"%d:" % len(data) + data)
+    return digest.digest()
+
+
+def module_of(value: Any) -> str:
+    """The name of the module that defines a function or class, or an object's class."""
+    return getattr(value, "__module__", None) or type(value).__module__
+
+
+def _name_of(value: Any) -> str:
+    return f"{module_of(value)}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _find_source(value: Any) -> str | None:
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        return None
+
+
+def _slots_of(cls: type) -> list[str]:
+    slots = [name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType)]
+    return [name for name in slots if not name.startswith("__")]  # C classes have such members

@@ -1,0 +1,252 @@
+"""Export the rows of a run as pre-tokenized MDS, in the run's order.
+
+    CloudLoader ─► batches ─► rows without padding ─► shards ─► index.json
+
+Every row becomes a sample with one column, `tokens`. Only one shard is in memory at a time. The
+index is stored last, so a partial dataset is never readable.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cloudload.arrays import Ids
+from cloudload.batch import Batch
+from cloudload.config.checks import check_choice, check_positive
+from cloudload.config.choices import AUTO, TOKEN_DTYPES
+from cloudload.errors import ConvertError, StoreError
+from cloudload.loader import CloudLoader
+from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.mds.writer import (
+    DEFAULT_SHARD_BYTES,
+    ShardFormat,
+    encode_index,
+    encode_sample,
+    pack_shard,
+)
+from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
+from cloudload.storage.objects import delete_object, list_objects, write_object
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import check_location, is_local, join_url, local_path
+
+logger = logging.getLogger(__name__)
+
+TOKENS_COLUMN = "tokens"
+EXPORT_ENCODINGS = ("ndarray", "bytes")
+_OWN_NAME = re.compile(
+    r"shard\.\d{5,}\.mds(\.\w+)?|index\.json|\.(shard\.\d{5,}\.mds.*|index\.json)\.\d+\.tmp"
+)
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """The result of an export."""
+
+    out: str
+    """The redacted location of the dataset."""
+    batches: int
+    """Number of batches read, which is below `num_batches` if the data ended."""
+    rows: int
+    """Number of rows written. Rows without tokens, at the end of a finite run, are left out."""
+    tokens: int
+    """Number of tokens in them, without padding."""
+    padded: int
+    """Number of rows that had padding, so they are shorter than `seq_len`."""
+    shards: int
+    raw_bytes: int
+    stored_bytes: int
+    encoding: str
+    """The MDS encoding of the column `tokens`."""
+    dtype: str
+    """The dtype of the token IDs."""
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def export_rows(
+    loader: CloudLoader,
+    out: str | os.PathLike[str],
+    *,
+    num_batches: int | None = None,
+    dtype: str = AUTO,
+    encoding: str = "ndarray",
+    compression: str | None = "zstd",
+    hashes: Sequence[str] = ("xxh64",),
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+) -> ExportReport:
+    """Write the next rows of a loader as pre-tokenized MDS, which StreamingDataset reads, too.
+
+    Starts at the loader's position, which `load_state_dict` and `seek` can set. A sample holds the
+    tokens of one row without its padding, in the column `tokens`. The same rows give the same
+    bytes.
+
+    Args:
+        loader: the loader of a run, on one rank.
+        out: folder or URL of the dataset to write.
+        num_batches: number of batches to write. By default, all until the end of a finite run.
+        dtype: dtype of the token IDs. `auto` is `uint16` for a vocabulary of up to 65,536 tokens
+            and otherwise `int32`; for `bytes`, it is `int64`, which llm-foundry expects.
+        encoding: `ndarray`, which records the dtype, or `bytes`, which old versions of llm-foundry
+            need.
+        compression: `zstd`, `gz` or `bz2`, optionally with `:LEVEL`; or None.
+        hashes: hash algorithms. The index lists these hashes of each shard.
+        shard_bytes: the maximum raw size of a shard in bytes; 64 MiB by default.
+        overwrite: first remove the dataset, or an interrupted export, at `out`.
+
+    Raises:
+        ValueError: an argument is invalid, the run is endless and `num_batches` is None, `out` is
+            the run's data, or the loader has only a part of the rows, because its world has several
+            ranks.
+        ConvertError: `out` already holds a dataset or an interrupted export, or there are no rows.
+        StoreError: the output cannot be written.
+        CloudloadError: the rows cannot be read.
+    """
+    if num_batches is not None:
+        check_positive("num_batches", num_batches)
+    elif loader.is_endless:
+        raise ValueError(
+            "the run has no end, because the loader has no epochs. Pass num_batches "
+            "(--steps), or create the loader with epochs=1"
+        )
+    if loader.world_size > 1:
+        raise ValueError(
+            f"the loader is one of {loader.world_size} ranks, and has only its own rows. Create it "
+            "with dp_rank=0 and dp_world_size=1"
+        )
+    recipe = loader.plan().recipe
+    dtype = _choose_dtype(dtype, encoding, recipe.tokenizer.vocab_size)
+    column = Column.of(TOKENS_COLUMN, encoding if encoding == "bytes" else f"ndarray:{dtype}")
+    form = ShardFormat((column,), compression, tuple(hashes), shard_bytes)
+    data = [dataset.url for dataset in recipe.corpus.datasets]
+    location = _open_location(os.fspath(out), data, overwrite=overwrite)
+    writer = _ShardWriter(location, form)
+    tokens = padded = batches = 0
+    for batch in loader if num_batches is None else loader.take(num_batches):
+        batches += 1
+        for row in _list_rows(batch):
+            tokens += len(row)
+            padded += len(row) < loader.seq_len
+            ids = row.astype(dtype)
+            writer.add({TOKENS_COLUMN: ids.tobytes() if encoding == "bytes" else ids})
+    writer.finish()
+    return ExportReport(
+        out=redact(location),
+        batches=batches,
+        rows=sum(entry["samples"] for entry in writer.entries),
+        tokens=tokens,
+        padded=padded,
+        shards=len(writer.entries),
+        raw_bytes=sum(entry["raw_data"]["bytes"] for entry in writer.entries),
+        stored_bytes=sum(
+            (entry["zip_data"] or entry["raw_data"])["bytes"] for entry in writer.entries
+        ),
+        encoding=column.encoding,
+        dtype=dtype,
+    )
+
+
+def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
+    """Resolve `auto`. Raises `ValueError` for a dtype that cannot hold every ID."""
+    check_choice("encoding", encoding, EXPORT_ENCODINGS)
+    check_choice("dtype", dtype, (AUTO, *TOKEN_DTYPES))
+    if dtype == AUTO:
+        if encoding == "bytes":
+            return "int64"
+        return "uint16" if vocab_size <= 1 << 16 else "int32"
+    most = int(np.iinfo(dtype).max)
+    if vocab_size - 1 > most:
+        raise ValueError(
+            f"dtype is {dtype!r}, which holds IDs up to {most:,}, but the vocabulary has IDs up to "
+            f"{vocab_size - 1:,}. Use a wider dtype, or 'auto'. Without a tokenizer, the "
+            "vocabulary is not known, so pass one to the loader"
+        )
+    return dtype
+
+
+def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> str:
+    """Resolve the output, and check that it holds no dataset. If `overwrite`, remove it.
+
+    `data` are the locations of the data that is read, which must not be removed.
+    """
+    check_location(out)
+    location = _resolve(out)
+    if location in map(_resolve, data):
+        raise ValueError(f"the output {redact(out)} is the data of the run. Choose another output")
+    try:
+        found = list_objects(location)
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        found = []
+    names = [item.url.removeprefix(location).lstrip("/") for item in found]
+    own = [name for name in names if _OWN_NAME.fullmatch(name)]
+    if own and not overwrite:
+        raise ConvertError(
+            f"{redact(location)} already holds a dataset, or an interrupted export. Choose another "
+            "output, or overwrite it (--overwrite)"
+        )
+    # the index goes first, so that no reader finds a dataset without its shards
+    for name in sorted(own, key=lambda name: (name != INDEX_NAME, name)):
+        delete_object(join_url(location, name))
+    return location
+
+
+def _resolve(url: str) -> str:
+    return os.path.realpath(local_path(url)) if is_local(url) else url.rstrip("/")
+
+
+def _list_rows(batch: Batch) -> Iterator[Ids]:
+    """Yield the tokens of each row without its padding: int64 [tokens]. Omits rows of padding."""
+    rows, spans = batch["input_ids"].numpy(), batch.spans
+    sizes = spans[:, SPAN_STOP] - spans[:, SPAN_START]
+    lengths = np.bincount(spans[:, SPAN_ROW], sizes, len(rows)).astype(np.int64)
+    for row, length in zip(rows, lengths.tolist(), strict=True):
+        if length:
+            yield row[:length]
+
+
+class _ShardWriter:
+    """Cuts samples into shards as `MDSWriter` does, and stores each one when it is full."""
+
+    def __init__(self, location: str, form: ShardFormat) -> None:
+        self._location, self._form = location, form
+        self.entries: list[dict[str, Any]] = []
+        """The index entries of the stored shards, in order."""
+        self._samples: list[bytes] = []
+        self._bytes = form.empty_bytes()
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Add a sample. Raises `StoreError` if a full shard cannot be stored."""
+        sample = encode_sample(self._form.columns, values)
+        cost = 4 + len(sample)
+        if self._samples and self._bytes + cost > self._form.shard_bytes:
+            self._store()
+        self._samples.append(sample)
+        self._bytes += cost
+
+    def finish(self) -> None:
+        """Store the last shard and the index. Raises `ConvertError` if there are no samples."""
+        if self._samples:
+            self._store()
+        if not self.entries:
+            raise ConvertError("there are no rows to export: the loader is at the end of its run")
+        write_object(join_url(self._location, INDEX_NAME), encode_index(self.entries))
+
+    def _store(self) -> None:
+        sizes = np.fromiter(map(len, self._samples), np.int64, len(self._samples))
+        shard = pack_shard(self._form, len(self.entries), sizes, self._samples)
+        write_object(join_url(self._location, shard.name), shard.data)
+        self.entries.append(shard.entry)
+        logger.info("%s: %s rows", shard.name, f"{len(sizes):,}")
+        self._samples, self._bytes = [], self._form.empty_bytes()

@@ -1,0 +1,124 @@
+"""Check the columns that hold documents, as text or as token IDs, before a run starts.
+
+text          str, bytes
+token IDs     bytes, ndarray, ndarray:uint16, ndarray:uint16:2048, json
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from cloudload.config.choices import TOKEN_DTYPES
+from cloudload.errors import DatasetError
+from cloudload.mds.dataset import Dataset
+from cloudload.mds.index import Column
+from cloudload.storage.redaction import redact
+
+_TEXT_ENCODINGS = ("str", "bytes")
+_ARRAY = "ndarray"
+_MOST_AXES = 63
+FIND_DTYPE = (
+    "It is the dtype of the arrays that were written: llm-foundry's ConcatTokensDataset writes "
+    "bytes of int64, and other writers often uint16 for up to 65,536 tokens, otherwise int32"
+)
+
+
+def check_text_column(datasets: Iterable[Dataset], text_key: str) -> None:
+    """Raise `DatasetError` unless `text_key` is a str or bytes column of every shard."""
+    for url, columns in _list_columns(datasets):
+        encodings = {column.name: column.encoding for column in columns}
+        encoding = encodings.get(text_key)
+        if encoding in _TEXT_ENCODINGS:
+            continue
+        found = f"{encoding}, not text, in column" if encoding else "no column"
+        raise DatasetError(f"{url} has {found} {text_key!r}. {_advise_on_text(encodings)}")
+
+
+def check_token_column(datasets: Iterable[Dataset], name: str, dtype: str | None) -> None:
+    """Raise `DatasetError` unless every shard has a column `name` of token IDs.
+
+    `dtype` is that of a column of bytes. Other encodings have their own, so for them it must be
+    None or the same.
+    """
+    for url, columns in _list_columns(datasets):
+        for column in columns:
+            if column.name == name:
+                _check_encoding(f"column {name!r} of {url}", column, dtype)
+                break
+        else:
+            names = ", ".join(each.name for each in columns if holds_tokens(each.encoding))
+            advice = "It has no columns of token IDs. For text, omit tokens_key"
+            if names:
+                advice = f"Set tokens_key to a column of token IDs. It could be: {names}"
+            raise DatasetError(f"{url} has no column {name!r}. {advice}")
+
+
+def holds_tokens(encoding: str) -> bool:
+    """Whether a column of this encoding can hold the token IDs of a sample."""
+    kind, colon, rest = encoding.partition(":")
+    if kind != _ARRAY or not colon:
+        return encoding in ("bytes", "json", _ARRAY)
+    dtype, colon, shape = rest.partition(":")
+    lengths = shape.split(",") if colon else []
+    is_shape = all(each.isdecimal() and len(each) < 10 and int(each) for each in lengths)
+    return dtype in TOKEN_DTYPES and is_shape and len(lengths) <= _MOST_AXES
+
+
+def is_token_array(encoding: str) -> bool:
+    """Whether a column of this encoding holds arrays that can only be token IDs, not text."""
+    return encoding.startswith(_ARRAY) and holds_tokens(encoding)
+
+
+def _list_columns(datasets: Iterable[Dataset]) -> Iterable[tuple[str, tuple[Column, ...]]]:
+    """The redacted URL of each dataset, with each set of columns that its shards have."""
+    for dataset in datasets:
+        for columns in dict.fromkeys(shard.columns for shard in dataset.shards):
+            yield redact(dataset.url), columns
+
+
+def _advise_on_text(encodings: Mapping[str, str]) -> str:
+    texts = ", ".join(name for name in encodings if encodings[name] == "str")
+    tokens = [name for name in encodings if encodings[name] != "json"]
+    tokens = [name for name in tokens if holds_tokens(encodings[name])]
+    advice = [f"Set text_key to one of its text columns: {texts}"] if texts else []
+    if tokens:
+        dtype = " and tokens_dtype" if encodings[tokens[0]] == "bytes" else ""
+        advice.append(
+            f"If column {tokens[0]!r} holds token IDs, pass tokens_key={tokens[0]!r}{dtype}"
+        )
+    if "bytes" in encodings.values():
+        advice.append("If it holds text in UTF-8, set text_key to it")
+    if advice:
+        return ". ".join(advice)
+    return "It has no text columns. Convert the corpus again with one, or pass a transform"
+
+
+def _check_encoding(where: str, column: Column, dtype: str | None) -> None:
+    encoding = column.encoding
+    if not holds_tokens(encoding):
+        raise DatasetError(
+            f"{where} has the encoding {encoding}, which cannot hold token IDs. Set tokens_key to "
+            "a column of bytes, ndarray or json, or omit it and set text_key"
+        )
+    if encoding == "bytes":
+        if dtype is None:
+            raise DatasetError(
+                f"{where} is bytes, and the index does not record the dtype of the IDs. Pass "
+                f"tokens_dtype, one of {', '.join(TOKEN_DTYPES)}. {FIND_DTYPE}"
+            )
+        return
+    own, _, shape = encoding.partition(":")[2].partition(":")
+    if dtype is not None and dtype != own:
+        raise DatasetError(
+            f"{where} has the encoding {encoding}, but tokens_dtype is {dtype!r}. Omit "
+            "tokens_dtype, which is for columns of bytes"
+        )
+    shape_bytes = math.prod(map(int, shape.split(","))) * np.dtype(own).itemsize if shape else None
+    if column.bytes != shape_bytes:
+        raise DatasetError(
+            f"{where} has the encoding {encoding}, but its index gives {column.bytes} bytes per "
+            f"sample, not {shape_bytes}. Write the dataset again"
+        )

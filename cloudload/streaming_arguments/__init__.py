@@ -1,0 +1,7 @@
+"""MosaicML Streaming's arguments as options of a loader.
+
+    StreamingDataset, [streaming.Stream, …]     objects        ┐
+    llm-foundry's YAML ◄─ yaml_files            training_yaml  ┴─► arguments ─► options
+
+This package never imports Streaming, because a user who passes its objects has imported it already.
+"""

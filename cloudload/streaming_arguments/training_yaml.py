@@ -1,0 +1,256 @@
+"""llm-foundry's training YAML as options of a loader.
+
+max_seq_len: 2048                                        seq_len
+tokenizer: {name: gpt2}                                  tokenizer
+train_loader: {num_workers: 8, drop_last: true,   ─►     num_workers, tail
+  dataset: {streams: …, shuffle_seed: 17, …}}            data, seed, …
+model, optimizer, …                                      not read
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from cloudload.errors import TokenizerError
+from cloudload.storage.base import Retry
+from cloudload.storage.redaction import redact
+from cloudload.streaming_arguments.arguments import DatasetArguments, StreamArguments, options_of
+from cloudload.streaming_arguments.yaml_files import (
+    is_list,
+    join_keys,
+    look_up,
+    read_yaml,
+    resolve,
+)
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", dict: "keys"}
+# (key of a dataset of llm-foundry, what happens instead)
+_WITHOUT_COUNTERPART = (
+    ("eos_token_id", "documents end with the loader's eos, and fields=['segment_ids'] counts them"),
+    ("bos_token_id", "documents begin with the loader's bos"),
+    ("mlm_probability", "labels are for next-token prediction"),
+    ("seq_parallel_replication", "pass device_mesh, or dp_rank and dp_world_size"),
+)
+
+
+@dataclass(frozen=True)
+class TextDatasetArguments(DatasetArguments):
+    """The arguments of llm-foundry's dataset of text."""
+
+    max_seq_len: int | None = None
+    tokenizer_name: str | None = None
+    eos_token_id: int | None = None
+    bos_token_id: int | None = None
+    override_eos_token_id_mismatch_error: bool = False
+    override_bos_token_id_mismatch_error: bool = False
+    mlm_probability: float | None = None
+    seq_parallel_replication: int | None = None
+    token_encoding_type: str | None = None
+
+
+@dataclass(frozen=True)
+class TextLoaderArguments:
+    """The arguments of llm-foundry's dataloader of text, without its dataset.
+
+    Those that are None are not in the YAML.
+    """
+
+    name: str = "text"
+    label: str | None = None
+    drop_last: bool | None = None
+    num_workers: int | None = None
+    pin_memory: bool | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class TokenizerArguments:
+    """A tokenizer's name, and other arguments of `AutoTokenizer.from_pretrained`."""
+
+    name: str = ""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def config_from_yaml(
+    source: str | os.PathLike[str] | Mapping[str, Any], loader: str = "train_loader"
+) -> dict[str, Any]:
+    """The options of a `CloudLoader` for the data of an llm-foundry training YAML.
+
+        config = config_from_yaml("train.yaml")
+        loader = CloudLoader(**config, batch_size=8)
+
+    Args:
+        source: path of the YAML, or its content: a dict, or a `DictConfig` of OmegaConf. It is a
+            whole training YAML, one of its loaders, or a loader's dataset.
+        loader: the loader to read in a whole YAML, such as `eval_loader`, or `eval_loader.0` in a
+            list.
+
+    Returns the options that the YAML determines, as for a `StreamingDataset` with its arguments,
+    which include Streaming's defaults. `batch_size` is not among them, because the YAML has the
+    global batch size. `tokenizer` and `seq_len` are, if the YAML has them. Reads the datasets'
+    indexes if streams have proportions, or the dataset has an `epoch_size`.
+
+    Logs a warning for each key of the dataset that has no counterpart. Raises `ValueError`, which
+    names the file and the key, for an unknown key, an invalid value, a loader other than one of
+    text, and an interpolation other than `${path.of.a.key}`, for which pass a `DictConfig`.
+    """
+    name = "the mapping" if isinstance(source, Mapping) else os.fspath(source)
+    try:
+        root = source if isinstance(source, Mapping) else read_yaml(source)
+        if isinstance(root.get("parameters"), Mapping):
+            root = root["parameters"]  # the training YAML in that of a run on MosaicML's platform
+        return _read_options(root, loader)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{name}: an anchor contains itself. Replace it by its value") from None
+
+
+def _read_options(root: Mapping[str, Any], loader: str) -> dict[str, Any]:
+    arguments, content, path = _find_dataset(root, loader)
+    dataset = _read_dataset(content, path)
+    for name, instead in _WITHOUT_COUNTERPART:
+        if (value := getattr(dataset, name)) != getattr(TextDatasetArguments, name):
+            logger.warning("%s=%r has no counterpart: %s", join_keys(path, name), value, instead)
+    try:
+        options = options_of(dataset, Retry())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if path else f"{error}") from None
+    if names := tuple(content.get("streams") or ()):
+        options["data"] = [
+            replace(stream, name=name) for stream, name in zip(options["data"], names, strict=True)
+        ]
+    options |= _options_of_loader(arguments)
+    if dataset.token_encoding_type is not None:
+        # llm-foundry's name for the column
+        options |= {"tokens_key": "tokens", "tokens_dtype": dataset.token_encoding_type}
+    options["tokenizer"] = dataset.tokenizer_name or _find_tokenizer(root)
+    options["seq_len"] = dataset.max_seq_len or _find_seq_len(root)
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _find_dataset(
+    root: Mapping[str, Any], loader: str
+) -> tuple[TextLoaderArguments, dict[str, Any], str]:
+    """The arguments of a loader, and the content and the path of its dataset."""
+    if root.keys() & {"streams", "remote", "local"}:
+        return TextLoaderArguments(), resolve(root, root, ""), ""
+    try:
+        path, found = loader, look_up(root, loader)
+    except KeyError:
+        path, found = "", root
+        if "dataset" not in root:
+            raise ValueError(
+                f"there is no {loader}, and no dataset. Pass the YAML of a training run and the "
+                "name of one of its loaders, or the YAML of a dataset with streams, remote or local"
+            ) from None
+    found = resolve(found, root, path)
+    if is_list(found):
+        names = " or ".join(repr(f"{path}.{place}") for place in range(len(found)))
+        raise ValueError(f"{path} is a list of loaders. Pass loader={names}")
+    if not isinstance(found, dict) or not isinstance(content := found.pop("dataset", None), dict):
+        raise ValueError(f"{join_keys(path, 'dataset')} has no keys. Set its streams, or remote")
+    arguments = _build(TextLoaderArguments, found, path)
+    if arguments.name != "text":
+        raise ValueError(
+            f"{join_keys(path, 'name')} is {arguments.name!r}, but only loaders of text, for "
+            "pretraining, are read. If the samples of this one are texts, pass its dataset alone"
+        )
+    return arguments, content, join_keys(path, "dataset")
+
+
+def _read_dataset(given: Mapping[str, Any], path: str) -> TextDatasetArguments:
+    own = {key: value for key, value in given.items() if key != "streams"}
+    dataset = _build(TextDatasetArguments, own, path)
+    path = join_keys(path, "streams")
+    found = given.get("streams") or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path} has no keys. Set it to streams by name")
+    streams = {
+        name: _build(StreamArguments, each, f"{path}.{name}") for name, each in found.items()
+    }
+    for name, stream in streams.items():
+        if not (stream.remote or stream.local):
+            raise ValueError(f"{path}.{name} has neither remote nor local. Set remote to its URL")
+    return replace(dataset, streams=tuple(streams.values()))
+
+
+def _build(kind: type[T], given: Any, path: str) -> T:
+    """A dataclass whose fields are the keys of a mapping. A key without a value has its default."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{path} has no keys. Set those of a {kind.__name__}")
+    hints, values = get_type_hints(kind), {}
+    for key, value in given.items():
+        place = join_keys(path, key)
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, 1)
+            advice = f"Did you mean {near[0]}?" if near else "Remove it if it is not needed"
+            raise ValueError(f"{place} is not a key that cloudload knows. {advice}")
+        if value is not None:
+            values[key] = _convert(value, hints[key], place)
+    return kind(**values)
+
+
+def _convert(value: Any, hint: Any, path: str) -> Any:
+    """A value as the type of its field; 1e6 is an integer, too."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, float) and int in kinds and value.is_integer():
+        value = int(value)
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return value
+    wanted = " or ".join(_NAMES[kind] for kind in kinds if kind in _NAMES)
+    raise ValueError(f"{path} is {redact(repr(value))}; use {wanted}")
+
+
+def _options_of_loader(loader: TextLoaderArguments) -> dict[str, Any]:
+    tails = {True: "drop", False: "pad", None: None}
+    return {
+        "tail": tails[loader.drop_last],
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        # a DataLoader's is for each worker
+        "prefetch_batches": (loader.prefetch_factor or 0) * (loader.num_workers or 0) or None,
+    }
+
+
+def _find_seq_len(root: Mapping[str, Any]) -> int | None:
+    found = resolve(root.get("max_seq_len"), root, "max_seq_len")
+    seq_len: int | None = _convert(found, int | None, "max_seq_len")
+    return seq_len
+
+
+def _find_tokenizer(root: Mapping[str, Any]) -> Any:
+    """The tokenizer of a training YAML: its name, or the object if it has arguments; or None."""
+    found = resolve(root.get("tokenizer"), root, "tokenizer")
+    if found is None:
+        return None
+    tokenizer = _build(TokenizerArguments, found, "tokenizer")
+    if not tokenizer.name:
+        raise ValueError("tokenizer.name is missing. Set it to a name on the Hugging Face Hub")
+    # documents are never truncated
+    arguments = {key: each for key, each in tokenizer.kwargs.items() if key != "model_max_length"}
+    if not arguments:
+        return tokenizer.name
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(tokenizer.name, **arguments)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
+        raise TokenizerError(
+            f"cannot load the tokenizer {tokenizer.name!r} with {', '.join(arguments)}: "
+            f"{redact(reason)}. Remove it from the YAML, and pass CloudLoader(tokenizer=…)"
+        ) from error

@@ -1,0 +1,130 @@
+"""YAML as OmegaConf reads it, with numbers such as `1e6` and `${variables.max_seq_len}`.
+
+    variables: {bucket: s3://my-bucket}
+    remote: ${variables.bucket}/c4         ─► resolve ─►    s3://my-bucket/c4
+
+Only what a caller asks for is resolved, so the rest of a file may contain interpolations that only
+OmegaConf knows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
+_KEYS = re.compile(r"[\w-]+(\.[\w-]+)*")
+_EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type hints
+    """Safe YAML in which `1e6` is a number, a date is text, and a repeated key is an error."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # by first letter, as SafeLoader has them
+        letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is repeated", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Read a YAML file. Raises `ValueError` if it is damaged, or is not a mapping."""
+    try:
+        content = yaml.load(Path(path).expanduser().read_text("utf-8"), _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "unknown"
+        raise ValueError(f"line {line} is not YAML: {error.problem}. Correct it") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file is not YAML: {error}. Correct it") from error
+    if not isinstance(content, Mapping):
+        raise ValueError("the file has no keys. Pass the YAML of a training run, or of a dataset")
+    return content
+
+
+def look_up(root: Any, path: str) -> Any:
+    """The value at a path such as `eval_loader.0.dataset`. Raises `KeyError` if there is none."""
+    value = root
+    for key in path.split("."):
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
+        elif is_list(value) and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            raise KeyError(path)
+    return value
+
+
+def resolve(value: Any, root: Mapping[str, Any], path: str, passed: tuple[str, ...] = ()) -> Any:
+    """A value as plain dicts and lists, with the values of its interpolations.
+
+    `path` is the value's own, and `passed` are the interpolations that led to it. Raises
+    `ValueError` for an interpolation that is not the path of a value in `root`.
+    """
+    if isinstance(value, Mapping):
+        return {
+            str(key): resolve(each, root, join_keys(path, key), passed)
+            for key, each in value.items()
+        }
+    if is_list(value):
+        return [resolve(each, root, join_keys(path, n), passed) for n, each in enumerate(value)]
+    if not isinstance(value, str) or not _INTERPOLATION.search(value):
+        return value
+    if whole := _INTERPOLATION.fullmatch(value):
+        return _follow(whole[1], root, path, passed)
+    text = _INTERPOLATION.sub(lambda part: _follow_in_text(part[1], root, path, passed), value)
+    return resolve(text, root, path, passed)  # one may be within another
+
+
+def join_keys(path: str, key: object) -> str:
+    """The path of `key` below `path`, which is empty for the top."""
+    return f"{path}.{key}" if path else f"{key}"
+
+
+def is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _follow(name: str, root: Mapping[str, Any], path: str, passed: tuple[str, ...]) -> Any:
+    """The value of the interpolation `${name}`."""
+    if not _KEYS.fullmatch(name):
+        raise ValueError(
+            f"{path} has ${{{name}}}, but only paths such as ${{variables.remote}} are resolved "
+            "without OmegaConf. Pass OmegaConf.load(the file) instead of the file"
+        )
+    if name in passed:
+        raise ValueError(f"{path} has ${{{name}}}, which refers to itself. Set it to a value")
+    try:
+        value = look_up(root, name)
+    except KeyError:
+        raise ValueError(
+            f"{path} has ${{{name}}}, but there is no such key. Add it, or pass the whole YAML"
+        ) from None
+    return resolve(value, root, name, (*passed, name))
+
+
+def _follow_in_text(name: str, root: Mapping[str, Any], path: str, passed: tuple[str, ...]) -> str:
+    value = _follow(name, root, path, passed)
+    if not isinstance(value, str | int | float):
+        raise ValueError(
+            f"{path} has ${{{name}}} within a text, but its value is {value!r}. Set it to a text"
+        )
+    return str(value)

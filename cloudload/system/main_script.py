@@ -1,0 +1,25 @@
+"""The script of the program, which a process that is not forked imports before its work.
+
+spawn, forkserver ─► new interpreter ─► imports the script ─► receives its work
+
+The script must therefore be a file, and must not start processes when it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+GUARD_ADVICE = (
+    "Workers that are not forked import the program's script first, and this may have failed (see "
+    "stderr). In the script, put the code that starts work below `if __name__ == '__main__':`"
+)
+"""Advice for a worker that ended before it received its work."""
+
+
+def find_missing_script() -> str | None:
+    """Return the script's name if other processes cannot import it, such as `<stdin>`, or None."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    is_importable = path is None or main.__spec__ is not None or os.path.exists(path)
+    return None if is_importable else path

@@ -1,0 +1,168 @@
+"""Exported rows are the run's rows, for StreamingDataset and for a loader with `tokens_key`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload import ExportReport, check_dataset, export_rows
+from cloudload.cli import main
+from cloudload.errors import CloudloadError, ConvertError
+from cloudload.mds import writer
+from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.testing import Leg, Row, run_leg
+from tests.support.corpora import random_documents, write_mds
+from tests.support.loaders import SEQ_LEN, make_loader
+
+ROW_SHARD_BYTES = 1_000
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    return write_mds(tmp_path / "text", random_documents(5, 40), shard_bytes=1_000)
+
+
+def rows_of(data: str, leg: Leg, **options: Any) -> list[Row]:
+    return run_leg(lambda **rank: make_loader(data, **options, **rank), leg)[0]
+
+
+def read_by_streaming(folder: str) -> list[list[int]]:
+    from streaming import StreamingDataset
+
+    dataset = StreamingDataset(local=folder, shuffle=False, batch_size=1)
+    samples = [sample["tokens"] for sample in dataset]
+    return [
+        np.frombuffer(each, np.int64).tolist() if isinstance(each, bytes) else each.tolist()
+        for each in samples
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "dtype", "stored"),
+    [
+        ("ndarray", "auto", "ndarray:uint16"),
+        ("ndarray", "int32", "ndarray:int32"),
+        ("bytes", "auto", "bytes"),
+    ],
+)
+@pytest.mark.usefixtures("alone_with_streaming")
+def test_streaming_and_a_loader_read_the_rows_of_an_epoch(
+    text: str, tmp_path: Path, encoding: str, dtype: str, stored: str
+) -> None:
+    options: dict[str, Any] = {"packing": "best_fit", "local": tmp_path / "cache"}
+    expected = rows_of(text, Leg(batch_size=4, batches=None), epochs=1, **options)
+    expected = [row for row in expected if not row.is_padding]
+    with make_loader(text, epochs=1, **options) as loader:
+        report = export_rows(
+            loader, tmp_path / "rows", encoding=encoding, dtype=dtype, shard_bytes=ROW_SHARD_BYTES
+        )
+    tokens = [[each for each in row.labels if each != -100] for row in expected]
+    assert read_by_streaming(str(tmp_path / "rows")) == tokens
+    assert report == ExportReport(
+        out=str(tmp_path / "rows"),
+        batches=report.batches,
+        rows=len(expected),
+        tokens=sum(map(len, tokens)),
+        padded=sum(len(row) < SEQ_LEN for row in tokens),
+        shards=report.shards,
+        raw_bytes=report.raw_bytes,
+        stored_bytes=report.stored_bytes,
+        encoding=stored,
+        dtype="int64" if stored == "bytes" else stored.partition(":")[2],
+    )
+    assert report.shards > 3
+    again: dict[str, Any] = {"tokens_key": "tokens", "packing": "one_per_row", "shuffle": False}
+    again |= {"tokens_dtype": "int64" if stored == "bytes" else None, "eos": "auto"}
+    again |= {"num_canonical_nodes": 1, "epochs": 1, "tokenizer": None}
+    found = rows_of(
+        str(tmp_path / "rows"), Leg(2, batch_size=3, batches=None), **{**options, **again}
+    )
+    assert [row.input_ids for row in found][: len(expected)] == [row.input_ids for row in expected]
+    assert [row.labels for row in found][: len(expected)] == [row.labels for row in expected]
+
+
+def test_steps_are_exported_to_any_store_from_a_state(
+    text: str, tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(make_loader(text)._recipe.tokenizer.json)
+    options: dict[str, Any] = {
+        "tokenizer": str(tmp_path / "tokenizer.json"),
+        "local": tmp_path / "cache",
+    }
+    expected = rows_of(text, Leg(batch_size=4, batches=6), **options)
+    with make_loader(text, **options) as loader:
+        next(iter(loader))
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    command = ["export", str(tmp_path / "state.json"), store_url, "--steps", "3:6", "--workers=0"]
+    command += ["--local", str(tmp_path / "cache"), "--quiet"]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 12
+    again: dict[str, Any] = {"tokens_key": "tokens", "shuffle": False, "num_canonical_nodes": 1}
+    again |= {"tokenizer": None, "eos": None, "epochs": 1, "packing": "one_per_row"}
+    found = rows_of(store_url, Leg(batch_size=12, batches=1), **{**options, **again})
+    assert [row.input_ids for row in found] == [row.input_ids for row in expected[8:20]]
+    assert not [each for each in check_dataset(store_url).findings if each.severity == "error"]
+    assert main(command) == 1
+    assert "already holds a dataset" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0
+    assert "12 (192 tokens; 0 rows had padding)" in capsys.readouterr().out
+
+
+def test_an_export_that_fails_leaves_no_index_and_the_next_one_the_same_bytes(
+    text: str, tmp_path: Path
+) -> None:
+    def export(name: str, **options: Any) -> dict[str, bytes]:
+        with make_loader(
+            text, epochs=1, shuffle=False, num_canonical_nodes=1, local=tmp_path / "cache"
+        ) as loader:
+            export_rows(loader, tmp_path / name, shard_bytes=ROW_SHARD_BYTES, **options)
+        return {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
+
+    whole = export("whole")
+    *_, last = sorted((tmp_path / "text").glob("shard.*"))
+    last.rename(tmp_path / "away")
+    with pytest.raises(CloudloadError, match=last.name):
+        export("part")
+    (tmp_path / "away").rename(last)
+    stored = {file.name for file in (tmp_path / "part").iterdir()}
+    assert stored
+    assert stored < whole.keys() - {INDEX_NAME}
+    with pytest.raises(ConvertError, match="interrupted export"):
+        export("part")
+    (tmp_path / "part" / "shard.00099.mds.zstd").touch()
+    (tmp_path / "part" / "notes.txt").touch()
+    assert export("part", overwrite=True) == whole | {"notes.txt": b""}
+
+
+def test_exports_that_make_no_sense_are_refused(text: str, tmp_path: Path) -> None:
+    def export(options: dict[str, Any], **rank: Any) -> None:
+        with make_loader(text, local=tmp_path / "cache", **rank) as loader:
+            export_rows(loader, tmp_path / "rows", **options)
+
+    with pytest.raises(ValueError, match=r"the run has no end.*Pass num_batches"):
+        export({})
+    with pytest.raises(ValueError, match=r"one of 2 ranks, and has only its own rows"):
+        export({"num_batches": 1}, dp_rank=0, dp_world_size=2)
+    with pytest.raises(ValueError, match=r"dtype is 'uint8', which holds IDs up to 255"):
+        export({"num_batches": 1, "dtype": "uint8"})
+    with pytest.raises(ValueError, match=r"encoding is 'json'. Use one of ndarray, bytes"):
+        export({"num_batches": 1, "encoding": "json"})
+    assert not (tmp_path / "rows").exists()
+    with make_loader(text, local=tmp_path / "cache") as loader:
+        for same in (text, f"file://{text}/", tmp_path / "x" / ".." / "text"):
+            with pytest.raises(ValueError, match="is the data of the run"):
+                export_rows(loader, same, num_batches=1, overwrite=True)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 65_536])
+def test_an_array_is_written_byte_for_byte_as_streaming_does(size: int) -> None:
+    from streaming.base.format.mds.encodings import mds_encode
+
+    array = np.arange(size, dtype=np.uint32)
+    assert writer._encode("ndarray:uint32", array) == mds_encode("ndarray:uint32", array)
+    with pytest.raises(ValueError, match="does not fit its encoding ndarray:uint16"):
+        writer.encode_sample([Column.of("a", "ndarray:uint16")], {"a": array})

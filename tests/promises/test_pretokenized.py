@@ -1,0 +1,331 @@
+"""Pre-tokenized data gives the rows that its text would give, and keeps the same promises."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from streaming import MDSWriter
+
+from cloudload import CloudLoader, Stream
+from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
+from cloudload.testing import assert_same_rows, check_resume, run_legs
+from tests.support.awkward import Case, cases, tokenize
+from tests.support.corpora import EOS_ID, byte_tokenizer, write_mds
+from tests.support.kinds import PACKINGS, THOROUGH, kind_of, loaders_of
+
+FORMATS = [
+    ("bytes", "uint16"),
+    ("bytes", "int64"),
+    ("ndarray:uint16", None),
+    ("ndarray:int32", None),
+    ("json", None),
+]
+
+
+def stored(ids: Sequence[int], encoding: str, dtype: str | None) -> Any:
+    """The value of a document in a column of `encoding`."""
+    if encoding == "json":
+        return list(ids)
+    array = np.array(ids, dtype or encoding.partition(":")[2])
+    return array.tobytes() if encoding == "bytes" else array
+
+
+def write_tokens(folder: str, case: Case, formats: Sequence[tuple[str, str | None] | None]) -> Any:
+    """The case's corpus, tokenized beforehand where a stream has a format."""
+    streams = []
+    for number, (shards, form) in enumerate(zip(case.streams, formats, strict=False)):
+        proportion = case.proportions[number] if case.proportions else None
+        repeat = case.repeats[number] if case.repeats else None
+        documents: list[Any] = [text for shard in shards for text in shard]
+        options: dict[str, Any] = {"shard_samples": [len(shard) for shard in shards]}
+        tokens: dict[str, Any] = {}
+        if form is not None:
+            documents = [stored(case.tokens(text), *form) for text in documents]
+            options |= {"column": "tokens", "encoding": form[0]}
+            tokens = {"tokens_key": "tokens", "tokens_dtype": form[1]}
+        url = write_mds(f"{folder}/{number}", documents, **options)
+        name = f"stream-{number}"
+        streams.append(Stream(url, proportion=proportion, repeat=repeat, name=name, **tokens))
+    return streams
+
+
+@pytest.mark.parametrize("mixture", ["one corpus", "mixed"])
+@pytest.mark.parametrize("packing", PACKINGS)
+@THOROUGH
+@given(data=st.data())
+def test_text_tokenized_beforehand_gives_the_same_rows_on_any_worlds(
+    scratch: Path, packing: str, mixture: str, data: st.DataObject
+) -> None:
+    case = data.draw(cases(**kind_of(packing, mixture, mixture != "mixed"), most_legs=3))
+    formats = data.draw(st.lists(st.sampled_from([*FORMATS, None]), min_size=5, max_size=5))
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        expected = run_legs(loaders_of(case, f"{folder}/text"), case.legs)
+        streams = write_tokens(f"{folder}/tokens", case, formats)
+        make_loader = loaders_of(case, f"{folder}/unused", streams=streams)
+        assert_same_rows(run_legs(make_loader, case.legs), expected, f"{formats}")
+
+
+def documents_of(seed: int, count: int = 40) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, rng.integers(1, 40)).tolist() for _ in range(count)]
+
+
+def make_loader(data: Any, folder: Path, **options: Any) -> CloudLoader:
+    defaults: dict[str, Any] = {
+        "tokens_key": "tokens",
+        "seq_len": 16,
+        "batch_size": 4,
+        "num_lanes": 6,
+        "num_workers": 0,
+    }
+    return CloudLoader(data, local=folder / "cache", **{**defaults, **options})
+
+
+def read_documents(loader: CloudLoader) -> dict[int, tuple[int, ...]]:
+    """The tokens of each sample of a run of one epoch."""
+    from cloudload.testing import Row
+
+    rows = []
+    with loader:
+        for batch in loader:
+            for place, (ids, labels) in enumerate(
+                zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+            ):
+                spans = batch.spans[batch.spans[:, 0] == place, 1:].tolist()
+                rows.append(Row(tuple(ids), tuple(labels), tuple(map(tuple, spans))))
+    rows.sort(key=lambda row: [span[3] for span in row.spans])
+    parts: dict[int, dict[int, tuple[int, ...]]] = {}
+    for row in rows:
+        at = 0
+        for _, _, sample, start, stop in row.spans:
+            parts.setdefault(sample, {})[start] = row.input_ids[at : at + stop - start]
+            at += stop - start
+    return {
+        sample: tuple(itertools.chain(*(pieces[start] for start in sorted(pieces))))
+        for sample, pieces in parts.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("encoding", "dtype"),
+    [
+        *(("bytes", dtype) for dtype in ("uint8", "int16", "uint16", "int32", "uint32", "int64")),
+        *((f"ndarray:{dtype}", None) for dtype in ("uint8", "uint16", "uint32", "uint64", "int64")),
+        ("ndarray:int32", "int32"),
+        ("ndarray:uint16:12", None),
+        ("ndarray:int32:3,4", None),
+        ("ndarray", None),
+        ("json", None),
+    ],
+)
+def test_every_encoding_that_streaming_writes_is_read(
+    tmp_path: Path, encoding: str, dtype: str | None
+) -> None:
+    documents = documents_of(1)
+    shape = [int(each) for each in encoding.split(":")[2].split(",")] if ":" in encoding[8:] else []
+    if shape:
+        documents = [(12 * ids)[:12] for ids in documents]
+    written = dtype or (encoding.split(":")[1] if ":" in encoding else "")
+    columns = {"a": "str", "tokens": encoding, "z": "int"}
+    with MDSWriter(out=str(tmp_path / "mds"), columns=columns, size_limit=700) as writer:
+        for number, ids in enumerate(documents):
+            # samples of `ndarray` differ in dtype and number of axes
+            array = np.array(ids, written or ("int64", "uint8", "uint16")[number % 3])
+            array = array.reshape(shape or ((1, -1) if not written and number % 2 else -1))
+            value: Any = array
+            if encoding in ("bytes", "json"):
+                value = array.tobytes() if encoding == "bytes" else ids
+            writer.write({"a": "x" * (number % 3), "tokens": value, "z": number})
+    options: Any = {"tokens_dtype": dtype, "epochs": 1}
+    found = read_documents(make_loader(str(tmp_path / "mds"), tmp_path, **options))
+    assert found == {number: tuple(ids) for number, ids in enumerate(documents)}
+    with make_loader(str(tmp_path / "mds"), tmp_path, tokenizer=byte_tokenizer(), **options) as own:
+        assert own.describe()["tokenizer_backend"] == own.stats().tokenizer_backend == "none"
+        assert own.vocab_size == 257
+    with make_loader(str(tmp_path / "mds"), tmp_path, **options) as own:
+        assert own.describe()["tokenizer"] is None
+        with pytest.raises(ValueError, match="the vocabulary is not known"):
+            _ = own.vocab_size
+
+
+def test_auto_adds_no_token_to_ids_and_an_id_or_a_token_is_added(tmp_path: Path) -> None:
+    data = write_mds(tmp_path / "mds", [[5, 6], []], column="tokens", encoding="json")
+
+    def read(**options: Any) -> dict[int, tuple[int, ...]]:
+        return read_documents(make_loader(data, tmp_path, num_lanes=1, epochs=1, **options))
+
+    assert read() == read(tokenizer=byte_tokenizer()) == {0: (5, 6)}
+    assert read(bos=7, eos=9) == {0: (7, 5, 6, 9), 1: (7, 9)}
+    assert read(tokenizer=byte_tokenizer(), eos="<eos>") == {0: (5, 6, EOS_ID), 1: (EOS_ID,)}
+    with pytest.raises(TokenizerError, match=r"bos or eos is '<eos>', and there is no tokenizer"):
+        read(eos="<eos>")
+    for wrong in (257, 1 << 40):
+        with pytest.raises(TokenizerError, match=rf"eos={wrong} is not a token of this tokenizer"):
+            read(tokenizer=byte_tokenizer(), eos=wrong)
+
+
+def test_the_document_of_a_row_is_found_and_traced(tmp_path: Path) -> None:
+    ids = [list(tokenize(text)) for text in ("one", "two", "three")]
+    extra = {"id": ("str", ["a", "b", "c"])}
+    data = write_mds(tmp_path / "mds", ids, column="tokens", encoding="json", extra=extra)
+    for tokenizer, texts in (
+        (byte_tokenizer(), ["o n e", "t w o", "t h r e e"]),
+        (None, [" ".join(map(str, each)) for each in ids]),
+    ):
+        options: dict[str, Any] = {"tokenizer": tokenizer, "num_lanes": 1, "shuffle": False}
+        with make_loader(data, tmp_path, packing="one_per_row", epochs=1, **options) as loader:
+            found = loader.trace(next(iter(loader)))
+        assert [span.text for span in found] == texts
+        assert [span.id for span in found] == ["a", "b", "c"]
+
+
+@pytest.mark.usefixtures("alone_with_streaming")
+def test_a_streaming_dataset_of_ids_is_read_in_workers_and_mixed_with_text(tmp_path: Path) -> None:
+    from streaming import StreamingDataset
+
+    documents = documents_of(6)
+    values = [stored(ids, "bytes", "int64") for ids in documents]
+    data = write_mds(tmp_path / "ids", values, column="tokens", encoding="bytes")
+    theirs = StreamingDataset(local=data, batch_size=1)
+    options: dict[str, Any] = {"tokens_dtype": "int64", "epochs": 1, "num_workers": 2}
+    expected = {number: tuple(ids) for number, ids in enumerate(documents)}
+    assert read_documents(make_loader(theirs, tmp_path, **options)) == expected
+    text = write_mds(tmp_path / "text", ["a", "b"] * 9)
+    streams = [Stream(text, tokens_key=None, eos=None), Stream(data)]
+    options |= {"tokenizer": byte_tokenizer(), "eos": None}
+    with make_loader(streams, tmp_path, **options) as loader:
+        assert sum(len(batch.spans) > 0 for batch in loader) > 3
+        assert loader.stats().documents == len(documents) + 18
+
+
+# ---------------------------------------------------------------- states
+
+
+def test_a_run_without_a_tokenizer_resumes_after_every_batch(tmp_path: Path) -> None:
+    values = [stored(ids, "ndarray:uint16", None) for ids in documents_of(2)]
+    form: Any = {"column": "tokens", "encoding": "ndarray:uint16", "shard_bytes": 600}
+    data = write_mds(tmp_path / "mds", values, **form)
+    for packing in PACKINGS:
+        check_resume(
+            lambda packing=packing, **rank: make_loader(data, tmp_path, packing=packing, **rank),
+            global_batch=4,
+            num_batches=5,
+        )
+
+
+def test_a_state_names_the_column_and_its_dtype(tmp_path: Path) -> None:
+    values = [np.array(ids, "<u4").tobytes() for ids in documents_of(3)]
+    extra: Any = {"others": ("bytes", values)}
+    data = write_mds(tmp_path / "mds", values, column="tokens", encoding="bytes", extra=extra)
+    with make_loader(data, tmp_path, tokens_dtype="uint32") as loader:
+        state = loader.state_dict()
+    assert state["tokens_key"] == "tokens:uint32"
+    for changed in ({"tokens_dtype": "uint16"}, {"tokens_key": "others"}):
+        with make_loader(data, tmp_path, **{"tokens_dtype": "uint32", **changed}) as loader:
+            with pytest.raises(StreamChangedError, match=r"tokens_key .*saved 'tokens:uint32'"):
+                loader.load_state_dict(state)
+            loader.load_state_dict(state, on_change={"tokens_key": "accept"})
+
+
+def test_a_state_of_text_has_no_column_of_ids_and_a_stream_of_ids_may_be_added(
+    tmp_path: Path,
+) -> None:
+    text = write_mds(tmp_path / "text", ["one", "two"] * 9)
+    ids = write_mds(tmp_path / "ids", documents_of(4), column="tokens", encoding="json")
+    streams = [Stream(text, name="text", proportion=1)]
+    options: Any = {"tokenizer": byte_tokenizer(), "eos": "<eos>", "tokens_key": None}
+    with make_loader(streams, tmp_path, **options) as loader:
+        assert "tokens_key" not in loader.state_dict()
+        state = loader.state_dict()
+    streams.append(Stream(ids, name="ids", proportion=1, tokens_key="tokens", eos=None))
+    with make_loader(streams, tmp_path, **options) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict()["tokens_key"] == ",tokens"
+        assert {span[1] for batch in loader.take(3) for span in batch.spans.tolist()} == {0, 1}
+
+
+# ---------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize(
+    ("encoding", "dtype", "value", "message"),
+    [
+        (
+            "ndarray:int32",
+            None,
+            np.array([1, 2, -7], "i4"),
+            r"token 2 of sample 1 .*is -7 as int32",
+        ),
+        ("json", None, [4, 257], r"token 1 of sample 1 of .* is 257 as int64, .*0 to 256"),
+        ("json", None, [[1]], r"sample 1 of .*no list of token IDs in the JSON column 'tokens'"),
+        ("json", None, ["a"], r"sample 1 of .*no list of token IDs"),
+        ("json", None, [1 << 70], r"sample 1 of .*no list of token IDs"),
+        ("json", None, {"a": 1}, r"sample 1 of .*no list of token IDs"),
+        ("bytes", "uint16", b"\1\0\2", r"sample 1 of .* has 3 bytes .*multiple of 2, the size of"),
+        ("bytes", "uint16", b"\1\0\2\0\0\0\1\1", r"is 257 as uint16.*tokens_dtype is not"),
+        ("bytes", "int64", b"\1\0\2\0\0\0\1\1", r"is 7\d+,.* as int64"),
+    ],
+)
+def test_a_wrong_value_names_the_sample(
+    tmp_path: Path, encoding: str, dtype: str | None, value: Any, message: str
+) -> None:
+    first = stored([1, 2], encoding, dtype)
+    data = write_mds(tmp_path / "mds", [first, value], column="tokens", encoding=encoding)
+    options: Any = {"tokenizer": byte_tokenizer(), "tokens_dtype": dtype, "epochs": 1}
+    with pytest.raises(DatasetError, match=message) as caught:
+        read_documents(make_loader(data, tmp_path, **options))
+    assert f"{tmp_path}/mds/shard.00000.mds" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"column 'tokens' of .*mds is bytes, .*Pass tokens_dtype, one of .*int64"),
+        ({"tokens_key": "ids"}, r"no column 'ids'. Set tokens_key .*could be: tokens, wide"),
+        ({"tokens_key": "id"}, r"column 'id' of .* has the encoding str, which cannot hold"),
+        (
+            {"tokens_key": "wide", "tokens_dtype": "uint16"},
+            r"encoding ndarray:int32, but tokens_dtype is 'uint16'\. Omit tokens_dtype",
+        ),
+        (
+            {"tokens_key": None, "tokenizer": byte_tokenizer(), "eos": None},
+            r"no column 'text'. .*holds token IDs, pass tokens_key='tokens' and tokens_dtype",
+        ),
+    ],
+)
+def test_a_column_that_cannot_be_read_is_named(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    wide = ("ndarray:int32", [np.arange(3, dtype="i4")])
+    extra: Any = {"id": ("str", ["a"]), "wide": wide}
+    data = write_mds(tmp_path / "mds", [b"\1\0"], column="tokens", encoding="bytes", extra=extra)
+    with pytest.raises(DatasetError, match=message):
+        make_loader(data, tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transform": str}, r"transform makes text .*tokens_key says"),
+        ({"text_key": "body"}, r"text_key is 'body', but all documents are token IDs"),
+        ({"tokens_key": None}, r"tokenizer is None, but the documents are text"),
+        ({"tokens_dtype": "float32"}, r"tokens_dtype is 'float32'. Use one of"),
+        ({"tokens_key": 3}, r"tokens_key is 3. Use the name of a column"),
+        ({"tokens_key": "same"}, r"can be 'same' only for a Stream"),
+        ({"tokens_key": None, "tokens_dtype": "uint16"}, r"but there is no tokens_key"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    data = write_mds(tmp_path / "mds", [[1, 2]], column="tokens", encoding="json")
+    with pytest.raises(ValueError, match=message):
+        make_loader(data, tmp_path, **options)

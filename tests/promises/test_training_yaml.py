@@ -1,0 +1,407 @@
+"""A training YAML of llm-foundry as the options of a loader: the same rows as with the
+StreamingDataset that llm-foundry creates from it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import UserDict, UserList
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload import CloudLoader, Retry, Stream, config_from_yaml
+from cloudload.errors import TokenizerError
+from cloudload.streaming_arguments.yaml_files import read_yaml, resolve
+from tests.support.both_readers import streaming_dataset
+from tests.support.corpora import random_documents, write_mds
+
+TRAINING = """
+variables:
+  data_local: {local}
+  data_remote: {remote}
+  tokenizer_name: {tokenizer}
+  max_seq_len: 16
+  global_seed: 17
+
+max_seq_len: ${{variables.max_seq_len}}
+run_name: ${{oc.env:RUN_NAME}}
+
+model:
+  name: mpt_causal_lm
+  d_model: 768
+  max_seq_len: ${{variables.max_seq_len}}
+
+tokenizer:
+  name: ${{variables.tokenizer_name}}
+  kwargs:
+    model_max_length: ${{variables.max_seq_len}}
+
+train_loader:
+  name: text
+  dataset:
+    streams:
+      web:
+        remote: ${{variables.data_remote}}/web
+        local: ${{variables.data_local}}/web
+        proportion: 0.7
+      books:
+        remote: ${{variables.data_remote}}/books
+        local: ${{variables.data_local}}/books
+        split: train_small
+        proportion: 0.3
+    split: train
+    shuffle: true
+    shuffle_algo: py1br
+    shuffle_block_size: 1e2
+    num_canonical_nodes: 2
+    max_seq_len: ${{max_seq_len}}
+    shuffle_seed: ${{variables.global_seed}}
+    cache_limit: 10gb
+    download_retry: 4
+    eos_token_id:
+  drop_last: true
+  num_workers: 2
+  prefetch_factor: 3
+  pin_memory: false
+  persistent_workers: true
+  timeout: 0
+
+eval_loader:
+- label: books
+  name: text
+  dataset:
+    local: ${{variables.data_remote}}/books
+    remote:
+    split: val
+    shuffle: false
+    shuffle_seed: ${{variables.global_seed}}
+  drop_last: false
+  num_workers: 0
+
+optimizer:
+  name: decoupled_adamw
+  lr: 6.0e-4
+global_train_batch_size: 256
+seed: ${{variables.global_seed}}
+device_eval_batch_size: 16
+device_train_microbatch_size: auto
+"""
+"""In llm-foundry's shape: `scripts/train/yamls/pretrain` there."""
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with datasets of two sources."""
+    folder = tmp_path_factory.mktemp("corpora")
+    for seed, name in enumerate(["web/train", "books/train_small", "books/val"]):
+        documents = random_documents(seed, 40 + 7 * seed, max_words=9)
+        write_mds(folder / name, documents, shard_samples=[7, 12, len(documents) - 19])
+    return folder
+
+
+@pytest.fixture
+def training(corpora: Path, tokenizer_folder: Path, tmp_path: Path) -> Path:
+    """The path of the YAML."""
+    local = tmp_path / "local"
+    text = TRAINING.format(local=local, remote=corpora, tokenizer=tokenizer_folder)
+    (tmp_path / "train.yaml").write_text(text)
+    return tmp_path / "train.yaml"
+
+
+def parse(training: Path) -> dict[str, Any]:
+    return dict(read_yaml(training))
+
+
+def rows_of(loader: CloudLoader) -> list[list[int]]:
+    with loader:
+        return [row for batch in loader for row in batch["input_ids"].tolist()]
+
+
+# ---------------------------------------------------------------- the same rows
+
+
+@pytest.mark.usefixtures("alone_with_streaming")
+@pytest.mark.parametrize(
+    ("weights", "more"),
+    [
+        (({"proportion": 0.7}, {"proportion": 0.3}), {}),
+        (({"proportion": 3}, {"proportion": 1}), {"epoch_size": "0.06k"}),
+        (({"repeat": 1.5}, {"choose": 9}), {"shuffle_algo": "py2s"}),
+        (({}, {}), {"epoch_size": 123}),
+        (({}, {}), {"shuffle": False}),
+    ],
+    ids=str,
+)
+def test_rows_are_those_of_the_streaming_dataset_with_these_arguments(
+    training: Path,
+    corpora: Path,
+    tmp_path: Path,
+    weights: tuple[dict[str, float], ...],
+    more: dict[str, Any],
+) -> None:
+    import streaming
+
+    content = parse(training)
+    section = content["train_loader"]["dataset"]
+    for stream, weight in zip(section["streams"].values(), weights, strict=True):
+        del stream["proportion"]
+        stream.update(weight)
+    section |= more
+    options = config_from_yaml(content) | {"num_workers": 0}
+
+    dataset = streaming_dataset(
+        streams=[
+            streaming.Stream(local=f"{corpora}/web", **weights[0]),
+            streaming.Stream(local=f"{corpora}/books", split="train_small", **weights[1]),
+        ],
+        split="train",
+        **{
+            "shuffle": True,
+            "shuffle_algo": "py1br",
+            "shuffle_block_size": 100,
+            "num_canonical_nodes": 2,
+            "shuffle_seed": 17,
+            **more,
+        },
+    )
+    more = {"batch_size": 4, "epochs": 2, "local": tmp_path / "cache", "num_lanes": 4}
+    with_yaml = CloudLoader(**options, **more)
+    names = ("tokenizer", "seq_len", "tail", "num_workers")
+    with_dataset = CloudLoader(dataset, **{name: options[name] for name in names}, **more)
+    assert with_yaml._recipe.fields == with_dataset._recipe.fields
+    rows = rows_of(with_yaml)
+    assert rows == rows_of(with_dataset)
+    assert len(rows) > 30
+
+
+# ---------------------------------------------------------------- what becomes what
+
+
+def test_a_training_yaml_has_the_options_of_its_data_and_nothing_of_its_model(
+    training: Path, corpora: Path, tokenizer_folder: Path
+) -> None:
+    config = config_from_yaml(training)
+    assert config.pop("data") == [
+        Stream(f"{corpora}/web", split="train", choose=60, name="web"),
+        Stream(f"{corpora}/books", split="train_small", choose=27, name="books"),
+    ]
+    assert config == {
+        "tokenizer": str(tokenizer_folder),
+        "seq_len": 16,
+        "shuffle": True,
+        "shuffle_algo": "py1br",
+        "shuffle_block_size": 100,
+        "num_canonical_nodes": 2,
+        "seed": 17,
+        "cache_limit": "10gb",
+        "retry": Retry(timeout_s=60.0, deadline_s=300),
+        "tail": "drop",
+        "num_workers": 2,
+        "prefetch_batches": 6,
+        "pin_memory": False,
+    }
+
+
+def test_another_loader_is_named_and_its_data_may_be_local_only(
+    training: Path, corpora: Path, tokenizer_folder: Path
+) -> None:
+    assert config_from_yaml(training, "eval_loader.0") == {
+        "data": [Stream(f"{corpora}/books", split="val")],
+        "tokenizer": str(tokenizer_folder),
+        "seq_len": 16,
+        "shuffle": False,
+        "shuffle_algo": "py1e",
+        "seed": 17,
+        "tail": "pad",
+        "num_workers": 0,
+    }
+
+
+def test_a_part_of_a_training_yaml_will_do(training: Path) -> None:
+    whole = config_from_yaml(training)
+    content = resolve(parse(training)["train_loader"], parse(training), "")
+    of_run = ("tokenizer",)
+    of_loader = (*of_run, "tail", "num_workers", "prefetch_batches", "pin_memory")
+    assert config_from_yaml(content) == without(whole, of_run)
+    assert config_from_yaml(content["dataset"]) == without(whole, of_loader)
+    assert config_from_yaml({"compute": {}, "parameters": parse(training)}) == whole
+
+
+def without(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def test_containers_of_omegaconf_will_do(training: Path) -> None:
+    """These are mappings and sequences, but neither dicts nor lists."""
+    assert config_from_yaml(wrap(parse(training))) == config_from_yaml(training)
+    evaluation = config_from_yaml(training, "eval_loader.0")
+    assert config_from_yaml(wrap(parse(training)), "eval_loader.0") == evaluation
+
+
+def wrap(value: Any) -> Any:
+    if isinstance(value, dict):
+        return UserDict({key: wrap(each) for key, each in value.items()})
+    return UserList(map(wrap, value)) if isinstance(value, list) else value
+
+
+def test_streamings_defaults_apply_to_what_a_dataset_leaves_open(corpora: Path) -> None:
+    assert config_from_yaml({"remote": f"{corpora}/web", "shuffle_seed": None}) == {
+        "data": [Stream(f"{corpora}/web")],
+        "shuffle": False,
+        "shuffle_algo": "py1e",
+        "seed": 9176,
+    }
+
+
+def test_a_tokenizer_with_arguments_is_loaded_with_them(training: Path, tmp_path: Path) -> None:
+    content = parse(training)
+    content["tokenizer"]["kwargs"] |= {"eos_token": "<|pad|>"}
+    loader = CloudLoader(**config_from_yaml(content), batch_size=4, local=tmp_path)
+    assert [frame[1] for frame in loader._recipe.tokenizer.frames] == [1, 1]
+    content["tokenizer"]["name"] = str(tmp_path / "nothing")
+    with pytest.raises(TokenizerError, match=r"cannot load the tokenizer .*nothing.*eos_token"):
+        config_from_yaml(content)
+
+
+def test_dates_are_text_and_exponents_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "dataset.yaml").write_text(
+        "{remote: s3://b, split: 2026-11-23, predownload: 1e5, download_timeout: 9e1}"
+    )
+    config = config_from_yaml(tmp_path / "dataset.yaml")
+    assert config["data"] == [Stream("s3://b", split="2026-11-23")]
+    assert (config["predownload"], config["retry"].timeout_s) == (100_000, 90)
+
+
+def test_token_ids_are_read_with_the_yamls_encoding_type(tmp_path: Path) -> None:
+    documents = [np.arange(n, n + 8).astype("<u2").tobytes() for n in range(6)]
+    write_mds(tmp_path / "data", documents, column="tokens", encoding="bytes")
+    config = config_from_yaml(
+        {"local": str(tmp_path / "data"), "max_seq_len": 8, "token_encoding_type": "uint16"}
+    )
+    assert (config["tokens_key"], config["tokens_dtype"]) == ("tokens", "uint16")
+    loader = CloudLoader(
+        **config, batch_size=1, epochs=1, num_lanes=1, num_workers=0, local=tmp_path / "cache"
+    )
+    assert rows_of(loader) == [[*range(n, n + 8)] for n in range(6)]
+
+
+# ---------------------------------------------------------------- interpolations
+
+
+@pytest.mark.parametrize(
+    ("content", "resolved"),
+    [
+        ({"a": 2048, "b": "${a}"}, 2048),
+        ({"a": {"c": [None, 3]}, "b": "${a.c.1}"}, 3),
+        ({"a": "x", "b": "${c}-${a}", "c": "s3://${a}/y"}, "s3://x/y-x"),
+        ({"a": {"c": "${d}"}, "b": "${a}", "d": 1}, {"c": 1}),
+        ({"a": None, "b": "${a}"}, None),
+        ({"a": "c", "b": "${d.${a}}", "d": {"c": 1}}, 1),
+        ({"b": "$a{}"}, "$a{}"),
+    ],
+)
+def test_an_interpolation_has_the_value_at_its_path(content: dict[str, Any], resolved: Any) -> None:
+    assert resolve(content["b"], content, "b") == resolved
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"b": "${a}"}, r"b has \$\{a\}, but there is no such key"),
+        ({"a": "${b}", "b": "x${a}"}, r"has \$\{a\}, which refers to itself"),
+        ({"b": ["${oc.env:HOME}"]}, r"b\.0 has \$\{oc.env:HOME\}.*Pass OmegaConf.load"),
+        ({"b": {"c": "${.d}", "d": 1}}, r"b\.c has \$\{\.d\}.*Pass OmegaConf.load"),
+        ({"a": None, "b": "${a}/web"}, r"b has \$\{a\} within a text, but its value is None"),
+    ],
+)
+def test_an_interpolation_that_has_no_value_is_refused(
+    content: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve(content["b"], content, "b")
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("shuffle: true", "shufle: true", "train_loader.dataset.shufle is not.*mean shuffle?"),
+        ("shuffle: true", "packing_ratio: 3", "dataset.packing_ratio is not a key .*Remove it"),
+        ("shuffle: true", "shuffle: 1", "train_loader.dataset.shuffle is 1; use true or false"),
+        ("1e2", "1.5", "dataset.shuffle_block_size is 1.5; use an integer"),
+        ("0.7", "high", "dataset.streams.web.proportion is 'high'; use a number"),
+        ("0.7", "-1", "train_loader.dataset: the streams' proportions are .-1, 0.3."),
+        ("      proportion: 0.7", "", "train_loader.dataset: some of the streams have a prop"),
+        ("proportion: 0.3", "repeat: 1", "train_loader.dataset: some of the streams have a prop"),
+        (
+            "split: train_small",
+            "repeat: 2",
+            "books/train has repeat or choose, .*a proportion",
+        ),
+        ("split: train_small", "splits: 2", "streams.books.splits is not .*Did you mean split?"),
+        ("      books:\n", "      books:\n      more:\n", "streams.books has no keys"),
+        ("    streams:", "    remote: x\n    streams:", "dataset: .*either streams, or remote or"),
+        ("  drop_last: true", "  drop: true", "train_loader.drop is not .*Did you mean drop_last"),
+        ("name: text", "name: finetuning", "train_loader.name is 'finetuning', but only loaders"),
+        ("train_loader:", "trainloader:", "there is no train_loader, and no dataset"),
+        ("${max_seq_len}", "${max_len}", r"dataset.max_seq_len has \$\{max_len\}, but there is"),
+        ("seq_len: 16", "seq_len: long", "train_loader.dataset.max_seq_len is 'long'"),
+        ("  drop_last: true", "  num_workers: 1", "line 46 is not YAML: the key 'num_workers' is"),
+        ("variables:", "variables: [", r"line \d+ is not YAML: expected"),
+        ("  name: ${variables.tokenizer_name}", "", "tokenizer.name is missing"),
+        ("  kwargs:", "  kwargs: many\n  more:", "tokenizer.kwargs is 'many'; use keys"),
+    ],
+)
+def test_a_fault_is_named_with_the_file_and_the_key(
+    training: Path, old: str, new: str, message: str
+) -> None:
+    assert old in training.read_text()
+    training.write_text(training.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=message) as caught:
+        config_from_yaml(training)
+    assert str(caught.value).startswith(f"{training}: ")
+
+
+def test_a_mapping_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop.yaml").write_text("streams: &all {web: *all}")
+    with pytest.raises(ValueError, match=r"loop\.yaml: an anchor contains itself"):
+        config_from_yaml(tmp_path / "loop.yaml")
+
+
+def test_a_list_of_loaders_needs_a_place_in_it(training: Path) -> None:
+    with pytest.raises(ValueError, match=r"eval_loader is a list .*loader='eval_loader\.0'"):
+        config_from_yaml(training, "eval_loader")
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "\x00", "train"])
+def test_what_is_no_training_yaml_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"other\.yaml: the file (is not YAML|has no keys)"):
+        config_from_yaml(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("eos_token_id", 0, "train_loader.dataset.eos_token_id=0 has no counterpart.*eos"),
+        ("mlm_probability", 0.15, "dataset.mlm_probability=0.15 .*next-token"),
+        ("batching_method", "stratified", "batching_method='stratified'.*one order"),
+        ("replication", 8, "replication=8.*device_mesh"),
+        ("keep_zip", True, "keep_zip=True.*raw shards only"),
+    ],
+)
+def test_a_key_without_a_counterpart_is_named_in_a_warning(
+    training: Path, caplog: pytest.LogCaptureFixture, key: str, value: Any, message: str
+) -> None:
+    content = parse(training)
+    content["train_loader"]["dataset"][key] = value
+    with caplog.at_level(logging.WARNING, "cloudload"):
+        config_from_yaml(content)
+    texts = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+    assert texts
+    assert all(re.search(message, text) for text in texts)

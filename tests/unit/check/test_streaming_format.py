@@ -1,0 +1,39 @@
+"""What `streaming_format` says of Streaming is what Streaming says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+from cloudload.check import streaming_format
+
+
+@pytest.fixture(scope="module")
+def formats() -> Any:
+    return pytest.importorskip("streaming.base.format")
+
+
+def test_the_fields_of_an_entry_are_the_arguments_of_its_reader(formats: Any) -> None:
+    arguments = inspect.signature(formats.MDSReader.__init__).parameters.keys()
+    expected = {*arguments, "version", "format"} - {"self", "dirname", "split"}
+    assert expected == streaming_format.ENTRY_FIELDS
+    fields = {field.name for field in dataclasses.fields(formats.FileInfo)}
+    assert fields == streaming_format.FILE_FIELDS
+    assert {*streaming_format.OTHER_FORMATS, "mds"} == formats._readers.keys()
+
+
+@pytest.mark.usefixtures("formats")
+def test_encodings_compressions_and_hashes_are_those_of_its_registries() -> None:
+    from streaming.base.compression import get_compressions
+    from streaming.base.format.mds.encodings import get_mds_encodings, is_mds_encoding_safe
+    from streaming.base.hashing import get_hashes, is_hash
+
+    assert get_mds_encodings() == streaming_format.ENCODINGS
+    unsafe = {name for name in get_mds_encodings() if not is_mds_encoding_safe(name)}
+    assert unsafe == streaming_format.UNSAFE_ENCODINGS
+    assert get_compressions() == streaming_format.COMPRESSIONS
+    for name in [*get_hashes(), "shake_128", "crc32c", "xxh3", "sha512_256"]:
+        assert streaming_format.knows_hash(name) == is_hash(name), name
