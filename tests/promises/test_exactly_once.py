@@ -241,5 +241,5 @@ def test_a_corpus_without_a_token_is_an_error_not_a_hang(tmp_path: Path) -> None
         batch_size=1,
         num_workers=0,
     )
-    with pytest.raises(DatasetError, match="gave no token"):
+    with pytest.raises(DatasetError, match="has no tokens"):
         next(iter(loader))

@@ -30,8 +30,8 @@ _PRELOAD = (
     "boto3",
     "tests.support.lone_trainer",
     "tests.support.trainer",
-    # which meshes, optimizers and checkpoints import when they are first used
-    "torch._dynamo",
+    # which meshes and checkpoints import when they are first used; not torch._dynamo, because it
+    # imports Triton, which reports leaks on stderr at the end of each program
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
