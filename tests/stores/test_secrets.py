@@ -241,7 +241,7 @@ def test_no_output_of_the_converter_shows_a_password(
     write_object(f"{place}/foreign/shard.00000.mds", b"")
 
     def convert(*arguments: str | Path, status: int, says: str) -> None:
-        options = ["--processes", "1", "--quiet"]
+        options = ["--processes", "1"]
         assert main(["convert", *map(str, arguments), *options]) == status
         shown = "".join(capfd.readouterr())
         assert says in shown
