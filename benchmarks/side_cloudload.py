@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import UnavailableError
 from benchmarks.side import Request, serve_batches
+
+if TYPE_CHECKING:
+    from cloudload import Batch, CloudLoader
 
 WARM_UP_ROWS_A_LANE = 2
 
@@ -40,14 +43,21 @@ def make_batches(request: Request) -> Iterator[Any]:
         local=request.scratch / "cache",
         **options,
     ) as loader:
-        batches = iter(loader)
-        # a lane's first row also pays for tokenizing the rest of its document, so do not measure it
-        for _ in range(WARM_UP_ROWS_A_LANE * loader.num_lanes // request.batch_size):
-            next(batches)
-        for batch in batches:
+        for batch in warm_up(loader):
             if state_every_batch:
                 loader.state_dict()
             yield batch["input_ids"]
+
+
+def warm_up(loader: CloudLoader) -> Iterator[Batch]:
+    """Return an iterator over the loader's batches after the first rows of every lane.
+
+    A lane's first row also pays for reading the rest of its document, so it is not measured.
+    """
+    batches = iter(loader)
+    for _ in range(WARM_UP_ROWS_A_LANE * loader.num_lanes // loader.batch_size):
+        next(batches)
+    return batches
 
 
 if __name__ == "__main__":

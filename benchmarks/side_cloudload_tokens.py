@@ -16,8 +16,7 @@ import numpy as np
 
 from benchmarks.pretokenized import write_mds
 from benchmarks.side import Request, serve_batches
-
-WARM_UP_ROWS_A_LANE = 2
+from benchmarks.side_cloudload import warm_up
 
 
 def make_batches(request: Request) -> Iterator[Any]:
@@ -36,10 +35,7 @@ def make_batches(request: Request) -> Iterator[Any]:
         num_workers=request.num_workers,
         local=request.scratch / "cache",
     ) as loader:
-        batches = iter(loader)
-        for _ in range(WARM_UP_ROWS_A_LANE * loader.num_lanes // request.batch_size):
-            next(batches)
-        for batch in batches:
+        for batch in warm_up(loader):
             yield batch["input_ids"]
 
 

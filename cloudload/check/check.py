@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 from cloudload.check.findings import CheckReport, Finding, Findings, find
 from cloudload.check.index import check_index
@@ -23,6 +19,8 @@ from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 from cloudload.system.daemon_threads import DaemonThreadPool
+from cloudload.system.ordered_results import run_in_order
+from cloudload.system.progress_bar import open_progress_bar
 
 _NUM_THREADS = 8
 
@@ -74,8 +72,9 @@ def check_dataset(
         findings.add(check_url(given, shards))
         chosen = _spread(_check_folder(url, shards, is_complete, retry, findings), sample)
         check = partial(check_shard, url, text_key=text_key, retry=retry)
-        with _progress_bar(chosen, shown=progress and bool(chosen)) as bar:
-            for info, found in _map_in_order(check, chosen):
+        total_bytes = sum(info.stored.bytes for info in chosen)
+        with open_progress_bar("check", total_bytes, shown=progress and bool(chosen)) as bar:
+            for info, found in _check_shards(check, chosen):
                 findings.add(found)
                 bar.update(info.stored.bytes)
     return CheckReport(
@@ -119,34 +118,12 @@ def _spread(shards: Sequence[ShardInfo], number: int | None) -> Sequence[ShardIn
     return [shards[place * len(shards) // number] for place in range(number)]
 
 
-def _map_in_order(
-    function: Callable[[ShardInfo], list[Finding]], items: Iterable[ShardInfo]
+def _check_shards(
+    check: Callable[[ShardInfo], list[Finding]], shards: Iterable[ShardInfo]
 ) -> Iterator[tuple[ShardInfo, list[Finding]]]:
-    """Yield (item, result) in order, from threads, with few items ahead of the one awaited."""
+    """Yield each shard and its findings, in order, from threads with few shards ahead."""
     threads = DaemonThreadPool(_NUM_THREADS, "cloudload-check")
-    waiting: deque[tuple[ShardInfo, Future[list[Finding]]]] = deque()
     try:
-        for item in items:
-            waiting.append((item, threads.submit(function, item)))
-            if len(waiting) > 2 * _NUM_THREADS:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+        yield from run_in_order(partial(threads.submit, check), shards, 2 * _NUM_THREADS)
     finally:
         threads.close(timeout_s=1.0)
-
-
-def _progress_bar(shards: Sequence[ShardInfo], *, shown: bool) -> Any:
-    """A progress bar on stderr, updated at most every 30 s if stderr is not a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(
-        total=sum(shard.stored.bytes for shard in shards),
-        unit="B",
-        unit_scale=True,
-        disable=not shown,
-        mininterval=0.2 if sys.stderr.isatty() else 30.0,
-        desc="check",
-        dynamic_ncols=True,
-    )

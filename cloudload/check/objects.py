@@ -72,7 +72,7 @@ def check_others(
     if is_local(url):
         named |= raw  # `check_files` has findings about these
     others = {name: size for name, size in found.items() if name not in named}
-    # a folder with an index of its own is another dataset, such as a split
+    # a folder that has its own index is another dataset, such as a split
     datasets = {name[: -len(INDEX_NAME)] for name in others if name.endswith(f"/{INDEX_NAME}")}
     rest = {
         name: size

@@ -14,9 +14,9 @@ import hashlib
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from cloudload.convert.changed_files import list_sizes
@@ -24,7 +24,7 @@ from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import list_units
 from cloudload.convert.journal import ConvertReport, FinishedWork, InputPosition, Journal
-from cloudload.convert.process_pool import open_executor, run_in_order
+from cloudload.convert.process_pool import open_executor
 from cloudload.convert.records import (
     DEFAULT_BLOCK_BYTES,
     BlockStart,
@@ -44,6 +44,8 @@ from cloudload.mds.writer import DEFAULT_SHARD_BYTES
 from cloudload.option_names import suggests_names
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, join_url, local_path
+from cloudload.system.ordered_results import run_in_order
+from cloudload.system.progress_bar import open_progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -214,13 +216,18 @@ def _convert(
             journal.begin(done.columns or ())
         context = ShardContext(config, config.shard_format(done.columns or ()), journal.location)
         with (
-            _progress_bar(units, position.counts.input_bytes, progress) as bar,
+            open_progress_bar(
+                "convert",
+                _total_bytes(units),
+                done_bytes=position.counts.input_bytes,
+                shown=progress,
+            ) as bar,
             open_executor(context, processes) as executor,
         ):
-            samples = run_in_order(executor, encode_block, blocks, 2 * processes)
+            samples = run_in_order(partial(executor.submit, encode_block), blocks, 2 * processes)
             cutter = ShardCutter(context.form, resumed, position)
             jobs = cutter.cut(_checked(samples, skip_bad, bar))
-            stored = run_in_order(executor, store_shard, jobs, processes // 2 + 1)
+            stored = run_in_order(partial(executor.submit, store_shard), jobs, processes // 2 + 1)
             entries = [*done.entries, *(entry for _, entry in stored)]
         done = replace(done, entries=entries, counts=cutter.counts)
     if not done.entries:
@@ -280,19 +287,8 @@ def _report(
     )
 
 
-def _progress_bar(units: Sequence[InputUnit], done_bytes: int, shown: bool) -> Any:
-    """A progress bar on stderr, updated at most every 30 s if stderr is not a terminal."""
-    from tqdm import tqdm
-
+def _total_bytes(units: Sequence[InputUnit]) -> int | None:
+    """The size of all input files, or None if the input is not only files of known sizes."""
     files = [file for unit in units for file in unit.files]
     is_known = bool(files) and all(file.bytes is not None for file in files)
-    return tqdm(
-        total=sum_bytes(files) if is_known else None,
-        initial=done_bytes,
-        unit="B",
-        unit_scale=True,
-        disable=not shown,
-        mininterval=0.2 if sys.stderr.isatty() else 30.0,
-        desc="convert",
-        dynamic_ncols=True,
-    )
+    return sum_bytes(files) if is_known else None

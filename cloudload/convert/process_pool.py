@@ -17,8 +17,7 @@ import signal
 import socket
 import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -61,27 +60,6 @@ def open_executor(context: Any, processes: int) -> Iterator[Executor]:
     executor: Executor = ProcessPool(context, processes) if processes > 1 else Inline(context)
     with contextlib.closing(executor):
         yield executor
-
-
-def run_in_order(
-    executor: Executor, function: Function, items: Iterable[Any], ahead: int
-) -> Iterator[tuple[Any, Any]]:
-    """Yield (item, result) in order, with up to `ahead` items submitted after the one awaited.
-
-    Raises the error of the first item whose task fails.
-    """
-    waiting: deque[tuple[Any, Future[Any]]] = deque()
-    for item in items:
-        waiting.append((item, executor.submit(function, item)))
-        if len(waiting) > ahead:
-            yield _take(waiting)
-    while waiting:
-        yield _take(waiting)
-
-
-def _take(waiting: deque[tuple[Any, Future[Any]]]) -> tuple[Any, Any]:
-    item, future = waiting.popleft()
-    return item, future.result()
 
 
 class Inline:

@@ -1,4 +1,4 @@
-"""Recognize what was passed in place of a state, and say what to pass.
+"""Recognize a value that is not a state, and say what to pass instead.
 
 {"model": …, "loader": state}      the key under which the state is
 "checkpoint.pt"                    load the file first

@@ -78,7 +78,7 @@ def _check_not_overridden(value: object, methods: Sequence[str]) -> None:
 
 
 def _read_dataset(dataset: Any) -> DatasetArguments:
-    """The arguments of a dataset, with `choose` in place of its streams' weights."""
+    """The arguments of a dataset, in which `choose` replaces the weights of the streams."""
     streams = tuple(
         _read_stream(stream, choose=None if stream.choose == samples else int(stream.choose))
         for stream, samples in zip(dataset.streams, dataset.samples_per_stream, strict=True)

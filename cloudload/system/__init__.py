@@ -4,6 +4,8 @@
                verified_files                         a mark in the mtime: the file was verified
                open_files                             the limit on open files
     threads    daemon_threads                         a pool that never delays interpreter exit
+    pools      ordered_results                        results in the order of the tasks
+    terminal   progress_bar                           a bar of bytes on stderr
     processes  parent_watch ◄── background_process    exit with the parent; a call in a new process
     memory     shared_memory                          a ring of slots
 

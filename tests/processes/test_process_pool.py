@@ -7,13 +7,15 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from cloudload.convert.process_pool import open_executor, run_in_order
+from cloudload.convert.process_pool import open_executor
 from cloudload.convert.shared_bytes import Message, SharedBytes, receive
 from cloudload.errors import WorkerError
+from cloudload.system.ordered_results import run_in_order
 
 LARGE = 3 << 20
 
@@ -46,7 +48,7 @@ def misbehave(_: str, __: Any) -> Any:
 def test_large_bytes_come_back_and_go_on_to_another_process(processes: int) -> None:
     data = os.urandom(LARGE)
     with open_executor("|", processes) as executor:
-        for _, (left, right) in run_in_order(executor, halve, [data] * 5, ahead=3):
+        for _, (left, right) in run_in_order(partial(executor.submit, halve), [data] * 5, ahead=3):
             rejoined = executor.submit(join, (right, left[10:])).result()
             rejoined = rejoined.read() if isinstance(rejoined, SharedBytes) else rejoined
             assert rejoined == data[LARGE // 2 :] + b"|" + data[10 : LARGE // 2]

@@ -54,7 +54,7 @@ def test_ranks_of_a_launcher_that_cannot_communicate_hear_so_before_the_first_ba
         with pytest.raises(RanksDisagreeError, match="the ranks cannot communicate"):
             loader.state_dict()
     with make_loader(larger_folder, dp_rank=1, dp_world_size=size) as loader:
-        next(iter(loader))  # whoever says so can be trusted to know
+        next(iter(loader))  # an explicit dp_rank says that the user knows
     assert caplog.messages == [warning]
 
 

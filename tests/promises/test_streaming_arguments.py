@@ -141,7 +141,7 @@ def test_the_arguments_and_their_defaults_are_streamings(ours: Any, name: str) -
     import streaming
 
     parameters = inspect.signature(getattr(streaming, name)).parameters
-    of_registry = {"stream_name", "stream_config"}  # of Streams with code of their own
+    of_registry = {"stream_name", "stream_config"}  # for registered subclasses of Stream
     theirs = {each.name: each.default for each in parameters.values()}
     assert {each.name: each.default or None for each in dataclasses.fields(ours)} == {
         each: default or None for each, default in theirs.items() if each not in of_registry

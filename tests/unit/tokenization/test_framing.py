@@ -45,7 +45,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from transformers.utils import hub as transformers_hub
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    # transformers 4 has a copy of its own
+    # transformers 4 keeps its own copy
     monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path), raising=False)
     repository = tmp_path / "models--some--model"
     snapshot = repository / "snapshots" / ("0" * 40)
