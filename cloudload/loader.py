@@ -12,6 +12,7 @@ import inspect
 import itertools
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.iteration import Iteration
 from cloudload.delivery.passes import Pass, count_passes, reason_to_refuse_caller
 from cloudload.delivery.run_log import RunLog
+from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.working_set import (
     check_cache_limit,
     count_downloads,
@@ -153,7 +155,7 @@ class CloudLoader:
         dp_world_size: int | None = None,
         device_mesh: Any = None,
     ) -> None:
-        options = dict(locals())
+        options, created_at = dict(locals()), time.monotonic()
         if device_mesh is not None:
             if dp_rank is not None or dp_world_size is not None:
                 raise ValueError(
@@ -165,17 +167,18 @@ class CloudLoader:
         options = adopt_streaming(options, _find_defaults(), retry or Retry())
         self._asked, self._delivery = read_options({**options, "has_mesh": device_mesh is not None})
         self._environment = current_environment()
+        self._is_first = self._environment.is_first_process(self._delivery)
+        self._start_log = StartLog(created_at, is_shown=self._is_first)
         if num_lanes is not None:
             check_world(num_lanes, self._find_world().size)
         self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
         check_world(self.num_lanes, self._find_world().size)
-        if self._find_world().rank == 0:
-            self._log_framing()
         local = self._delivery.local
         self._cache_root = Path(local).expanduser() if local else default_cache()
         asked_backend = self._delivery.tokenizer_backend
         text = self._recipe.tokenizer.json if self._recipe.has_text else ""
         self._backend = choose_backend(text, asked_backend, self._cache_root)
+        self._start_log.log_opened(self._recipe, self._backend)
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
         self._has_counted_cores = False
@@ -185,11 +188,6 @@ class CloudLoader:
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
         self._log = RunLog(Position.start(self._recipe))
-
-    def _log_framing(self) -> None:
-        logger.info("each document has %s", self._recipe.tokenizer.framing)
-        if (warning := self._recipe.tokenizer.framing_warning) is not None:
-            logger.warning("%s", warning)
 
     # ------------------------------------------------------------ iterating
 
@@ -277,24 +275,27 @@ class CloudLoader:
         divide `num_lanes`.
         """
         plan, world = self._plan(), self._find_world()
-        if plan.num_workers < self._delivery.num_workers:
+        if plan.num_workers < self._delivery.num_workers and self._is_first:
             logger.info(
                 "using %d workers instead of %d, because the rank has no more lanes",
                 plan.num_workers,
                 self._delivery.num_workers,
             )
-        if not self._has_counted_cores and world.rank == 0 and self._delivery.num_workers:
+        if not self._has_counted_cores and self._is_first and self._delivery.num_workers:
             self._has_counted_cores = True
             cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
             warning = explain_few_cores(plan.num_workers, world.ranks_per_node, *cores)
             if warning is not None:
                 logger.warning("%s", warning)
         open_cache_folder(self._cache_root, self._recipe.corpus)
+        began = time.monotonic()
+        orders = open_current_orders(plan, world)
+        self._start_log.log_order(plan, time.monotonic() - began)
         check_cache_limit(
             self._delivery.cache_limit_bytes(),
             self._recipe.corpus,
             self._recipe.components,
-            open_current_orders(plan, world),
+            orders,
             world=world,
             downloads_at_once=count_downloads(plan, world),
         )
@@ -318,8 +319,9 @@ class CloudLoader:
 
     def _iterate(self) -> Iteration:
         self._stop_iteration("another was started")
+        self._start_log.begin_iteration()
         open_blocks = self._environment.open_blocks
-        iteration = Iteration(self.plan(), self._connect(), self._log, open_blocks)
+        iteration = Iteration(self.plan(), self._connect(), self._log, self._start_log, open_blocks)
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -411,7 +413,7 @@ class CloudLoader:
         names = recipe.mixture.names[: len(saved.mixture.names)]
         mixture = recipe.mixture.resume(replace(saved.mixture, names=names), position.rows)
         self._recipe = replace(recipe, mixture=mixture)
-        if state["tokenizer_backend"] != self._backend.versions:
+        if state["tokenizer_backend"] != self._backend.versions and self._is_first:
             logger.info(
                 "the state was saved with %s, and the run continues with %s, %s",
                 state["tokenizer_backend"],

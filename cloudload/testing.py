@@ -249,6 +249,9 @@ class _ThreadEnvironment(Environment):
     def find_world(self, delivery: DeliveryConfig) -> World:
         return self._world
 
+    def is_first_process(self, delivery: DeliveryConfig) -> bool:
+        return self._world.rank == 0
+
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         return _HubExchange(self._hub, self._world.rank)
 

@@ -33,6 +33,7 @@ def main(dataset: str, tokenizer: str) -> None:
                 assert batch[name].dtype == torch.int64, batch[name].dtype
             batches += 1
     assert batches > 10, batches
+    assert loader.stats().tokenizer_backend == "fastokens", loader.stats().tokenizer_backend_reason
     assert "streaming" not in sys.modules, "MosaicML Streaming was imported"
     print(
         f"cloudload {cloudload.__version__} from "

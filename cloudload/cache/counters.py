@@ -10,8 +10,22 @@ invalid on disk since it was last opened, otherwise a hit.
 from __future__ import annotations
 
 import threading
+import time
+from typing import NamedTuple
 
 from cloudload.stats import Traffic
+
+
+class FirstFetch(NamedTuple):
+    """The first shard that a process fetched."""
+
+    url: str
+    """The redacted URL of the stored file."""
+    bytes: int
+    """Its stored size."""
+    seconds: float
+    ended_at: float
+    """When it was fetched, in `time.monotonic` seconds, which processes of a node share."""
 
 
 class TrafficCounter:
@@ -19,6 +33,8 @@ class TrafficCounter:
 
     def __init__(self) -> None:
         self._lock, self._missed, self._traffic = threading.Lock(), set[int](), Traffic()
+        self._first: FirstFetch | None = None
+        self._has_first = False
 
     def count_miss(self, shard: int) -> None:
         """Record that a fetch found the shard with index `shard` missing or invalid on disk."""
@@ -35,6 +51,19 @@ class TrafficCounter:
         with self._lock:
             self._traffic += Traffic(misses=1) if shard in self._missed else Traffic(hits=1)
             self._missed.discard(shard)
+
+    def count_fetch(self, url: str, size: int, seconds: float) -> None:
+        """Record that a shard of `size` stored bytes was fetched. Only the first one counts."""
+        with self._lock:
+            if not self._has_first:
+                self._has_first = True
+                self._first = FirstFetch(url, size, seconds, time.monotonic())
+
+    def take_first_fetch(self) -> FirstFetch | None:
+        """Return the first fetch, once."""
+        with self._lock:
+            taken, self._first = self._first, None
+        return taken
 
     def take(self) -> Traffic:
         """Return the counts since the last call, and reset them."""

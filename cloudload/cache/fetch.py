@@ -18,6 +18,7 @@ import errno
 import logging
 import os
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,7 @@ class Fetcher:
         path.unlink(missing_ok=True)
         for part in path.parent.glob(f"{path.name}.*{PART_SUFFIX}"):
             part.unlink(missing_ok=True)
+        began = time.monotonic()
         with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
             for attempt in (1, 2):
                 fault = download_shard(
@@ -139,6 +141,8 @@ class Fetcher:
                     if self.verify != OFF:
                         mark_verified(part)
                     part.replace(path)
+                    seconds = time.monotonic() - began
+                    self.traffic.count_fetch(redact(url), info.stored.bytes, seconds)
                     return
                 if attempt == 1:
                     logger.warning("%s %s; fetching it again", redact(url), fault)

@@ -51,7 +51,7 @@ class DeliveryConfig:
     tokenizer_backend: TokenizerBackend = "auto"
     """The library that encodes text: `hf`, `fastokens`, or `auto`. Before fastokens is used,
     checks compare its token IDs with hf's. If a check fails, `fastokens` raises an error, and
-    `auto` uses hf."""
+    `auto` uses hf, which is many times slower, and logs a warning."""
     num_workers: int = 4
     """Number of worker processes of each loader. At most one is used for each lane of its rank.
     With 0, the training process does the work."""

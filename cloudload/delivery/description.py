@@ -91,11 +91,11 @@ def _layout(plan: Plan, is_resumed: bool) -> Iterator[Setting]:
     settled = STATE if is_resumed else DATA
     yield Setting("num_lanes", layout.num_lanes, GIVEN if config.num_lanes else settled)
     origin = GIVEN if config.num_canonical_nodes else settled
-    yield Setting("num_canonical_nodes", _join(layout.canonical_nodes), origin)
+    yield Setting("num_canonical_nodes", join_numbers(layout.canonical_nodes), origin)
     if config.shuffle:
         origin = GIVEN if config.shuffle_block_size else settled
         blocks = layout.shuffle_block_sizes
-        yield Setting("shuffle_block_size", _join(blocks), origin, "documents")
+        yield Setting("shuffle_block_size", join_numbers(blocks), origin, "documents")
 
 
 def _rows(plan: Plan) -> Iterator[Setting]:
@@ -124,13 +124,13 @@ def _tokenizer(plan: Plan) -> Iterator[Setting]:
         yield Setting("tokenizer", None, DEFAULT, "(all data is pre-tokenized)")
     yield Setting("framing", spec.framing, DATA)
     origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
-    reason = f"({backend.reason})" if backend.reason else f"({backend.versions})"
-    yield Setting("tokenizer_backend", backend.name, origin, reason)
+    versions = f"{backend.versions}, " * plan.recipe.has_text
+    yield Setting("tokenizer_backend", backend.name, origin, f"({versions}because {backend.why})")
 
 
 def _ranks(plan: Plan, world: World) -> Iterator[Setting]:
     yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows per rank")
-    yield Setting("global_batch", plan.global_batch, DATA, f"rows on {world.size:,} ranks")
+    yield Setting("global_batch", plan.global_batch, DATA, f"rows on {counted(world.size, 'rank')}")
     origin = _option(plan.delivery, "num_workers").origin
     yield Setting("num_workers", plan.num_workers, origin, "per rank")
 
@@ -162,9 +162,15 @@ def _streams(plan: Plan) -> Iterator[Setting]:
         column = recipe.config.token_columns[stream]
         kind = f" of token IDs in column {column.key!r}" if column else ""
         url = redact(recipe.config.streams[stream].url)
-        note = f"samples{kind} in {len(dataset.shards):,} shards{share}, from {url}"
+        note = f"samples{kind} in {counted(len(dataset.shards), 'shard')}{share}, from {url}"
         yield Setting(f"stream {label}", samples, DATA, note)
 
 
-def _join(numbers: tuple[int, ...]) -> int | str:
+def join_numbers(numbers: tuple[int, ...]) -> int | str:
+    """The number if all are equal, otherwise all of them as text."""
     return numbers[0] if len(set(numbers)) == 1 else ", ".join(f"{number:,}" for number in numbers)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, as in `1 rank` or `1,024 ranks`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

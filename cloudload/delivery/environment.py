@@ -14,7 +14,7 @@ from contextvars import ContextVar
 
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.exchange import DistributedExchange, Exchange
-from cloudload.delivery.world import World, find_world
+from cloudload.delivery.world import World, find_world, is_first_process
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 from cloudload.workers.processes import inline_blocks, process_blocks
@@ -29,6 +29,13 @@ class Environment:
         Raises `ValueError` as `world.find_world` does.
         """
         return find_world(delivery.dp_rank, delivery.dp_world_size)
+
+    def is_first_process(self, delivery: DeliveryConfig) -> bool:
+        """Whether this process logs for all.
+
+        Raises `ValueError` as `world.is_first_process` does.
+        """
+        return is_first_process(delivery.dp_rank)
 
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         """Open the exchange with the other ranks. All processes must call it together.

@@ -42,6 +42,7 @@ from cloudload.delivery.progress import (
     report_batch,
 )
 from cloudload.delivery.run_log import RunLog
+from cloudload.delivery.start_log import StartLog
 from cloudload.errors import WorkerError
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import LaneLog, Position
@@ -67,10 +68,15 @@ class Iteration(Iterator[Batch]):
     """The batches of one rank, starting at a plan's position."""
 
     def __init__(
-        self, plan: Plan, exchange: Exchange, log: RunLog, open_blocks: OpenBlocks
+        self,
+        plan: Plan,
+        exchange: Exchange,
+        log: RunLog,
+        start_log: StartLog,
+        open_blocks: OpenBlocks,
     ) -> None:
         self._plan, self._position, self._exchange = plan, plan.position, exchange
-        self._log, self._open_blocks = log, open_blocks
+        self._log, self._start_log, self._open_blocks = log, start_log, open_blocks
         self._process = os.getpid()
         self._blocks: Iterator[list[Block]] | None = None
         self._end_workers: Callable[[], object] = _no_workers
@@ -159,6 +165,8 @@ class Iteration(Iterator[Batch]):
             if fetched is None:
                 self._end()
             elif self._finish(fetched):
+                if not self._has_handed_out:
+                    self._start_log.log_batch(self._position)
                 self._has_handed_out = True
                 return fetched.batch
         raise StopIteration
@@ -203,6 +211,7 @@ class Iteration(Iterator[Batch]):
             self._current, self._number = next(self._blocks), 0
             for block in self._current:
                 self._log.meter.traffic += block.traffic
+            self._start_log.log_shard(self._plan, self._current)
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]]]:
         plan = self._plan

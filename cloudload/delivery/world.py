@@ -63,12 +63,7 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     `LOCAL_WORLD_SIZE` is the number of processes per node. By default, all are on one node. Raises
     `ValueError` for an invalid variable or rank.
     """
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        rank, size = dist.get_rank(), dist.get_world_size()
-    else:
-        rank, size = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+    rank, size = _find_process()
     ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
     if dp_rank is None or dp_world_size is None:
         return World(rank, size, ranks_per_node)
@@ -79,6 +74,25 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     return World(
         dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes
     )
+
+
+def is_first_process(dp_rank: int | None) -> bool:
+    """Whether this process logs for all. It is rank 0 of the job, if the job has several ranks.
+
+    Otherwise it is data-parallel rank 0. Several processes may share that rank, for instance with
+    tensor parallelism. Raises `ValueError` for an invalid environment variable.
+    """
+    rank, size = _find_process()
+    return not (rank if size > 1 else dp_rank)
+
+
+def _find_process() -> tuple[int, int]:
+    """The rank of this process among all of the job, and their number."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
 
 
 def place_in_mesh(device_mesh: Any) -> tuple[int, int]:

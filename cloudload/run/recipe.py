@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -64,6 +65,8 @@ class Recipe:
     components: tuple[Component, ...]
     mixture: Mixture
     """The assignment of rows to components."""
+    index_s: float = field(default=0.0, compare=False)
+    """Seconds that reading the streams' indexes took, for a log."""
 
     @cached_property
     def packing(self) -> Packing:
@@ -148,7 +151,9 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
     used, and `ValueError` for a config that does not fit the data.
     """
     spec = _open_tokenizer(config, tokenizer)
+    began = time.monotonic()
     corpus = open_corpus(config.streams, retry, may_be_empty=not config.is_mixed)
+    index_s = time.monotonic() - began
     _check_columns(config, corpus)
     layout, components = _settle(config, specify_components(config, corpus), None)
     return Recipe(
@@ -159,6 +164,7 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
         layout=layout,
         components=components,
         mixture=_build_mixture(config),
+        index_s=index_s,
     )
 
 

@@ -25,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
+from cloudload.config.choices import AUTO, FASTOKENS, HF, NO_BACKEND
 from cloudload.errors import TokenizerError
 from cloudload.system.temp_files import partial_file
 from cloudload.tokenization.encoders import (
@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 MEASURED_VERSIONS = ("0.3.5",)
 """Versions of fastokens that were verified to give the same IDs as `tokenizers` for tokenizers that
 pass the checks below."""
+# tokens per second of the loader, benchmarks/RESULTS.md, 2026-11-22: 50 with GPT-2, 47 with Llama 3
+_TIMES_SLOWER = 50
+_INSTALL = f"Run: pip install fastokens=={MEASURED_VERSIONS[-1]}"
 _FOLDER = "tokenizers"
 # part of the cache key, to be incremented when the sweep changes
 _SWEEP = 1
@@ -58,8 +61,19 @@ class Choice:
     """`hf` or `fastokens`; `none` if no text is tokenized."""
     versions: str
     """The names and versions of its libraries, such as `fastokens 0.3.5, tokenizers 0.22.2`."""
-    reason: str | None = None
-    """Why fastokens was not chosen; None if it was chosen, or if the user asked for `hf`."""
+    why: str
+    """Why this backend was chosen, as text that follows "because"."""
+    is_fallback: bool = False
+    """Whether this is `hf` only because fastokens cannot be used."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why fastokens was not chosen; None if it was chosen, or if the user asked for `hf`."""
+        return self.why if self.is_fallback else None
+
+    def __str__(self) -> str:
+        versions = "" if self.name == NO_BACKEND else f" ({self.versions})"
+        return f"{self.name}{versions}, because {self.why}"
 
 
 def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
@@ -70,25 +84,53 @@ def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     file under `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
     """
     if not text:
-        return Choice(NO_BACKEND, NO_BACKEND)
+        return Choice(NO_BACKEND, NO_BACKEND, "there is no text to tokenize")
     tokenizers = f"tokenizers {version('tokenizers')}"
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:
-        raise TokenizerError(f"tokenizer_backend is 'fastokens', but {refusal}. Use 'auto' or 'hf'")
-    if asked == HF or refusal:
-        choice = Choice(HF, tokenizers, refusal)
-    else:
-        choice = Choice(FASTOKENS, f"fastokens {version('fastokens')}, {tokenizers}")
-    logger.info(
-        "tokenizer backend: %s (%s)%s",
-        choice.name,
-        choice.versions,
-        f": {refusal}" if refusal else "",
+        advice = "Use 'auto' or 'hf'" if _is_measured() else f"{_INSTALL}, or use 'auto' or 'hf'"
+        raise TokenizerError(f"tokenizer_backend is 'fastokens', but {refusal}. {advice}")
+    if refusal:
+        return Choice(HF, tokenizers, refusal, is_fallback=True)
+    why = "it passed every check" if asked == AUTO else f"tokenizer_backend={asked!r}"
+    if asked == HF:
+        return Choice(HF, tokenizers, why)
+    return Choice(FASTOKENS, f"fastokens {version('fastokens')}, {tokenizers}", why)
+
+
+_warnings: set[str] = set()
+
+
+def log_choice(choice: Choice) -> None:
+    """Log which backend was chosen, and why.
+
+    If fastokens was declined, it is a warning, once per process and reason.
+    """
+    if not choice.is_fallback or choice.why in _warnings:
+        logger.info("tokenizer backend: %s", choice)
+        return
+    _warnings.add(choice.why)
+    advice = "Pass tokenizer_backend='hf' to use it without a warning"
+    logger.warning(
+        "tokenizer backend: %s. It is about %d times slower than fastokens, as measured with the "
+        "tokenizers of GPT-2 and Llama 3. %s",
+        *(choice, _TIMES_SLOWER, advice if _is_measured() else _INSTALL),
     )
-    return choice
 
 
 _refusals: dict[str, str | None] = {}
+
+
+def _installed_version() -> str | None:
+    try:
+        return version("fastokens")
+    except PackageNotFoundError:
+        return None
+
+
+def _is_measured() -> bool:
+    """Whether the installed version of fastokens is one that was measured."""
+    return _installed_version() in MEASURED_VERSIONS
 
 
 def _find_refusal(text: str, cache_root: Path) -> str | None:
@@ -96,12 +138,14 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
     A process checks each tokenizer once.
     """
-    try:
-        found = version("fastokens")
-    except PackageNotFoundError:
-        return "fastokens is not installed: pip install 'cloudload[fast]'"
+    found = _installed_version()
+    if found is None:
+        return "fastokens is not installed"
     if found not in MEASURED_VERSIONS:
-        return f"fastokens {found} has not been verified, only {', '.join(MEASURED_VERSIONS)}"
+        return (
+            f"fastokens {found} has not been verified to give the same IDs, only "
+            f"{', '.join(MEASURED_VERSIONS)}"
+        )
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     if digest not in _refusals:
         content = json.loads(text)

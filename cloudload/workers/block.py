@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints, Tokens
+from cloudload.cache.counters import FirstFetch, TrafficCounter
 from cloudload.packing.lane_packer import CutRows
 from cloudload.packing.packers import Packing
 from cloudload.packing.tables import (
@@ -53,6 +54,8 @@ class Block:
     """int64 [batches, streams, counts]: the statistics of each batch, to add to the run's."""
     traffic: Traffic
     """The traffic of the worker's shard cache since its last block."""
+    first_fetch: FirstFetch | None
+    """The first shard that the worker fetched, in one block only."""
     first_dry: int
     """The first of the worker's rows, as an index in the run, that its lane could not fill; `NEVER`
     if there is none so far. This row and all later ones are invalid."""
@@ -187,8 +190,8 @@ class BlockBuilder:
         cells = (self._batches[block_rows] * num_streams + streams) * num_counts + counts
         np.add.at(self._counts.reshape(-1), cells, amounts)
 
-    def build(self, tokens: Tokens, first_dry: int, traffic: Traffic) -> Block:
-        """Build the block. `tokens` is int32 [rows, seq_len]."""
+    def build(self, tokens: Tokens, first_dry: int, traffic: TrafficCounter) -> Block:
+        """Build the block. `tokens` is int32 [rows, seq_len]. Takes the counts of `traffic`."""
         return Block(
             bounds=self._bounds,
             tokens=tokens,
@@ -197,6 +200,7 @@ class BlockBuilder:
             residues=self._residues,
             spans=self.spans,
             counts=self._counts,
-            traffic=traffic,
+            traffic=traffic.take(),
+            first_fetch=traffic.take_first_fetch(),
             first_dry=first_dry,
         )

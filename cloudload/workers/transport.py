@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.arrays import Tokens
+from cloudload.cache.counters import FirstFetch
 from cloudload.packing.residue import split_residues
 from cloudload.packing.tables import SPAN_COLUMNS
 from cloudload.stats import COUNTS, Traffic
@@ -36,6 +37,8 @@ class PackedBlock:
     """The size of the rest, in bytes."""
     tokens: bytes | None = None
     """The tokens as int32 bytes, if they did not fit in the slot."""
+    first_fetch: FirstFetch | None = None
+    """See `Block`."""
     rest: bytes | None = None
     """The rest, if it or the tokens did not fit in the slot."""
 
@@ -79,7 +82,8 @@ class Slots:
         numbers = np.concatenate([header, *(array.ravel() for array in arrays)])
         rest = b"".join([numbers.tobytes(), *block.residues])
         num_rows, seq_len = block.tokens.shape
-        packed = PackedBlock(self._number, (num_rows, seq_len), len(rest))
+        shape = num_rows, seq_len
+        packed = PackedBlock(self._number, shape, len(rest), first_fetch=block.first_fetch)
         used = block.tokens.nbytes
         if used > self._ring.slot_bytes:
             return replace(packed, tokens=block.tokens.tobytes(), rest=rest)
@@ -118,5 +122,6 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
         spans=spans.reshape(-1, len(SPAN_COLUMNS)),
         counts=counts.reshape(len(bounds) - 1, num_streams, len(COUNTS)),
         traffic=Traffic(*header[_NUM_ARRAYS + 1 :]),
+        first_fetch=packed.first_fetch,
         first_dry=header[_NUM_ARRAYS],
     )

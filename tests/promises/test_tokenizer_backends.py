@@ -30,6 +30,7 @@ def test_statistics_log_and_state_name_the_backend(
         None,
     )
     assert "tokenizer backend: fastokens (fastokens 0.3.5, tokenizers" in caplog.text
+    assert "because it passed every check" in str(loader.describe())
     assert loader.state_dict()["tokenizer_backend"].startswith("fastokens 0.3.5, tokenizers ")
     assert all(isinstance(value, int | float) for value in loader.stats().as_dict().values())
 
@@ -42,7 +43,9 @@ def test_statistics_log_and_state_name_the_backend(
         "hf",
         reason,
     )
-    assert f"tokenizer backend: hf (tokenizers {version('tokenizers')}): {reason}" in caplog.text
+    said = f"tokenizer backend: hf (tokenizers {version('tokenizers')}), because {reason}"
+    assert said in caplog.text
+    assert reason in str(loader.describe())
     with pytest.raises(TokenizerError, match="has lstrip"):
         make_loader(larger_folder, local=tmp_path, tokenizer=odd, tokenizer_backend="fastokens")
 

@@ -18,7 +18,7 @@ from tests.support.corpora import byte_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tokenizer" / "tokenizer.json"
 needs_fastokens = pytest.mark.skipif(
-    find_spec("fastokens") is None, reason="fastokens, of the extra `fast`, is not installed"
+    find_spec("fastokens") is None, reason="fastokens has no wheel for this machine"
 )
 BACKENDS = ["hf", pytest.param("fastokens", marks=needs_fastokens)]
 
@@ -29,6 +29,7 @@ def forget() -> None:
     encoders._kept.clear()
     encoders.load_special_hf.cache_clear()
     gate._refusals.clear()
+    gate._warnings.clear()
 
 
 def sentencepiece(letters: str = string.printable.strip() + "é") -> str:

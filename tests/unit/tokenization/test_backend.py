@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -9,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from cloudload.config.choices import HF
 from cloudload.errors import TokenizerError
 from cloudload.tokenization import backend as gate
 from cloudload.tokenization import encoders
-from cloudload.tokenization.backend import choose_backend
+from cloudload.tokenization.backend import choose_backend, log_choice
+from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
 from tests.support.tokenizer_files import (
     JSONS,
@@ -25,6 +29,9 @@ from tests.support.tokenizer_files import (
 )
 
 pytestmark = pytest.mark.usefixtures("fresh_tokenizers")
+MEASURED = ", ".join(gate.MEASURED_VERSIONS)
+INSTALL = f"Run: pip install fastokens=={gate.MEASURED_VERSIONS[-1]}"
+SILENCE = "Pass tokenizer_backend='hf' to use it without a warning"
 
 
 class Tampered:
@@ -131,23 +138,86 @@ def test_a_version_that_was_not_measured_is_refused(
 ) -> None:
     monkeypatch.setattr(gate, "version", lambda _: found)
     reason = choose_backend(JSONS["byte-level"](), "auto", tmp_path).reason
-    assert reason == f"fastokens {found} has not been verified, only 0.3.5"
+    assert (
+        reason == f"fastokens {found} has not been verified to give the same IDs, only {MEASURED}"
+    )
+
+
+def without_fastokens(name: str) -> str:
+    """`importlib.metadata.version` where fastokens is not installed."""
+    if name == "fastokens":
+        raise PackageNotFoundError
+    return "1.0"
 
 
 def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def version(name: str) -> str:
-        if name == "fastokens":
-            raise PackageNotFoundError
-        return "1.0"
-
-    monkeypatch.setattr(gate, "version", version)
+    monkeypatch.setattr(gate, "version", without_fastokens)
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path).name == HF
     with pytest.raises(
-        TokenizerError, match=r"fastokens is not installed: pip install 'cloudload\[fast\]'"
+        TokenizerError,
+        match=f"fastokens is not installed. Run: pip install fastokens=={MEASURED}, or use 'auto'",
     ):
         choose_backend(JSONS["byte-level"](), "fastokens", tmp_path)
+
+
+FALLBACKS: dict[str, tuple[Callable[[str], str] | None, str, str, str]] = {
+    "version": (lambda _: "9.9", "byte-level", "fastokens 9.9 has not been verified", INSTALL),
+    "no package": (without_fastokens, "byte-level", "fastokens is not installed", INSTALL),
+    "tokenizer": (None, "odd", "added token '<|endoftext|>' has lstrip", SILENCE),
+}
+
+
+@needs_fastokens
+@pytest.mark.parametrize("kind", FALLBACKS)
+def test_a_fallback_to_hf_is_one_warning_that_names_its_cost_and_the_next_step(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    version, name, why, advice = FALLBACKS[kind]
+    if version is not None:
+        monkeypatch.setattr(gate, "version", version)
+    odd = changed(lambda content: content["added_tokens"][0].update(lstrip=True))
+    text = odd if name == "odd" else JSONS[name]()
+    for _ in range(2):
+        log_choice(choose_backend(text, "auto", tmp_path))
+    first, second = caplog.records
+    assert (first.levelname, second.levelname) == ("WARNING", "INFO")
+    for part in ("backend: hf", why, "about 50 times slower than fastokens", advice):
+        assert part in first.getMessage()
+
+
+@needs_fastokens
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("auto", r"fastokens \(fastokens .*, tokenizers .*\), because it passed every check"),
+        ("fastokens", r"fastokens \(.*\), because tokenizer_backend='fastokens'"),
+        ("hf", r"hf \(tokenizers .*\), because tokenizer_backend='hf'"),
+    ],
+)
+def test_the_backend_that_was_wanted_is_named_with_the_reason(
+    asked: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    log_choice(choose_backend(JSONS["byte-level"](), asked, tmp_path))
+    [record] = caplog.records
+    assert record.levelname == "INFO"
+    assert re.fullmatch(f"tokenizer backend: {said}", record.getMessage())
+
+
+def test_a_plain_installation_has_a_measured_fastokens_where_it_has_wheels() -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    base = text.split("\ndependencies = [")[1].split("\n]")[0]
+    [found] = [
+        Requirement(each) for each in re.findall(r'"([^"]+)"', base) if each.startswith("fastokens")
+    ]
+    assert all(measured in found.specifier for measured in gate.MEASURED_VERSIONS)
+    assert found.marker is not None
+    places = {"x86_64": True, "aarch64": True, "arm64": True, "ppc64le": False, "riscv64": False}
+    for machine, expected in places.items():
+        assert found.marker.evaluate({"platform_machine": machine}) is expected
 
 
 @needs_fastokens

@@ -1,0 +1,121 @@
+"""Log the start of a loader: what it read and built, and how long each step took.
+
+    index ─► tokenizer, backend ─► order ─► first shard ─► first batch      one line each, at INFO
+
+One process logs for all ranks, once per loader. The lines about shards come from the workers, which
+report their first fetch with a block, because a spawned worker has no logging of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+
+from cloudload.delivery.description import counted, join_numbers
+from cloudload.run.position import Position
+from cloudload.run.recipe import Recipe
+from cloudload.storage.redaction import redact
+from cloudload.tokenization.backend import Choice, log_choice
+from cloudload.workers.block import Block
+from cloudload.workers.plan import Plan
+
+logger = logging.getLogger(__name__)
+_SHOWN_URLS = 3
+
+
+class StartLog:
+    """The log of one loader's start. Logs nothing unless `is_shown`.
+
+    The loader was created at `created_at`, in `time.monotonic` seconds.
+    """
+
+    def __init__(self, created_at: float, *, is_shown: bool) -> None:
+        self._is_shown = is_shown
+        self._created_at, self._opened_at = created_at, time.monotonic()
+        self._began: float | None = None
+        self._waits_for_order = self._waits_for_shard = self._waits_for_batch = is_shown
+
+    def log_opened(self, recipe: Recipe, backend: Choice) -> None:
+        """Log the index, the tokenizer and its backend, all opened since this log was created."""
+        if not self._is_shown:
+            return
+        seconds = time.monotonic() - self._opened_at - recipe.index_s
+        logger.info("index read in %.2f s: %s", recipe.index_s, _describe_data(recipe))
+        logger.info(
+            "tokenizer ready in %.2f s: %s; each document has %s",
+            *(seconds, _describe_tokenizer(recipe), recipe.tokenizer.framing),
+        )
+        if (warning := recipe.tokenizer.framing_warning) is not None:
+            logger.warning("%s", warning)
+        log_choice(backend)
+
+    def begin_iteration(self) -> None:
+        """Note the time at which the loader's first iteration begins."""
+        self._began = self._began or time.monotonic()
+
+    def log_order(self, plan: Plan, seconds: float) -> None:
+        """Log that the orders of the current epochs are built or loaded, which took `seconds`."""
+        if not self._waits_for_order:
+            return
+        self._waits_for_order = False
+        config, layout = plan.recipe.config, plan.recipe.layout
+        shuffle = f"shuffled by {config.shuffle_algo}" if config.shuffle else "not shuffled"
+        nodes = join_numbers(layout.canonical_nodes)
+        logger.info(
+            "order ready in %.2f s: %s on %s canonical nodes, %s",
+            *(seconds, counted(layout.num_lanes, "lane"), nodes, shuffle),
+        )
+
+    def log_shard(self, plan: Plan, blocks: Sequence[Block]) -> None:
+        """Log the first shard fetched, or why none was, from the workers' first blocks."""
+        if not self._waits_for_shard:
+            return
+        self._waits_for_shard = False
+        fetches = [block.first_fetch for block in blocks if block.first_fetch is not None]
+        if fetches:
+            first = min(fetches, key=lambda fetch: fetch.ended_at)
+            logger.info(
+                "first shard fetched in %.2f s: %s, %s",
+                *(first.seconds, first.url, counted(first.bytes, "byte")),
+            )
+        elif any(block.traffic.misses for block in blocks):
+            logger.info("first shards fetched by another process of this node")
+        elif any(block.traffic.hits for block in blocks):
+            logger.info("no shard fetched yet, because the first ones are in %s", plan.cache_root)
+        else:
+            logger.info("no shard fetched, because the data is local and read in place")
+
+    def log_batch(self, position: Position) -> None:
+        """Log the first batch, which ends at `position`."""
+        if not self._waits_for_batch:
+            return
+        self._waits_for_batch = False
+        now = time.monotonic()
+        logger.info(
+            "first batch, from row %s: %.2f s after the loader was created, %.2f s after iteration "
+            "began",
+            f"{position.rows - position.global_batch:,}",
+            *(now - self._created_at, now - (self._began or now)),
+        )
+
+
+def _describe_data(recipe: Recipe) -> str:
+    datasets = recipe.corpus.datasets
+    num_shards = sum(len(dataset.shards) for dataset in datasets)
+    stored = sum(shard.stored.bytes for dataset in datasets for shard in dataset.shards)
+    urls = [redact(dataset.url) for dataset in datasets[:_SHOWN_URLS]]
+    more = [f"{len(datasets) - _SHOWN_URLS:,} more"] * (len(datasets) > _SHOWN_URLS)
+    return (
+        f"{counted(recipe.corpus.num_samples, 'sample')}, {counted(num_shards, 'shard')}, "
+        f"{counted(stored, 'byte')}, {counted(len(datasets), 'stream')} "
+        f"({', '.join([*urls, *more])})"
+    )
+
+
+def _describe_tokenizer(recipe: Recipe) -> str:
+    if not recipe.tokenizer.json:
+        return "none, because all data is pre-tokenized"
+    name = json.loads(recipe.sources)["tokenizer"] or "an object"
+    return f"{name}, {counted(recipe.tokenizer.vocab_size, 'ID')}"
