@@ -171,6 +171,7 @@ def join_numbers(numbers: tuple[int, ...]) -> int | str:
     return numbers[0] if len(set(numbers)) == 1 else ", ".join(f"{number:,}" for number in numbers)
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things, as in `1 rank` or `1,024 ranks`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+def counted(number: int | str, noun: str) -> str:
+    """A number of things, as in `1 rank`, `1,024 ranks`, or, of several numbers, `1, 4 nodes`."""
+    shown = number if isinstance(number, str) else f"{number:,}"
+    return f"{shown} {noun}{'s' * (number != 1)}"

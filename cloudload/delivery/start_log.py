@@ -62,9 +62,9 @@ class StartLog:
         self._waits_for_order = False
         config, layout = plan.recipe.config, plan.recipe.layout
         shuffle = f"shuffled by {config.shuffle_algo}" if config.shuffle else "not shuffled"
-        nodes = join_numbers(layout.canonical_nodes)
+        nodes = counted(join_numbers(layout.canonical_nodes), "canonical node")
         logger.info(
-            "order ready in %.2f s: %s on %s canonical nodes, %s",
+            "order ready in %.2f s: %s on %s, %s",
             *(seconds, counted(layout.num_lanes, "lane"), nodes, shuffle),
         )
 

@@ -1,0 +1,170 @@
+"""The first process logs how a loader starts: one line for each step, once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from cloudload import CloudLoader, Stream
+from cloudload.delivery.world import is_first_process
+from cloudload.testing import Leg, run_leg
+from tests.support.corpora import random_documents, write_mds
+from tests.support.loaders import make_loader
+
+OPENED = [
+    "index read in",
+    "tokenizer ready in",
+    "tokenizer backend:",
+]
+STARTED = ["order ready in", "first shard fetched in", "first batch, from row"]
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> str:
+    """A local dataset whose shards must be fetched, because they are compressed."""
+    texts = random_documents(7, 60)
+    return write_mds(tmp_path / "zstd", texts, shard_bytes=2_000, compression="zstd")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "cloudload")
+    return caplog
+
+
+def find_line(log: pytest.LogCaptureFixture, begins: str) -> str:
+    [line] = [line for line in log.messages if line.startswith(begins)]
+    return line
+
+
+def test_each_step_of_a_start_is_one_line_in_order(
+    compressed: str, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    loader = make_loader(compressed, local=tmp_path / "cache")
+    assert len(log.messages) == len(OPENED)
+    list(loader.take(2))
+    loader.load_state_dict(loader.state_dict())
+    list(loader.take(2))
+    for line, begins in zip(log.messages, OPENED + STARTED, strict=True):
+        assert line.startswith(begins)
+
+    index = json.loads((Path(compressed) / "index.json").read_text())["shards"]
+    stored = sum(entry["zip_data"]["bytes"] for entry in index)
+    said = f"60 samples, {len(index)} shards, {stored:,} bytes, 1 stream ({compressed})"
+    assert find_line(log, "index").endswith(said)
+    assert "; each document has no bos (" in find_line(log, "tokenizer ready")
+    assert ": 12 lanes on 1 canonical node, shuffled by py1e" in find_line(log, "order")
+    assert "from row 0:" in find_line(log, "first batch")
+    url, size = re.findall(r": (.*), ([\d,]+) bytes$", find_line(log, "first shard"))[0]
+    assert Path(url).stat().st_size == int(size.replace(",", ""))
+
+
+def test_a_resumed_run_says_at_which_row_it_starts(
+    compressed: str, log: pytest.LogCaptureFixture
+) -> None:
+    with make_loader(compressed) as loader:
+        list(loader.take(3))
+    log.clear()
+    resumed = make_loader(compressed)
+    resumed.load_state_dict(loader.state_dict())
+    next(iter(resumed))
+    assert "from row 12:" in find_line(log, "first batch")
+
+
+def test_without_a_fetch_the_log_says_why(
+    folder: str, compressed: str, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        log.clear()
+        next(iter(make_loader(compressed, local=tmp_path / "cache")))
+    # the first process fetched it all
+    cached = f"no shard fetched yet, because the first ones are in {tmp_path / 'cache'}"
+    assert cached in log.messages
+    log.clear()
+    next(iter(make_loader(folder)))
+    assert "no shard fetched, because the data is local and read in place" in log.messages
+
+
+def test_several_streams_are_one_line_and_the_first_three_are_named(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    names = ["web", "code", "books", "wiki", "news"]
+    streams = [Stream(write_mds(tmp_path / name, random_documents(1, 20))) for name in names]
+    make_loader(streams)
+    said = ", ".join(str(tmp_path / name) for name in names[:3])
+    line = find_line(log, "index")
+    assert "100 samples, 5 shards, " in line
+    assert line.endswith(f", 5 streams ({said}, 2 more)")
+
+
+def test_token_ids_have_no_tokenizer_backend_or_framing_to_tell_of(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    tokens = [np.arange(20, dtype=np.uint16)] * 30
+    data = write_mds(tmp_path / "ids", tokens, column="tokens", encoding="ndarray:uint16")
+    loader = CloudLoader(data, seq_len=8, batch_size=2, num_workers=0, tokens_key="tokens")
+    assert ": none, because all data is pre-tokenized;" in find_line(log, "tokenizer ready")
+    assert find_line(log, "tokenizer backend") == (
+        "tokenizer backend: none, because there is no text to tokenize"
+    )
+    assert "because there is no text to tokenize" in str(loader.describe())
+    assert "(none" not in str(loader.describe())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_rank_logs_for_all(
+    compressed: str, tmp_path: Path, log: pytest.LogCaptureFixture, ranks: int
+) -> None:
+    def make_rank(**place: Any) -> CloudLoader:
+        return make_loader(compressed, **{**place, "local": tmp_path / "cache"})
+
+    run_leg(make_rank, Leg(ranks=ranks, batches=2))
+    begins = [*OPENED, "order ready in", "first batch"]
+    assert [sum(line.startswith(each) for line in log.messages) for each in begins] == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("process", "dp_rank", "expected"),
+    [
+        (0, None, True),
+        (5, None, False),
+        (1, 0, False),  # the second process of a tensor-parallel group
+        (0, 0, True),
+        (0, 3, True),  # data-parallel ranks may be numbered in another order
+    ],
+)
+@pytest.mark.parametrize("is_initialized", [False, True])
+def test_the_first_process_of_a_job_speaks_whatever_its_data_parallel_rank(
+    monkeypatch: pytest.MonkeyPatch,
+    process: int,
+    dp_rank: int | None,
+    expected: bool,
+    is_initialized: bool,
+) -> None:
+    if is_initialized:
+        dist.init_process_group("fake", store=FakeStore(), rank=process, world_size=8)
+    else:
+        monkeypatch.setenv("RANK", str(process))
+        monkeypatch.setenv("WORLD_SIZE", "8")
+    try:
+        assert is_first_process(dp_rank) is expected
+    finally:
+        if is_initialized:
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("dp_rank", "expected"), [(None, True), (0, True), (2, False)])
+def test_without_a_launcher_data_parallel_rank_0_speaks(
+    monkeypatch: pytest.MonkeyPatch, dp_rank: int | None, expected: bool
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert is_first_process(dp_rank) is expected
