@@ -13,15 +13,15 @@ import xxhash
 def new_hash(algorithm: str) -> Any:
     """Create a hash object with `update` and `hexdigest`.
 
-    `algorithm` is its name in MDS indexes. Raises `ValueError` if there is no such hash.
+    `algorithm` is its name in MDS indexes. Raises `ValueError` if there is no such hash of a fixed
+    size.
     """
-    try:
-        is_xxhash = algorithm.startswith("xxh")
+    if isinstance(algorithm, str) and _is_hash(algorithm):
+        is_xxhash = algorithm in xxhash.algorithms_available
         return getattr(xxhash, algorithm)() if is_xxhash else hashlib.new(algorithm)
-    except (AttributeError, ValueError):
-        raise ValueError(
-            f"no hash named {algorithm!r}. Use xxh64, xxh128, sha1, sha256, …"
-        ) from None
+    raise ValueError(
+        f"no hash named {algorithm!r} with a fixed size. Use xxh64, xxh128, sha1, sha256, …"
+    )
 
 
 def hash_bytes(algorithm: str, data: bytes) -> str:
@@ -43,7 +43,9 @@ def fastest_hash(hashes: Mapping[str, str]) -> str | None:
 
 @cache
 def _is_hash(name: str) -> bool:
-    """Whether hashlib has a hash with this name and a fixed digest size."""
+    """Whether xxhash or hashlib has a hash with this name and a fixed digest size."""
+    if name in xxhash.algorithms_available:
+        return True
     try:
         return name in hashlib.algorithms_available and hashlib.new(name).digest_size > 0
     except ValueError:

@@ -178,6 +178,8 @@ def test_a_split_is_a_folder_below_the_output(tmp_path: Path) -> None:
         ({"keep": ["n:pkl"]}, "cannot keep 'n' as 'pkl'"),
         ({"compression": "lz4"}, "compression is 'lz4'"),
         ({"hashes": ["md6"]}, "no hash named 'md6'"),
+        ({"hashes": ["shake_128"]}, "no hash named 'shake_128' with a fixed size"),
+        ({"hashes": ["xxh64_hexdigest"]}, "no hash named 'xxh64_hexdigest'"),
         ({"shard_bytes": 1 << 32}, "shard_bytes is 4,294,967,296"),
         ({"processes": -1}, "processes is -1"),
         ({"split": "../x"}, "split is '../x'"),
