@@ -229,10 +229,10 @@ class Shard:
     def where(self, sample: int) -> str:
         """Describe a sample for a message: its index, the shard, and the ID if it can be read."""
         try:
-            identifier = self.read_columns(sample, [ID_KEY])
+            identifier = self.read_columns(sample, [ID_KEY]).get(ID_KEY)
         except DatasetError:
-            identifier = {}
-        known = f" (id {str(identifier[ID_KEY])[:200]!r})" if identifier else ""
+            identifier = None
+        known = "" if identifier is None else f" (id {str(identifier)[:200]!r})"
         return f"sample {sample} of {self.name}{known}"
 
     def _broken(self, sample: int) -> DatasetError:

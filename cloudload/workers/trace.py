@@ -117,12 +117,14 @@ class Tracer:
     def find_id(self, identifier: str) -> list[tuple[int, int]]:
         """Find every sample whose column `id`, as text, is `identifier`. Reads all shards.
 
-        Returns (stream, sample within the stream) of each.
+        A sample without the column, or with null in it, has no ID. Returns (stream, sample
+        within the stream) of each.
         """
         found = []
         for sample in range(int(self._starts[-1])):
             _, values = self._reader.read_sample(sample, [ID_KEY])
-            if str(values.get(ID_KEY)) == identifier:
+            value = values.get(ID_KEY)
+            if value is not None and str(value) == identifier:
                 stream = int(self._corpus.streams_of(np.array([sample]))[0])
                 found.append((stream, sample - int(self._starts[stream])))
         return found

@@ -17,8 +17,10 @@ from cloudload import CloudLoader, Stream
 from cloudload.cli import main
 from cloudload.packing.tables import SPAN_SAMPLE
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
+from cloudload.workers.trace import Tracer
 from tests.support.corpora import EOS, byte_tokenizer, write_mds
 from tests.support.examples import EXAMPLES
+from tests.support.loaders import make_loader as small_loader
 from tests.support.traced_runs import (
     BATCH,
     SAVED,
@@ -270,6 +272,22 @@ def test_a_document_that_does_not_exist_is_an_error(
     ]:
         with pytest.raises(ValueError, match=message):
             next(find_document(run, stream, sample, SAVED + 9, local=cache, num_workers=0))
+
+
+def test_a_sample_without_an_id_has_none_that_could_be_found(tmp_path: Path) -> None:
+    ids = {"id": ("json", ["x", None, "None"])}
+    written = [
+        write_mds(tmp_path / "without", ["a b"] * 4),
+        write_mds(tmp_path / "null", ["a b"] * 3, extra=ids),
+    ]
+    with small_loader([Stream(url) for url in written], local=tmp_path / "cache") as loader:
+        tracer = Tracer(loader.plan())
+        assert tracer.find_id("None") == [(1, 2)]
+        assert tracer.find_id("x") == [(1, 0)]
+        null, named = (tracer._reader.where(sample) for sample in (5, 6))
+        tracer.close()
+    assert "(id " not in null
+    assert named.endswith("(id 'None')")
 
 
 def test_the_command_line_traces_a_checkpoint(
