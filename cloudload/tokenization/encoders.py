@@ -157,20 +157,18 @@ class _Comparison:
             self._num_seen += len(documents)
 
     def _compare(self, document: str, ids: list[int]) -> None:
+        encoder = HFEncoder(self._text, self._special_tokens)
         try:
-            encoder = HFEncoder(self._text, self._special_tokens)
             expected = encoder.encode([document])[0].tolist()
         except TokenizerError as error:
-            expected = error
-        if expected != ids and self._difference is None:
-            self._difference = TokenizerError(
-                "fastokens and tokenizers gave different IDs for a document: "
-                f"{_first_difference(ids, expected)}. The document begins "
-                f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may contain wrong IDs. "
-                "Restart with tokenizer_backend='hf', from the beginning or from a state that you "
-                "trust, and open a cloudload issue with the text"
-            )
-            logger.error("%s", self._difference)
+            difference = _explain_uncompared(document, error)
+        else:
+            if expected == ids:
+                return
+            difference = _explain_difference(document, ids, expected)
+        if self._difference is None:
+            self._difference = difference
+            logger.error("%s", difference)
 
 
 @functools.lru_cache(maxsize=2)
@@ -293,14 +291,23 @@ def _explain_failure(documents: Sequence[str], error: BaseException) -> Tokenize
     )
 
 
-def _first_difference(ids: list[int], expected: list[int] | TokenizerError) -> str:
-    if isinstance(expected, TokenizerError):
-        return str(expected)
+def _explain_uncompared(document: str, error: TokenizerError) -> TokenizerError:
+    return TokenizerError(
+        f"tokenizers failed on a document that fastokens encoded: {error.__cause__!r}. Its IDs "
+        f"cannot be compared. The document begins {document[:_SHOWN_CHARACTERS]!r}. Filter out "
+        "such documents in `transform`, or start a new run with a different tokenizer"
+    )
+
+
+def _explain_difference(document: str, ids: list[int], expected: list[int]) -> TokenizerError:
     place = next(
         (i for i, (one, other) in enumerate(zip(ids, expected, strict=False)) if one != other),
         min(len(ids), len(expected)),
     )
-    return (
-        f"from token {place} of {len(expected)}, fastokens gave {ids[place : place + 5]}, and "
-        f"tokenizers {expected[place : place + 5]}"
+    return TokenizerError(
+        f"fastokens and tokenizers gave different IDs for a document: from token {place} of "
+        f"{len(expected)}, fastokens gave {ids[place : place + 5]}, and tokenizers "
+        f"{expected[place : place + 5]}. The document begins {document[:_SHOWN_CHARACTERS]!r}. "
+        "Rows read so far may contain wrong IDs. Restart with tokenizer_backend='hf', from the "
+        "beginning or from a state that you trust, and open a cloudload issue with the text"
     )

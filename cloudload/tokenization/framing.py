@@ -141,7 +141,7 @@ def choose_eos(
 def _take(backend: Tokenizer, token: TokenName, field: str, place: str) -> FramingToken:
     kind = field[:3]
     if token is None:
-        return FramingToken(None, f"no {kind} ({place})")
+        return FramingToken(None, f"no {kind}")
     if isinstance(token, int):
         number, name = token, backend.id_to_token(token) if token < MOST_IDS else None
     else:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from cloudload.errors import TokenizerError
 from cloudload.tokenization import encoders, probes
@@ -156,6 +156,24 @@ def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture)
     with pytest.raises(TokenizerError):
         FastokensEncoder(text).encode(["a"])
     assert len(HFEncoder(text).encode(["a"])[0]) == 1
+
+
+WITHOUT_UNKNOWN = {
+    "words": Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>")),
+    "pieces": Tokenizer(models.WordPiece({"a": 0}, unk_token="<unk>")),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_UNKNOWN)
+def test_a_document_on_which_only_tokenizers_fails_is_not_a_matter_of_other_ids(kind: str) -> None:
+    comparison = encoders._Comparison(WITHOUT_UNKNOWN[kind].to_str(), special_tokens=False)
+    comparison._compare("b", [7])
+    with pytest.raises(
+        TokenizerError, match=r"tokenizers failed on .*: Exception\(.*begins 'b'. Filter out"
+    ) as raised:
+        comparison.watch([], np.zeros(0, np.int32), np.zeros(1, np.int64))
+    assert "different IDs" not in str(raised.value)
+    assert str(raised.value).count("Filter out") == 1
 
 
 @needs_fastokens

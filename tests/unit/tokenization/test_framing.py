@@ -148,7 +148,7 @@ def test_the_framing_names_each_token_and_its_file(tmp_path: Path) -> None:
     )
     assert framing(add_bos_token=False).startswith("no bos (add_bos_token is false)")
     given = load_tokenizer(tmp_path, [(None, "</s>"), ("<s>", None)]).framing
-    assert given == "no bos (given), eos '</s>' (given) · bos '<s>' (given), no eos (given)"
+    assert given == "no bos, eos '</s>' (given) · bos '<s>' (given), no eos"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
