@@ -36,6 +36,8 @@ shuffle_algo: shuffle_algorithm sampler
 shuffle_block_size: buffer_size shuffle_buffer_size block_size
 num_canonical_nodes: ncn
 epochs: num_epochs num_train_epochs max_epochs repeat
+tokens_key: tokens_column token_column token_key input_ids_column input_ids_key input_ids
+tokens_dtype: token_dtype token_encoding_type ids_dtype dtype
 text_key: text_column text_field dataset_text_field column content_key field
 transform: map_fn preprocess preprocess_fn preprocessing_fn filter_fn
 bos: bos_token bos_text add_bos_token add_bos bos_id
@@ -43,6 +45,12 @@ eos: eos_token eos_text add_eos_token add_eos eos_id
 num_workers: nworkers n_workers workers worker dataloader_num_workers num_proc
 prefetch_batches: prefetch prefetch_factor dataloader_prefetch_factor
 processes: num_proc num_workers workers jobs n_jobs nprocs
+dataset: data remote url path folder data_dir data_path
+sample: samples num_samples num_shards max_shards shards
+source: yaml yaml_path config cfg config_path path file
+loader: section loader_name split
+num_batches: steps num_steps max_steps batches n_batches
+dtype: tokens_dtype token_dtype token_encoding_type
 verify: validate_hash check_hash checksum
 retry: timeout download_timeout download_retry retries max_retries
 start_method: multiprocessing_context mp_context
@@ -86,7 +94,21 @@ _ADVICE = {
     "max_steps": "Use loader.take(n)",
     "streaming": "Data is always streamed",
 }
+_PROGRESS = dict.fromkeys(
+    ("progress_bar", "verbose", "quiet"), "Use progress=True or progress=False"
+)
 _ADVICE_BY_CALLEE = {
+    "check_dataset": _PROGRESS,
+    "config_from_yaml": {
+        "batch_size": "Pass it to CloudLoader, beside the options that are returned",
+    },
+    "export_rows": {
+        **dict.fromkeys(
+            ("state", "tokenizer", "seq_len", "packing", "data"), "Pass it to CloudLoader"
+        ),
+        "start": "Call loader.seek(row) first",
+        "exist_ok": "Use overwrite=True to replace a dataset",
+    },
     "Stream": {
         **dict.fromkeys(("local", "cache_limit", "seq_len", "tokenizer"), "Pass it to CloudLoader"),
         **dict.fromkeys(
@@ -99,9 +121,7 @@ _ADVICE_BY_CALLEE = {
             ("tokenizer", "seq_len", "concat_tokens", "bos_text", "eos_text"),
             "Shards hold raw text. CloudLoader tokenizes and packs it",
         ),
-        **dict.fromkeys(
-            ("progress_bar", "verbose", "quiet"), "Use progress=True or progress=False"
-        ),
+        **_PROGRESS,
         "exist_ok": "Use overwrite=True to replace a dataset",
         "shuffle": "CloudLoader shuffles. Documents are written in the order of the input",
     },

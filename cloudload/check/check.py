@@ -14,6 +14,7 @@ from cloudload.check.shards import check_shard
 from cloudload.config.stream import Stream
 from cloudload.errors import FailureKind, StoreError
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo
+from cloudload.option_names import suggests_names
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
@@ -25,6 +26,7 @@ from cloudload.system.progress_bar import open_progress_bar
 _NUM_THREADS = 8
 
 
+@suggests_names
 def check_dataset(
     dataset: str | os.PathLike[str],
     *,

@@ -173,7 +173,7 @@ def parse_count(value: int | str) -> int:
     count = int(float(match[1]) * 1000 ** " kmbt".index(match[2] or " ")) if match else 0
     if count < 1:
         raise ValueError(
-            f"epoch_size is {value!r}; use a number of samples above 0, or one with k, m, b or t"
+            f"epoch_size is {value!r}. Use a number of samples above 0, or one with k, m, b or t"
         )
     return count
 

@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from cloudload.errors import TokenizerError
+from cloudload.option_names import suggests_names
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.streaming_arguments.arguments import DatasetArguments, StreamArguments, options_of
@@ -82,6 +83,7 @@ class TokenizerArguments:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
+@suggests_names
 def config_from_yaml(
     source: str | os.PathLike[str] | Mapping[str, Any], loader: str = "train_loader"
 ) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
     if type(value) in kinds or (type(value) is int and float in kinds):
         return value
     wanted = " or ".join(_NAMES[kind] for kind in kinds if kind in _NAMES)
-    raise ValueError(f"{path} is {redact(repr(value))}; use {wanted}")
+    raise ValueError(f"{path} is {redact(repr(value))}. Use {wanted}")
 
 
 def _options_of_loader(loader: TextLoaderArguments) -> dict[str, Any]:

@@ -332,9 +332,9 @@ def test_an_interpolation_that_has_no_value_is_refused(
     [
         ("shuffle: true", "shufle: true", "train_loader.dataset.shufle is not.*mean shuffle?"),
         ("shuffle: true", "packing_ratio: 3", "dataset.packing_ratio is not a key .*Remove it"),
-        ("shuffle: true", "shuffle: 1", "train_loader.dataset.shuffle is 1; use true or false"),
-        ("1e2", "1.5", "dataset.shuffle_block_size is 1.5; use an integer"),
-        ("0.7", "high", "dataset.streams.web.proportion is 'high'; use a number"),
+        ("shuffle: true", "shuffle: 1", "train_loader.dataset.shuffle is 1. Use true or false"),
+        ("1e2", "1.5", "dataset.shuffle_block_size is 1.5. Use an integer"),
+        ("0.7", "high", "dataset.streams.web.proportion is 'high'. Use a number"),
         ("0.7", "-1", "train_loader.dataset: the streams' proportions are .-1, 0.3."),
         ("      proportion: 0.7", "", "train_loader.dataset: some of the streams have a prop"),
         ("proportion: 0.3", "repeat: 1", "train_loader.dataset: some of the streams have a prop"),
@@ -354,7 +354,7 @@ def test_an_interpolation_that_has_no_value_is_refused(
         ("  drop_last: true", "  num_workers: 1", "line 46 is not YAML: the key 'num_workers' is"),
         ("variables:", "variables: [", r"line \d+ is not YAML: expected"),
         ("  name: ${variables.tokenizer_name}", "", "tokenizer.name is missing"),
-        ("  kwargs:", "  kwargs: many\n  more:", "tokenizer.kwargs is 'many'; use keys"),
+        ("  kwargs:", "  kwargs: many\n  more:", "tokenizer.kwargs is 'many'. Use keys"),
     ],
 )
 def test_a_fault_is_named_with_the_file_and_the_key(

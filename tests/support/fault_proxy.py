@@ -69,7 +69,7 @@ class Fault:
     def __post_init__(self) -> None:
         re.compile(self.match)
         if self.action not in ACTIONS:
-            raise ValueError(f"no action named {self.action!r}; use one of {', '.join(ACTIONS)}")
+            raise ValueError(f"no action named {self.action!r}. Use one of {', '.join(ACTIONS)}")
 
 
 @dataclass(frozen=True)

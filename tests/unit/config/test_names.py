@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Retry, Stream, convert_to_mds
+from cloudload import (
+    CloudLoader,
+    Retry,
+    Stream,
+    check_dataset,
+    config_from_yaml,
+    convert_to_mds,
+    export_rows,
+)
 from cloudload.errors import CloudloadError
 from cloudload.option_names import _find_names
 from tests.support.loaders import make_loader
@@ -17,6 +25,9 @@ CALLEES: dict[str, Any] = {
     "Stream": Stream,
     "Retry": Retry,
     "convert_to_mds": convert_to_mds,
+    "check_dataset": check_dataset,
+    "config_from_yaml": config_from_yaml,
+    "export_rows": export_rows,
 }
 
 
@@ -31,6 +42,8 @@ CALLEES: dict[str, Any] = {
         ("CloudLoader", "per_device_train_batch_size", "Use batch_size"),
         ("CloudLoader", "shufle_seed", "Did you mean seed?"),
         ("CloudLoader", "seqlen", "Did you mean seq_len?"),
+        ("CloudLoader", "tokens_column", "Use tokens_key"),
+        ("CloudLoader", "token_encoding_type", "Use tokens_dtype"),
         ("CloudLoader", "drop_last", "Use tail='drop' or tail='pad'"),
         ("CloudLoader", "split", r"Pass Stream\(url, split=…\) as data"),
         ("CloudLoader", "frobnicate", r"See help\(CloudLoader\)"),
@@ -40,6 +53,14 @@ CALLEES: dict[str, Any] = {
         ("convert_to_mds", "num_proc", "Use processes"),
         ("convert_to_mds", "size_limit", "Use shard_bytes"),
         ("convert_to_mds", "tokenizer", "Shards hold raw text"),
+        ("check_dataset", "remote", "Use dataset"),
+        ("check_dataset", "num_samples", "Use sample"),
+        ("check_dataset", "verbose", "Use progress=True or progress=False"),
+        ("config_from_yaml", "yaml_path", "Use source"),
+        ("config_from_yaml", "loder", "Did you mean loader?"),
+        ("export_rows", "num_steps", "Use num_batches"),
+        ("export_rows", "tokens_dtype", "Use dtype"),
+        ("export_rows", "seq_len", "Pass it to CloudLoader"),
     ],
 )
 def test_an_unknown_argument_is_answered_with_the_one_that_was_meant(
