@@ -27,6 +27,7 @@ from cloudload.mds.index import (
     ShardInfo,
     check_extent,
     check_names,
+    check_version,
     explain_fault,
     fault_of_name,
     parse_shard,
@@ -56,8 +57,7 @@ def check_index(data: bytes, text_key: str, findings: Findings) -> tuple[list[Sh
     try:
         check_extent(data)
         index = json.loads(data, object_hook=parse)
-        if index["version"] != 2:
-            raise ValueError(f"its version is {index['version']!r}, not 2")
+        check_version(index)
         entries = index["shards"]
         shards = [entry for entry in entries if isinstance(entry, ShardInfo)]
         num_refused = sum(entry is _REFUSED for entry in entries)

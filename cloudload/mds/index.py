@@ -109,8 +109,7 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
     try:
         check_extent(data)
         index = json.loads(data, object_hook=_parse_shard_or_keep)
-        if index["version"] != 2:
-            raise ValueError(f"its version is {index['version']!r}, not 2")
+        check_version(index)
         shards = index["shards"]
         is_list = isinstance(shards, list)
         if not is_list or not all(isinstance(shard, ShardInfo) for shard in shards):
@@ -123,6 +122,12 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
             f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert or copy the dataset "
             "again"
         ) from error
+
+
+def check_version(index: Any) -> None:
+    """Raise one of `FAULTS` unless parsed JSON is an index of the version that MDS has."""
+    if index["version"] != 2:
+        raise ValueError(f"its version is {index['version']!r}, not 2")
 
 
 def explain_fault(error: Exception) -> str:
