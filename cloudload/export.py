@@ -32,6 +32,7 @@ from cloudload.mds.writer import (
     encode_sample,
     pack_shard,
 )
+from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 from cloudload.storage.objects import delete_object, list_objects, write_object
 from cloudload.storage.redaction import redact
@@ -73,6 +74,7 @@ class ExportReport:
         return json.dumps(asdict(self), indent=2)
 
 
+@suggests_names
 def export_rows(
     loader: CloudLoader,
     out: str | os.PathLike[str],
@@ -99,10 +101,11 @@ def export_rows(
             and otherwise `int32`; for `bytes`, it is `int64`, which llm-foundry expects.
         encoding: `ndarray`, which records the dtype, or `bytes`, which old versions of llm-foundry
             need.
-        compression: `zstd`, `gz` or `bz2`, optionally with `:LEVEL`; or None.
+        compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: hash algorithms. The index lists these hashes of each shard.
         shard_bytes: the maximum raw size of a shard in bytes; 64 MiB by default.
-        overwrite: first remove the dataset, or an interrupted export, at `out`.
+        overwrite: remove the dataset, or an interrupted export, at `out`, once the first shard can
+            be written.
 
     Raises:
         ValueError: an argument is invalid, the run is endless and `num_batches` is None, `out` is
@@ -124,13 +127,13 @@ def export_rows(
             f"the loader is one of {loader.world_size} ranks, and has only its own rows. Create it "
             "with dp_rank=0 and dp_world_size=1"
         )
-    recipe = loader.plan().recipe
+    recipe = loader.recipe
     dtype = _choose_dtype(dtype, encoding, recipe.tokenizer.vocab_size)
     column = Column.of(TOKENS_COLUMN, encoding if encoding == "bytes" else f"ndarray:{dtype}")
     form = ShardFormat((column,), compression, tuple(hashes), shard_bytes)
     data = [dataset.url for dataset in recipe.corpus.datasets]
-    location = _open_location(os.fspath(out), data, overwrite=overwrite)
-    writer = _ShardWriter(location, form)
+    location, old = _open_location(os.fspath(out), data, overwrite=overwrite)
+    writer = _ShardWriter(location, form, old)
     tokens = padded = batches = 0
     for batch in loader if num_batches is None else loader.take(num_batches):
         batches += 1
@@ -174,10 +177,12 @@ def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
     return dtype
 
 
-def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> str:
-    """Resolve the output, and check that it holds no dataset. If `overwrite`, remove it.
+def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[str, list[str]]:
+    """Resolve the output, and check that it holds no dataset, unless `overwrite`.
 
-    `data` are the locations of the data that is read, which must not be removed.
+    Returns its location, and the names of the dataset's objects to remove, the index first, so that
+    no reader finds a dataset without its shards. `data` are the locations of the data that is read,
+    which must not be removed.
     """
     check_location(out)
     location = _resolve(out)
@@ -196,10 +201,7 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> str:
             f"{redact(location)} already holds a dataset, or an interrupted export. Choose another "
             "output, or overwrite it (--overwrite)"
         )
-    # the index goes first, so that no reader finds a dataset without its shards
-    for name in sorted(own, key=lambda name: (name != INDEX_NAME, name)):
-        delete_object(join_url(location, name))
-    return location
+    return location, sorted(own, key=lambda name: (name != INDEX_NAME, name))
 
 
 def _resolve(url: str) -> str:
@@ -217,10 +219,13 @@ def _list_rows(batch: Batch) -> Iterator[Ids]:
 
 
 class _ShardWriter:
-    """Cuts samples into shards as `MDSWriter` does, and stores each one when it is full."""
+    """Cuts samples into shards as `MDSWriter` does, and stores each one when it is full.
 
-    def __init__(self, location: str, form: ShardFormat) -> None:
-        self._location, self._form = location, form
+    Removes the objects named `old` before it stores the first one.
+    """
+
+    def __init__(self, location: str, form: ShardFormat, old: list[str]) -> None:
+        self._location, self._form, self._old = location, form, old
         self.entries: list[dict[str, Any]] = []
         """The index entries of the stored shards, in order."""
         self._samples: list[bytes] = []
@@ -246,6 +251,8 @@ class _ShardWriter:
     def _store(self) -> None:
         sizes = np.fromiter(map(len, self._samples), np.int64, len(self._samples))
         shard = pack_shard(self._form, len(self.entries), sizes, self._samples)
+        while self._old:
+            delete_object(join_url(self._location, self._old.pop(0)))
         write_object(join_url(self._location, shard.name), shard.data)
         self.entries.append(shard.entry)
         logger.info("%s: %s rows", shard.name, f"{len(sizes):,}")

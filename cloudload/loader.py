@@ -57,7 +57,7 @@ from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
-from cloudload.run.recipe import open_recipe
+from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.run.resume import keep_framing, resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.run.streaming_state import start_from_streaming
@@ -465,6 +465,11 @@ class CloudLoader:
     # ------------------------------------------------------------ inspecting and closing
 
     @property
+    def recipe(self) -> Recipe:
+        """The definition of the run: its data, tokenizer, layout and mixture."""
+        return self._recipe
+
+    @property
     def num_lanes(self) -> int:
         """Number of lanes of the run."""
         return self._recipe.num_lanes
@@ -529,7 +534,7 @@ class CloudLoader:
         """
         rows = batch.rows
         if row is not None and not 0 <= row < len(rows):
-            raise ValueError(f"row is {row}; use 0 to {len(rows) - 1}, the rows of the batch")
+            raise ValueError(f"row is {row}. Use 0 to {len(rows) - 1}, the rows of the batch")
         spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
         if self._tracer is None:
             self._tracer = Tracer(self.plan())

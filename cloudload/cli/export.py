@@ -43,7 +43,7 @@ def add_export(commands: Commands) -> None:
     add("--dtype", default="auto", metavar="DTYPE", help=dtype)
     encoding = "encoding of the column: ndarray (default), or bytes for old versions of llm-foundry"
     add("--encoding", choices=["ndarray", "bytes"], default="ndarray", help=encoding)
-    compression = "zstd (default), gz or bz2, optionally with :LEVEL; or none"
+    compression = "zstd (default), gz, bz2 or br, optionally with :LEVEL; or none"
     add("--compression", default="zstd", metavar="NAME", help=compression)
     add("--overwrite", action="store_true", help="first remove the dataset at OUT")
 
@@ -72,11 +72,13 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _summary(report: ExportReport) -> str:
+    from cloudload.delivery.description import counted
+
     lines = [
         f"{report.out} is complete",
         f"  rows       {report.rows:,} ({report.tokens:,} tokens; {report.padded:,} rows had "
         "padding)",
-        f"  output     {report.shards:,} shards, {report.stored_bytes:,} bytes "
+        f"  output     {counted(report.shards, 'shard')}, {report.stored_bytes:,} bytes "
         f"({report.raw_bytes:,} raw)",
         f"  columns    tokens: {report.encoding} ({report.dtype})",
     ]

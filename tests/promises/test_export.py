@@ -138,6 +138,26 @@ def test_an_export_that_fails_leaves_no_index_and_the_next_one_the_same_bytes(
     assert export("part", overwrite=True) == whole | {"notes.txt": b""}
 
 
+@pytest.mark.parametrize("lost", ["shard", "rows"])
+def test_an_export_that_cannot_read_its_first_rows_leaves_the_dataset_that_it_would_replace(
+    text: str, tmp_path: Path, lost: str
+) -> None:
+    def export() -> None:
+        with make_loader(text, epochs=1, local=tmp_path / "cache") as loader:
+            if lost == "rows" and (tmp_path / "rows").exists():
+                list(loader)
+            export_rows(loader, tmp_path / "rows", overwrite=True)
+
+    export()
+    before = {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()}
+    if lost == "shard":
+        for shard in (tmp_path / "text").glob("shard.*"):
+            shard.unlink()
+    with pytest.raises(CloudloadError):
+        export()
+    assert {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()} == before
+
+
 def test_exports_that_make_no_sense_are_refused(text: str, tmp_path: Path) -> None:
     def export(options: dict[str, Any], **rank: Any) -> None:
         with make_loader(text, local=tmp_path / "cache", **rank) as loader:

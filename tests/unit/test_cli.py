@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from cloudload import cli
+from cloudload import cli, convert_to_mds, export_rows
 
 
 def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,3 +49,14 @@ def test_quiet_prints_nothing_and_keeps_the_report_that_was_asked_for(
     assert json.loads(capfd.readouterr().out)["documents"] == 1
     assert cli.main([str(each) for each in arguments if each != "--quiet"]) == 0
     assert "documents  1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz", "bz2", "br"])
+def test_every_compression_that_can_be_written_is_named(
+    compression: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, function in (("convert", convert_to_mds), ("export", export_rows)):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        assert re.search(rf"\b{compression}\b", capsys.readouterr().out)
+        assert f"`{compression}`" in str(function.__doc__)

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cloudload import CloudLoader, Stream
+from cloudload.delivery.description import counted
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 
@@ -47,6 +50,20 @@ def test_streams_are_listed_with_samples_and_shards(tmp_path: Path) -> None:
     assert description["stream web"] == description["stream code"] == 40
     assert "weight 3" in str(description)
     assert "weight 3" in description._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(1, "rank", "1 rank"), (0, "rank", "0 ranks"), (2_000, "shard", "2,000 shards")],
+)
+def test_one_of_a_thing_is_singular(number: int, noun: str, text: str) -> None:
+    assert counted(number, noun) == text
+
+
+def test_a_loader_of_one_rank_and_one_shard_is_described_as_such(tmp_path: Path) -> None:
+    text = str(make_loader(write_mds(tmp_path / "mds", random_documents(7, 60))).describe())
+    assert "rows on 1 rank " in text
+    assert "in 1 shard, from" in text
 
 
 def test_a_description_is_plain_values_text_and_a_table(tmp_path: Path) -> None:
