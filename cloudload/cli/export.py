@@ -45,7 +45,7 @@ def add_export(commands: Commands) -> None:
     add("--encoding", choices=["ndarray", "bytes"], default="ndarray", help=encoding)
     compression = "zstd (default), gz, bz2 or br, optionally with :LEVEL; or none"
     add("--compression", default="zstd", metavar="NAME", help=compression)
-    add("--overwrite", action="store_true", help="first remove the dataset at OUT")
+    add("--overwrite", action="store_true", help="replace the dataset at OUT")
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@
     environment    the processes of a job; cloudload.testing replaces them with threads
     working_set    the bytes of shards that a node uses at a time
     description    the values that the loader resolved
+    start_log      the log of a loader's start, on one rank
 
 Only `cloudload.loader` and `cloudload.testing` import these modules.
 """

@@ -3,7 +3,9 @@ worker."""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
+from tests.support.servers import free_ports
 
 SCRIPT = """
 import logging
@@ -28,7 +31,14 @@ if __name__ == "__main__":
     with loader:
         list(loader.take(3))
 """
-STEPS = ["index", "tokenizer ready", "tokenizer backend", "order", "first shard", "first batch"]
+STEPS: list[str | tuple[str, ...]] = [
+    "index",
+    "tokenizer ready",
+    "tokenizer backend",
+    "order",
+    "first shard",
+    "first batch",
+]
 
 
 @pytest.mark.parametrize(
@@ -54,3 +64,42 @@ def test_the_start_is_told_once_with_every_kind_of_worker(
     said = re.findall(r"^INFO:cloudload\.[\w.]+:(.*)$", ended.stderr, re.MULTILINE)
     for line, step in zip(said, STEPS, strict=True):
         assert line.startswith(step)
+
+
+RANK_SCRIPT = SCRIPT.replace(
+    "import sys\n", "import sys\nimport torch.distributed as dist\n"
+).replace("    data,", "    dist.init_process_group('gloo')\n    data,", 1)
+
+
+def test_ranks_and_their_workers_tell_of_the_start_and_of_a_slow_backend_once(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    data = write_mds(
+        tmp_path / "mds", random_documents(7, 60), shard_bytes=2_000, compression="zstd"
+    )
+    shutil.copytree(tokenizer_folder, tmp_path / "odd")
+    tokenizer = tmp_path / "odd" / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    content["added_tokens"][0]["lstrip"] = True
+    tokenizer.write_text(json.dumps(content))
+    script = tmp_path / "train.py"
+    script.write_text(RANK_SCRIPT)
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += [f"--master-port={port}", str(script), data, str(tmp_path / "odd")]
+    ended = subprocess.run(
+        [*command, str(tmp_path / "cache"), "2", "spawn"],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = re.findall(r"^INFO:cloudload\.[\w.]+:(.*)$", ended.stderr, re.MULTILINE)
+    begins = [step for step in STEPS if step != "tokenizer backend"]
+    # the other rank may have fetched it
+    begins[begins.index("first shard")] = ("first shard", "no shard")
+    for line, begin in zip(said, begins, strict=True):
+        assert line.startswith(begin)
+    [warning] = re.findall(r"^WARNING:cloudload\S*backend:(.*)$", ended.stderr, re.MULTILINE)
+    assert "added token '<|endoftext|>' has lstrip. It is about 50 times slower" in warning

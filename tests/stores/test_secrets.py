@@ -30,6 +30,7 @@ from cloudload.storage.objects import (
 from tests.support.clients import new_clients
 from tests.support.corpora import write_mds
 from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from tests.support.loaders import make_loader
 from tests.support.servers import GCSServer, S3Server, service_account, start_token_endpoint
 from tests.support.web_server import web_server
 
@@ -140,6 +141,20 @@ def test_no_failure_of_a_web_server_shows_a_password_or_a_signature(
             for act in ACTS[:2]:
                 with silence(caplog):
                     act(url)
+
+
+def test_the_log_of_a_start_shows_neither_password_nor_signature(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("aiohttp")
+    write_mds(tmp_path / "mds", ["a b c"] * 30)
+    with web_server(tmp_path) as endpoint, silence(caplog):
+        host = endpoint.removeprefix("http://")
+        url = f"http://reader:{PASSWORD}@{host}/mds"
+        with make_loader(url, local=tmp_path / "cache") as loader:
+            next(iter(loader))
+    lines = [line for line in caplog.messages if f"http://{host}/mds" in line]
+    assert [line.split(" in ")[0] for line in lines] == ["index read", "first shard fetched"]
 
 
 @pytest.mark.parametrize(
