@@ -188,6 +188,18 @@ def test_a_fallback_to_hf_is_one_warning_that_names_its_cost_and_the_next_step(
         assert part in first.getMessage()
 
 
+def test_the_cost_of_a_fallback_is_the_one_that_was_measured() -> None:
+    """Of the loader, with each tokenizer that is measured."""
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
+    fast, slow = (
+        [float(each) for each in re.findall(rf"^\| cloudload, {name} \| ([\d.]+)", results, re.M)]
+        for name in ("fastokens", "HF")
+    )
+    assert len(fast) == len(slow) == 2
+    for one, other in zip(fast, slow, strict=True):
+        assert round(one / other, -1) == gate._TIMES_SLOWER
+
+
 @needs_fastokens
 @pytest.mark.parametrize(
     ("asked", "said"),
