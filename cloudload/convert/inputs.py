@@ -9,7 +9,6 @@ Inputs keep the caller's order. The files of an input are sorted.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cloudload.convert.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
@@ -25,6 +23,8 @@ from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.errors import ConvertError
+from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
+from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
 from cloudload.storage.objects import list_objects
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location, is_local, local_path
@@ -131,11 +131,8 @@ def _find_files(location: str) -> list[tuple[str, str, int]]:
     """
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
-    is_glob = any(sign in location for sign in "*?[") and not (
-        is_local(location) and Path(location).exists()
-    )
-    root = _folder_before_wildcard(location) if is_glob else location.rstrip("/")
-    pattern = re.compile(_glob_pattern(location)) if is_glob else None
+    root = folder_before_wildcard(location) if is_glob(location) else location.rstrip("/")
+    pattern = glob_pattern(location) if is_glob(location) else None
     files = []
     for item in list_objects(root):
         name = _name_below(item.url, root)
@@ -155,25 +152,6 @@ def _name_below(url: str, root: str) -> str:
     if is_local(url):
         return PurePosixPath(url).relative_to(root).as_posix()
     return url.removeprefix(root).lstrip("/")
-
-
-def _folder_before_wildcard(location: str) -> str:
-    head = re.split(r"[*?\[]", location, maxsplit=1)[0]
-    return head.rpartition("/")[0] or ("/" if head.startswith("/") else ".")
-
-
-def _glob_pattern(location: str) -> str:
-    """Convert a glob to a regular expression. `*` stays within a folder. `**` crosses folders."""
-    signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
-    translated = [signs.get(part) or _glob_literal(part) for part in parts]
-    # a listing of the current folder may prefix names with ./
-    return r"(?:\./)?" + "".join(translated)
-
-
-def _glob_literal(part: str) -> str:
-    is_set = len(part) > 2 and part[0] == "[" and part[-1] == "]"
-    return part.replace("[!", "[^") if is_set else re.escape(part)
 
 
 def _is_hidden(name: str) -> bool:

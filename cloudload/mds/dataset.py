@@ -17,9 +17,10 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.config.stream import Stream
-from cloudload.errors import DatasetError
+from cloudload.errors import DatasetError, StoreError
 from cloudload.mds.codecs import check_codec
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
+from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
@@ -114,8 +115,8 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
     """Read the index of each stream.
 
     Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
-    a package for its compression is missing, if all datasets are empty, or if one is empty and
-    `may_be_empty` is False.
+    a location has something else, such as raw files, if a package for its compression is missing,
+    if all datasets are empty, or if one is empty and `may_be_empty` is False.
     """
     corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
     empty = [
@@ -127,8 +128,24 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
     return corpus
 
 
+def read_index(stream: Stream, retry: Retry) -> bytes:
+    """Read the index of a stream's dataset.
+
+    Raises `DatasetError` if there is something else, such as raw files, and otherwise `StoreError`
+    if the index cannot be read.
+    """
+    if reason := explain_hub_name(stream):
+        raise DatasetError(reason)
+    try:
+        return read_object(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
+    except StoreError as error:
+        if not error.is_missing or (reason := explain_not_a_dataset(stream, retry)) is None:
+            raise
+    raise DatasetError(reason)
+
+
 def _open_dataset(stream: Stream, retry: Retry) -> Dataset:
-    data = read_object(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
+    data = read_index(stream, retry)
     shards = parse_index(data, redact(stream.url))
     for compression in {shard.compression for shard in shards}:
         if compression is not None:

@@ -40,6 +40,13 @@ FIXED_FORMATS: dict[str, str] = {
 _FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()}
 _FIXED_SIZES["float16"] = 2
 
+_KEYS_OF_OTHERS = {
+    "LitData": {"chunks", "config"},
+    "WebDataset": {"shardlist"},
+    "safetensors": {"weight_map"},
+}
+"""Keys that an `index.json` of another library has."""
+
 # what parsing an untrusted index may raise
 FAULTS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
@@ -119,13 +126,18 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
     except FAULTS as error:
         reason = explain_fault(error)[:500]
         raise DatasetError(
-            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert or copy the dataset "
-            "again"
+            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert the raw corpus "
+            "with cloudload convert, or copy the dataset again"
         ) from error
 
 
 def check_version(index: Any) -> None:
-    """Raise one of `FAULTS` unless parsed JSON is an index of the version that MDS has."""
+    """Raise one of `FAULTS` unless a parsed index is one of MDS, of version 2."""
+    if not isinstance(index, Mapping):
+        raise ValueError(f"it is a JSON {type(index).__name__}, not an object with shards")
+    for library, keys in _KEYS_OF_OTHERS.items():
+        if keys <= index.keys():
+            raise ValueError(f"it is an index of {library}, whose files cloudload cannot read")
     if index["version"] != 2:
         raise ValueError(f"its version is {index['version']!r}, not 2")
 

@@ -3,7 +3,7 @@
     read_object("s3://bucket/key")
       objects    functions: retries, deadline, advice      ─► StoreError, redacted, with a kind
         registry   scheme ─► its backend, one per process
-          base       Backend: open  upload  delete  list  failure_kind
+          base       Backend: open  upload  delete  list  peek  failure_kind
             s3  gcs  local  fsspec  streaming              ─► clients: timeouts, length checks
       urls  redaction                                         schemes, paths; removes secrets
 

@@ -94,6 +94,14 @@ class Backend(Protocol):
         """
         ...
 
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        """Yield the names of objects and folders directly in the folder `url`.
+
+        The name of a folder ends in `/`. Send one request. A store may leave out what its answer
+        has no room for.
+        """
+        ...
+
     def failure_kind(self, error: BaseException) -> FailureKind:
         """Classify an error of another method, or of reading an open stream.
 

@@ -51,6 +51,14 @@ class FsspecStore:
             below = name.removeprefix(root.rstrip("/"))
             yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0))
 
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        filesystem, root = _resolve(url)
+        for info in filesystem.ls(root, detail=True):
+            path = str(info["name"]).rstrip("/")
+            if path != root.rstrip("/"):  # an object is listed as itself
+                is_folder = info.get("type") == "directory"
+                yield path.rpartition("/")[2] + ("/" if is_folder else "")
+
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
 

@@ -17,7 +17,7 @@ from cloudload.storage.clients import (
     failure_kind_of_status,
     status_of,
 )
-from cloudload.storage.urls import is_below, split_url
+from cloudload.storage.urls import folder_prefix, is_below, split_url
 
 
 class GCSStore:
@@ -74,6 +74,16 @@ class GCSStore:
         ):
             if is_below(blob.name, prefix):
                 yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size)
+
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        bucket, key = split_url(url)
+        prefix = folder_prefix(key)
+        blobs = self._bucket(bucket).list_blobs(
+            prefix=prefix, delimiter="/", timeout=retry.timeout_s, retry=None
+        )
+        names = [blob.name for blob in next(blobs.pages)]  # a page is one request
+        found = [*blobs.prefixes, *names]
+        yield from (name.removeprefix(prefix) for name in found if name != prefix)
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         from google.auth.exceptions import GoogleAuthError, TransportError

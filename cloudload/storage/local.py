@@ -48,6 +48,11 @@ class LocalStore:
                 if path.is_file():
                     yield StoredObject(str(path), path.stat().st_size)
 
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        with os.scandir(local_path(url)) as entries:
+            for entry in entries:
+                yield f"{entry.name}/" if entry.is_dir() else entry.name
+
     def failure_kind(self, error: BaseException) -> FailureKind:
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER

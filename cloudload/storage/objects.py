@@ -1,6 +1,6 @@
-"""Seven functions that read, write, list, and delete objects.
+"""Eight functions that read, write, list, and delete objects.
 
-    read_object  open_object  download_object        list_objects
+    read_object  open_object  download_object        list_objects  peek_folder
     write_object  upload_file  delete_object
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -34,6 +35,9 @@ from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.registry import backend_of
 
 T = TypeVar("T")
+
+MOST_PEEKED = 1_000
+"""Most names that `peek_folder` returns."""
 
 _LONGEST_PAUSE_S = 10.0
 
@@ -155,6 +159,19 @@ def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     retry, backend = retry or Retry(), backend_of(url)
     found = _retrying("list", url, backend, retry, lambda: list(backend.list(url, retry)))
     return sorted(found, key=lambda item: item.url)
+
+
+def peek_folder(url: str, retry: Retry | None = None) -> list[str]:
+    """List at most 1,000 names of objects and folders directly in the folder `url`, sorted.
+
+    The name of a folder ends in `/`. Sends one request, so it is cheap for any folder; folders of
+    fsspec file systems and web servers may take longer. If there are more names, some are missing.
+    """
+    retry, backend = retry or Retry(), backend_of(url)
+    names = _retrying(
+        "list", url, backend, retry, lambda: list(islice(backend.peek(url, retry), MOST_PEEKED))
+    )
+    return sorted(names)
 
 
 def _retrying(

@@ -21,7 +21,7 @@ from cloudload.storage.clients import (
     failure_kind_of_status,
     status_of,
 )
-from cloudload.storage.urls import is_below, split_url
+from cloudload.storage.urls import folder_prefix, is_below, split_url
 
 _CODES = {
     FailureKind.MISSING_OBJECT: "NoSuchKey NoSuchVersion NotFound 404",
@@ -96,6 +96,16 @@ class S3Store:
             for item in page.get("Contents", []):
                 if is_below(item["Key"], prefix):
                     yield StoredObject(f"{self.scheme}://{bucket}/{item['Key']}", item["Size"])
+
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        bucket, key = split_url(url)
+        prefix = folder_prefix(key)
+        page = self._client(retry).list_objects_v2(
+            Bucket=bucket, Prefix=prefix, Delimiter="/", **self._payer(bucket)
+        )
+        found = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+        found += [each["Key"] for each in page.get("Contents", [])]
+        yield from (key.removeprefix(prefix) for key in found if key != prefix)
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         from botocore import exceptions

@@ -43,7 +43,7 @@ class StreamingStore:
             "or a scheme that fsspec supports"
         )
 
-    upload = delete = list = _refuse
+    upload = delete = list = peek = _refuse
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)

@@ -55,11 +55,16 @@ def split_url(url: str) -> tuple[str, str]:
     return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
 
 
+def folder_prefix(key: str) -> str:
+    """The prefix of the keys in the folder `key`; empty for a whole bucket."""
+    return f"{key.rstrip('/')}/" if key else ""
+
+
 def is_below(key: str, prefix: str) -> bool:
     """Whether the object `key` is `prefix` itself or in the folder `prefix`.
 
     `a/bc` is not below `a/b`. A key that ends in `/` is a folder marker and does not count.
     """
     return not key.endswith("/") and (
-        not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/")
+        not prefix or key == prefix or key.startswith(folder_prefix(prefix))
     )
