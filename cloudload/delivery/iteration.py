@@ -211,6 +211,8 @@ class Iteration(Iterator[Batch]):
             self._current, self._number = next(self._blocks), 0
             for block in self._current:
                 self._log.meter.traffic += block.traffic
+                if self._plan.world_index == 0:
+                    self._log.warn_once(block.doubts)
             self._start_log.log_shard(self._plan, self._current)
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]]]:

@@ -7,8 +7,8 @@ progress             cursors and residues after each row, counts of each batch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -59,6 +59,8 @@ class Block:
     first_dry: int
     """The first of the worker's rows, as an index in the run, that its lane could not fill; `NEVER`
     if there is none so far. This row and all later ones are invalid."""
+    doubts: Mapping[int, str] = field(default_factory=dict)
+    """Warnings about streams whose documents do not look like text."""
 
     @property
     def num_batches(self) -> int:
@@ -190,7 +192,9 @@ class BlockBuilder:
         cells = (self._batches[block_rows] * num_streams + streams) * num_counts + counts
         np.add.at(self._counts.reshape(-1), cells, amounts)
 
-    def build(self, tokens: Tokens, first_dry: int, traffic: TrafficCounter) -> Block:
+    def build(
+        self, tokens: Tokens, first_dry: int, traffic: TrafficCounter, doubts: Mapping[int, str]
+    ) -> Block:
         """Build the block. `tokens` is int32 [rows, seq_len]. Takes the counts of `traffic`."""
         return Block(
             bounds=self._bounds,
@@ -203,4 +207,5 @@ class BlockBuilder:
             traffic=traffic.take(),
             first_fetch=traffic.take_first_fetch(),
             first_dry=first_dry,
+            doubts=doubts,
         )

@@ -19,6 +19,7 @@ from cloudload.errors import DatasetError
 from cloudload.mds.shard import Shard
 from cloudload.mds.token_columns import open_token_column
 from cloudload.run.recipe import Recipe
+from cloudload.workers.text_check import TextCheck
 
 
 class IdsOfDocuments(NamedTuple):
@@ -64,6 +65,9 @@ class DocumentReader:
         self._text_key, self._transform = recipe.config.text_key, recipe.config.transform
         self._columns = recipe.config.token_columns
         self._vocab_size = recipe.tokenizer.vocab_size
+        of_text = [stream for stream, column in enumerate(self._columns) if column is None]
+        self._labels, self._text_check = recipe.labels, TextCheck(of_text)
+        self._doubts: dict[int, str] = {}
 
     def read_texts(self, samples: Ints) -> list[str | None]:
         """Read the texts of `samples` (int64 [samples]), in their order.
@@ -80,9 +84,32 @@ class DocumentReader:
                 found = shard.read_texts(chosen, shard.column_index(self._text_key))
             else:
                 found = [self._transformed(shard, sample) for sample in chosen]
+            if not self._text_check.is_over:
+                self._check_texts(number, samples[places], found)
             for place, text in zip(places.tolist(), found, strict=True):
                 texts[place] = text
         return texts
+
+    def take_doubts(self) -> dict[int, str]:
+        """The new doubts that a stream's documents are text: a message by stream."""
+        doubts, self._doubts = self._doubts, {}
+        return doubts
+
+    def _check_texts(self, shard: int, samples: Ints, texts: Sequence[str | None]) -> None:
+        stream = self._corpus.shard_owners[shard][0]
+        doubt = self._text_check.look(stream, samples, texts)
+        if doubt is None:
+            return
+        key = self._text_key
+        documents = f"in column {key!r}" if self._transform is None else "from the transform"
+        advice = f"Set text_key to a column of text, or, if {key!r} holds token IDs, tokens_key"
+        if self._transform is not None:
+            advice = "Fix the transform, or set text_key to a column of text"
+        self._doubts[stream] = (
+            f"most of the first documents of stream {self._labels[stream]!r} {documents} do not "
+            f"look like text. Check {self.where(doubt.sample)}: it {doubt.reason}, and "
+            f"starts with {doubt.excerpt}. {advice}. Training continues on these documents"
+        )
 
     def read_tokens(self, samples: Ints) -> list[IdsOfDocuments]:
         """Read the IDs of pre-tokenized `samples` (int64 [samples]), one item for each dtype.

@@ -182,6 +182,10 @@ class LaneDocuments:
         """
         return decode_ids(self._text, tokens)
 
+    def take_doubts(self) -> dict[int, str]:
+        """The new doubts that a stream's documents are text: a message by stream."""
+        return self._reader.take_doubts()
+
     def prefetch(self, samples: Ints) -> None:
         """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
         self._reader.prefetch(samples)

@@ -7,8 +7,8 @@ sent    PackedBlock: the slot, the sizes of its parts, and any part that did not
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class PackedBlock:
     """See `Block`."""
     rest: bytes | None = None
     """The rest, if it or the tokens did not fit in the slot."""
+    doubts: Mapping[int, str] = field(default_factory=dict)
+    """The block's doubts."""
 
 
 def slot_bytes(plan: Plan) -> int:
@@ -82,8 +84,13 @@ class Slots:
         numbers = np.concatenate([header, *(array.ravel() for array in arrays)])
         rest = b"".join([numbers.tobytes(), *block.residues])
         num_rows, seq_len = block.tokens.shape
-        shape = num_rows, seq_len
-        packed = PackedBlock(self._number, shape, len(rest), first_fetch=block.first_fetch)
+        packed = PackedBlock(
+            self._number,
+            (num_rows, seq_len),
+            len(rest),
+            first_fetch=block.first_fetch,
+            doubts=block.doubts,
+        )
         used = block.tokens.nbytes
         if used > self._ring.slot_bytes:
             return replace(packed, tokens=block.tokens.tobytes(), rest=rest)
@@ -124,4 +131,5 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
         traffic=Traffic(*header[_NUM_ARRAYS + 1 :]),
         first_fetch=packed.first_fetch,
         first_dry=header[_NUM_ARRAYS],
+        doubts=packed.doubts,
     )
