@@ -82,7 +82,8 @@ class StoreError(CloudloadError):
 class DatasetError(CloudloadError):
     """An index, shard or sample cannot be used, the data has no tokens, or a transform failed.
 
-    The message names the dataset, shard or sample where these are known.
+    Also raised for a location that has raw files, or several datasets, instead of an index. The
+    message names the dataset, shard or sample where these are known.
     """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from cloudload.storage.urls import join_url
 from tests.support.corpora import write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.loaders import make_loader
+from tests.support.web_server import web_server
 
 
 def put(url: str, *names: str) -> None:
@@ -43,6 +45,16 @@ def test_a_single_file_is_answered(store_url: str) -> None:
         f"{store_url}/a.jsonl.zst"
     )
     assert f"Pass its folder: {store_url}" in answer(f"{store_url}/index.json")
+
+
+def test_a_web_server_is_answered_like_a_store(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    with web_server(tmp_path / "web") as url:
+        put(str(tmp_path / "web" / "corpus"), "a.jsonl", "b.jsonl")
+        assert f"cloudload convert {url}/corpus corpus-mds" in answer(f"{url}/corpus")
+        assert f"cloudload convert {url}/corpus/a.jsonl a-mds" in answer(f"{url}/corpus/a.jsonl")
+        with pytest.raises(StoreError, match="no such object"):
+            make_loader(f"{url}/nothing")
 
 
 def test_splits_are_listed(store_url: str) -> None:
