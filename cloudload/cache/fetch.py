@@ -25,6 +25,7 @@ from pathlib import Path
 from cloudload.cache.counters import TrafficCounter
 from cloudload.cache.download import check_hash, check_header, download_shard
 from cloudload.cache.folder import dataset_folder, reserve
+from cloudload.cache.republished import check_fetched
 from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Dataset
@@ -58,7 +59,8 @@ class Fetcher:
 
         `number` is the shard's index in the corpus. Returns None if `wait` is False and another
         thread or process is fetching the shard. Raises `StoreError` if the download fails,
-        `DatasetError` if two downloads are invalid, and `CacheError` if the shard does not fit in
+        `DatasetError` if two downloads are invalid, or if the shard has no hash and is newer than
+        the cache folder, and `CacheError` if the shard does not fit in
         the cache or cannot be written to it.
         """
         folder = dataset_folder(self.root, dataset)
@@ -78,7 +80,7 @@ class Fetcher:
                 if not is_held:
                     return None
                 if not self._is_valid(path, info):
-                    self._fetch_locked(join_url(dataset.url, info.stored.name), info, path)
+                    self._fetch_locked(folder, dataset, info)
         except OSError as error:
             raise CacheError(self._explain(error, info)) from error
         return path
@@ -117,14 +119,15 @@ class Fetcher:
             logger.warning("%s %s; fetching it again", path, fault_found)
         return False
 
-    def _fetch_locked(self, url: str, info: ShardInfo, path: Path) -> None:
+    def _fetch_locked(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
+        path, url = folder / info.raw.name, join_url(dataset.url, info.stored.name)
         path.unlink(missing_ok=True)
         for part in path.parent.glob(f"{path.name}.*{PART_SUFFIX}"):
             part.unlink(missing_ok=True)
         began = time.monotonic()
         with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
             for attempt in (1, 2):
-                fault = download_shard(
+                fault, version = download_shard(
                     url,
                     info,
                     file,
@@ -136,6 +139,7 @@ class Fetcher:
                     file.flush()
                     fault = check_header(part, info)
                 if fault is None:
+                    check_fetched(folder, dataset, info, version)
                     # without fsync, a crash could leave unwritten bytes in a file that looks valid
                     os.fsync(file.fileno())
                     if self.verify != OFF:

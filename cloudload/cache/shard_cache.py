@@ -19,6 +19,7 @@ from pathlib import Path
 from cloudload.cache.counters import TrafficCounter
 from cloudload.cache.download import check_hash
 from cloudload.cache.fetch import Fetcher
+from cloudload.cache.republished import check_in_place
 from cloudload.config.choices import ALWAYS
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Corpus, Dataset, is_in_place
@@ -136,6 +137,7 @@ class ShardCache:
         path = local_path(dataset.url) / info.raw.name
         try:
             shard = Shard(path, info)
+            check_in_place(dataset, info, path)
             if self._verify == ALWAYS and (fault := check_hash(path, info)):
                 raise DatasetError(f"{path} {fault}. Convert or copy it again")
         except FileNotFoundError:

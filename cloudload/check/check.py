@@ -65,7 +65,7 @@ def check_dataset(
     shards: list[ShardInfo] = []
     chosen: Sequence[ShardInfo] = ()
     try:
-        data = read_index(stream, retry)
+        data, _ = read_index(stream, retry)
     except DatasetError as error:
         what, _, advice = str(error).partition(". ")
         findings.add([find("index-missing", INDEX_NAME, what, advice=advice)])

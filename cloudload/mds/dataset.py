@@ -9,8 +9,9 @@ stream_starts 0, 5, 9                     shard_starts 0, 3, 5, 9
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -22,9 +23,10 @@ from cloudload.mds.codecs import check_codec
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
 from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import read_object
+from cloudload.storage.objects import read_object_version
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url
+from cloudload.storage.versions import UNKNOWN, Version
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,19 @@ class Dataset:
     shards: tuple[ShardInfo, ...]
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
+    version: Version = field(default=UNKNOWN, compare=False)
+    """What the store told about `index.json` when it was read."""
+    read_s: float = field(default=0.0, compare=False)
+    """When `index.json` was read, in seconds since 1970, by the store's clock if it tells the time.
+    It is not before the time at which `index.json` was written."""
+
+    @cached_property
+    def num_without_hash(self) -> int:
+        """Number of shards whose index entry has no hash that can be checked.
+
+        The index stays the same if such a shard is written again at an equal size.
+        """
+        return sum(not shard.has_hash for shard in self.shards)
 
     def __repr__(self) -> str:
         return f"Dataset({redact(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
@@ -128,8 +143,8 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
     return corpus
 
 
-def read_index(stream: Stream, retry: Retry) -> bytes:
-    """Read the index of a stream's dataset.
+def read_index(stream: Stream, retry: Retry) -> tuple[bytes, Version]:
+    """Read the index of a stream's dataset, and what the store tells about its version.
 
     Raises `DatasetError` if there is something else, such as raw files, and otherwise `StoreError`
     if the index cannot be read.
@@ -137,7 +152,7 @@ def read_index(stream: Stream, retry: Retry) -> bytes:
     if reason := explain_hub_name(stream):
         raise DatasetError(reason)
     try:
-        return read_object(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
+        return read_object_version(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
     except StoreError as error:
         if not error.is_missing or (reason := explain_not_a_dataset(stream, retry)) is None:
             raise
@@ -145,9 +160,29 @@ def read_index(stream: Stream, retry: Retry) -> bytes:
 
 
 def _open_dataset(stream: Stream, retry: Retry) -> Dataset:
-    data = read_index(stream, retry)
+    before_s = time.time()
+    data, version = read_index(stream, retry)
     shards = parse_index(data, redact(stream.url))
     for compression in {shard.compression for shard in shards}:
         if compression is not None:
             check_codec(compression)
-    return Dataset(stream.url, shards, hashlib.sha256(data).hexdigest())
+    read_s = max(version.read_s or before_s, version.written_s or 0.0)
+    return Dataset(stream.url, shards, hashlib.sha256(data).hexdigest(), version, read_s)
+
+
+def warn_of_missing_hashes(dataset: Dataset) -> str | None:
+    """A warning about a dataset whose shards lack hashes; None if all have one."""
+    if not dataset.num_without_hash:
+        return None
+    effect = (
+        "and the cache notices it only if index.json is written again, too"
+        if dataset.version.is_known
+        else "and the cache continues to use the old shards, because the store does not tell when "
+        "index.json was written"
+    )
+    return (
+        f"{redact(dataset.url)}: {dataset.num_without_hash:,} of {len(dataset.shards):,} shards "
+        "have no hash in the index. If the dataset is published again with shards of the same "
+        f"sizes, a resumed run reads other text without an error, {effect}. Write the dataset with "
+        "hashes, for example MDSWriter(hashes=['xxh64'])"
+    )

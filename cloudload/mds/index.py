@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from cloudload.errors import DatasetError
+from cloudload.mds.hashes import fastest_hash
 from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
@@ -105,6 +106,11 @@ class ShardInfo:
     def stored(self) -> FileInfo:
         """The file that is stored: `zipped`, or `raw` for an uncompressed shard."""
         return self.zipped or self.raw
+
+    @property
+    def has_hash(self) -> bool:
+        """Whether the index has a hash of the shard that can be checked."""
+        return any(fastest_hash(file.hashes) is not None for file in (self.raw, self.stored))
 
 
 def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:

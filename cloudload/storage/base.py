@@ -7,14 +7,16 @@ A backend classifies its client's errors only in `failure_kind`.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from cloudload.errors import FailureKind
 from cloudload.option_docs import explained
 from cloudload.option_names import suggests_fields
+from cloudload.storage.versions import UNKNOWN, Version
 
 CHUNK_BYTES = 1 << 16  # small, so that even a slow connection delivers a chunk within `timeout_s`
 
@@ -58,6 +60,14 @@ class StoredObject:
     bytes: int
 
 
+class ObjectStream(io.BufferedReader):
+    """A buffered stream of an object's stored bytes, and the version that is read."""
+
+    def __init__(self, body: io.RawIOBase, version: Version = UNKNOWN) -> None:
+        super().__init__(body, CHUNK_BYTES)
+        self.version = version
+
+
 class Backend(Protocol):
     """A kind of store, such as S3.
 
@@ -68,8 +78,10 @@ class Backend(Protocol):
     must be thread-safe.
     """
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
-        """Open a buffered stream of the object's stored bytes, without decompressing them.
+    def open(self, url: str, retry: Retry) -> ObjectStream:
+        """Open a stream of the object's stored bytes, without decompressing them.
+
+        Its version is what this request tells.
 
         Reading must raise an error if the body is shorter than its Content-Length, where that is
         known; see `LengthCheckedReader`.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import LengthCheckedReader, call_with_timeout, failure_kind_of_any
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
+from cloudload.storage.versions import Version, version_of_details, version_of_headers
 
 # reading from these falls back to StreamingDataset's downloader if their fsspec package is missing
 _STREAMING_TOO = ("oci", "hf")
@@ -21,12 +21,12 @@ _STREAMING_TOO = ("oci", "hf")
 class FsspecStore:
     """Any scheme that fsspec supports. Uploads are atomic only where the package makes them so."""
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
+    def open(self, url: str, retry: Retry) -> ObjectStream:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
             return StreamingStore().open(url, retry)
         return call_with_timeout(retry.timeout_s, lambda: self._open(url, retry))
 
-    def _open(self, url: str, retry: Retry) -> BinaryIO:
+    def _open(self, url: str, retry: Retry) -> ObjectStream:
         filesystem, _ = _resolve(url)
         # these options skip fsspec's preliminary request, which reports every failure as a missing
         # object
@@ -36,7 +36,7 @@ class FsspecStore:
         size = getattr(opened, "size", None)
         body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
         checked = LengthCheckedReader(body, size if isinstance(size, int) else None)
-        return io.BufferedReader(checked, CHUNK_BYTES)
+        return ObjectStream(checked, _version_of(opened))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         _resolve(url)[0].put_file(str(path), url)
@@ -61,6 +61,15 @@ class FsspecStore:
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
+
+
+def _version_of(opened: Any) -> Version:
+    """The version of a file that fsspec has opened, without another request."""
+    known = getattr(opened, "__dict__", {})
+    if headers := getattr(known.get("r"), "headers", None):
+        return version_of_headers(headers)
+    # `details` would send a request unless `_details` is set
+    return version_of_details({**known, **(known.get("_details") or {})})
 
 
 class _TimeLimitedBody:

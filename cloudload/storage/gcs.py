@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cloudload.errors import FailureKind
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
     failure_kind_of_connection,
@@ -18,6 +17,7 @@ from cloudload.storage.clients import (
     status_of,
 )
 from cloudload.storage.urls import folder_prefix, is_below, split_url
+from cloudload.storage.versions import version_of_headers
 
 
 class GCSStore:
@@ -36,7 +36,7 @@ class GCSStore:
             self._client = self._client or _make_client()
         return self._client.bucket(name)
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
+    def open(self, url: str, retry: Retry) -> ObjectStream:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
         # send one request, because the library's stream requests ranges and returns no bytes before
@@ -55,7 +55,7 @@ class GCSStore:
             raise from_http_response(answer)
         size = answer.headers.get("Content-Length")
         body = LengthCheckedReader(answer.raw, None if size is None else int(size))
-        return io.BufferedReader(body, CHUNK_BYTES)
+        return ObjectStream(body, version_of_headers(answer.headers))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from cloudload.errors import FailureKind
-from cloudload.storage.base import Retry, StoredObject
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.urls import local_path
+from cloudload.storage.versions import version_of_file
 
 
 class LocalStore:
     """The backend for paths and `file://` URLs."""
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
+    def open(self, url: str, retry: Retry) -> ObjectStream:
         path = local_path(url)
         # opening a pipe blocks until a writer opens it, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OSError(f"{path} is a pipe or a device, not a regular file. Use a regular file")
-        return path.open("rb")
+        file = io.FileIO(path)
+        return ObjectStream(file, version_of_file(file.fileno()))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         target = local_path(url)

@@ -1,7 +1,10 @@
-"""Eight functions that read, write, list, and delete objects.
+"""Functions that read, write, list, and delete objects.
 
     read_object  open_object  download_object        list_objects  peek_folder
     write_object  upload_file  delete_object
+
+`read_object_version` and `download_object_version` also return what the store tells about the
+version that they read.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
@@ -33,6 +36,7 @@ from cloudload.storage.clients import call_with_timeout
 from cloudload.storage.local import LocalStore
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.registry import backend_of
+from cloudload.storage.versions import UNKNOWN, Version
 
 T = TypeVar("T")
 
@@ -69,9 +73,16 @@ _ADVICE = {
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
     """Read an object and return its bytes; with `most_bytes`, only the first `most_bytes` + 1."""
+    return read_object_version(url, retry, most_bytes)[0]
+
+
+def read_object_version(
+    url: str, retry: Retry | None = None, most_bytes: int | None = None
+) -> tuple[bytes, Version]:
+    """Do as `read_object` does, and also return what the store tells about the version."""
     buffer = io.BytesIO()
-    download_object(url, buffer, retry, most_bytes)
-    return buffer.getvalue()
+    version = download_object_version(url, buffer, retry, most_bytes)
+    return buffer.getvalue(), version
 
 
 def download_object(
@@ -82,27 +93,39 @@ def download_object(
     `target` is truncated after the object. A retry starts over. With `most_bytes`, only the
     first `most_bytes` + 1 bytes are written, so that the caller can detect a larger object.
     """
+    start = target.tell()
+    download_object_version(url, target, retry, most_bytes)
+    return target.tell() - start
+
+
+def download_object_version(
+    url: str, target: BinaryIO, retry: Retry | None = None, most_bytes: int | None = None
+) -> Version:
+    """Do as `download_object` does, but return what the store tells about the version.
+
+    Leaves `target` at the end of the object.
+    """
     retry, backend = retry or Retry(), backend_of(url)
     start = target.tell()
     # an abandoned attempt keeps running in its thread and must not write to a reused target
     writing, is_over = threading.Lock(), False
 
-    def attempt() -> int:
+    def attempt() -> Version:
         target.seek(start)
         left = sys.maxsize if most_bytes is None else most_bytes + 1
         with contextlib.closing(backend.open(url, retry)) as source:
             while chunk := source.read(min(left, CHUNK_BYTES)):
                 with writing:
                     if is_over:
-                        return 0
+                        return UNKNOWN
                     target.write(chunk)
                 left -= len(chunk)
         with writing:
             if is_over:
-                return 0
+                return UNKNOWN
             # truncate last, so that the target keeps its reserved disk space until then
             target.truncate()
-            return target.tell() - start
+            return source.version
 
     try:
         return _retrying("read", url, backend, retry, attempt)

@@ -6,15 +6,14 @@ API, with `GCS_KEY` and `GCS_SECRET`.
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cloudload.errors import FailureKind
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
     failure_kind_of_connection,
@@ -22,6 +21,7 @@ from cloudload.storage.clients import (
     status_of,
 )
 from cloudload.storage.urls import folder_prefix, is_below, split_url
+from cloudload.storage.versions import version_of_headers
 
 _CODES = {
     FailureKind.MISSING_OBJECT: "NoSuchKey NoSuchVersion NotFound 404",
@@ -74,11 +74,11 @@ class S3Store:
         buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
         return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
+    def open(self, url: str, retry: Retry) -> ObjectStream:
         bucket, key = split_url(url)
         answer = self._client(retry).get_object(Bucket=bucket, Key=key, **self._payer(bucket))
         body = LengthCheckedReader(answer["Body"], answer.get("ContentLength"))
-        return io.BufferedReader(body, CHUNK_BYTES)
+        return ObjectStream(body, version_of_headers(answer["ResponseMetadata"]["HTTPHeaders"]))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
