@@ -400,7 +400,9 @@ class CloudLoader:
         changes of some fields: `on_change={"min_tokens": "accept"}`, and likewise `open_rows`,
         `epochs`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`, `transform`
         and `overflow`. If one of the last eight changes, each lane drops the rest of the documents
-        that it was reading.
+        that it was reading. If data was written again with the same samples in each shard, for
+        example with another compression, nothing is dropped. The index of a converted dataset shows
+        it. For other data, `on_change={"data": "same"}` says that the samples are the same.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

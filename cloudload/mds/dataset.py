@@ -9,8 +9,9 @@ stream_starts 0, 5, 9                     shard_starts 0, 3, 5, 9
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -109,15 +110,29 @@ class Corpus:
         They depend on each shard's sample count, columns, raw size, and raw hashes, in order, but
         not on location or compression.
         """
+        return self._hash_shards(
+            streams, lambda shard: f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())}"
+        )
+
+    def fingerprint_samples(self, streams: range) -> str:
+        """Return 32 hex digits that identify the samples of the datasets with indices `streams`.
+
+        They depend on each shard's sample count, columns, and `SAMPLES_HASH`, in order, but not on
+        its header, which names the compression, hashes, and size limit. "" if a shard has no such
+        hash in the index.
+        """
+        shards = itertools.chain.from_iterable(self.datasets[each].shards for each in streams)
+        if not all(shard.samples_hash for shard in shards):
+            return ""
+        return self._hash_shards(streams, lambda shard: str(shard.samples_hash))
+
+    def _hash_shards(self, streams: range, describe: Callable[[ShardInfo], str]) -> str:
         digest = hashlib.sha256()
         for stream in streams:
             digest.update(b"dataset\n")
             for shard in self.datasets[stream].shards:
                 columns = [(column.name, column.encoding) for column in shard.columns]
-                digest.update(
-                    f"{shard.samples} {shard.raw.bytes} "
-                    f"{sorted(shard.raw.hashes.items())} {columns}\n".encode()
-                )
+                digest.update(f"{shard.samples} {describe(shard)} {columns}\n".encode())
         return digest.hexdigest()[:32]
 
 

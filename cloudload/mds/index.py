@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from cloudload.errors import DatasetError
-from cloudload.mds.hashes import fastest_hash
+from cloudload.mds.hashes import SAMPLES_HASH, fastest_hash
 from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
@@ -81,7 +81,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file, as described by the index. `hashes` maps names of algorithms to hex digests."""
+    """A file, as described by the index.
+
+    `hashes` maps names of algorithms to hex digests of the file.
+    """
 
     name: str
     bytes: int
@@ -101,6 +104,8 @@ class ShardInfo:
     raw: FileInfo
     zipped: FileInfo | None
     compression: str | None
+    samples_hash: str | None = None
+    """The `SAMPLES_HASH` of its samples; None if the index has none."""
 
     @property
     def stored(self) -> FileInfo:
@@ -204,6 +209,7 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
         raw=raw,
         zipped=_parse_file(zipped) if zipped else None,
         compression=_parse_compression(entry["compression"]) if zipped else None,
+        samples_hash=_parse_hashes(entry["raw_data"]).get(SAMPLES_HASH),
     )
 
 
@@ -249,7 +255,13 @@ def _parse_file(entry: dict[str, Any]) -> FileInfo:
     size = _natural(entry["bytes"], "bytes")
     if size > MOST_SHARD_BYTES:
         raise ValueError(f"{name!r} has {size:,} bytes, more than an MDS shard can hold (4 GiB)")
-    return FileInfo(name, size, {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()})
+    hashes = _parse_hashes(entry)
+    hashes.pop(SAMPLES_HASH, None)
+    return FileInfo(name, size, hashes)
+
+
+def _parse_hashes(entry: dict[str, Any]) -> dict[str, str]:
+    return {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()}
 
 
 def fault_of_name(name: object) -> str | None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.errors import DatasetError
+from cloudload.mds.hashes import hash_samples
 from cloudload.mds.index import FIXED_FORMATS, ShardInfo
 
 _MOST_HEADER_BYTES = 1 << 20
@@ -138,6 +139,11 @@ class Shard:
     def data(self) -> memoryview:
         """All bytes of the shard, without copying them."""
         return memoryview(self._map)
+
+    @property
+    def samples_hash(self) -> str:
+        """The `SAMPLES_HASH` of the shard, in hex digits."""
+        return hash_samples(np.diff(self._offsets.astype(np.int64)), self.data[self._starts[0] :])
 
     def find_values(self, samples: Ints, column: int) -> tuple[Ints, Ints]:
         """Find the bytes [start, stop) of the column with index `column` of each of `samples`.

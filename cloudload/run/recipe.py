@@ -48,6 +48,9 @@ HELD_CONFIG_FIELDS = (
 """Fields of `RowsConfig` that a state stores as they are."""
 TOKENS_FIELD = "tokens_key"
 """The field of a state that describes columns of token IDs. States of text have no such field."""
+SAMPLES_FIELD = "samples"
+"""The field of a state with fingerprints of samples without their shards' headers. A state has it
+only if an index has `mds.hashes.SAMPLES_HASH`."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,9 @@ class Recipe:
             "num_canonical_nodes": ",".join(map(str, self.layout.canonical_nodes)),
             "shuffle_block_size": ",".join(map(str, self.layout.shuffle_block_sizes)),
             "data": ",".join(self.corpus.fingerprint(each.streams) for each in self.components),
+            SAMPLES_FIELD: ",".join(
+                self.corpus.fingerprint_samples(each.streams) for each in self.components
+            ),
             "shards": ",".join(_hash_sizes(each.shard_sizes) for each in self.components),
             "tokenizer": self.tokenizer.fingerprint,
             "token_ids": self.tokenizer.token_ids if self.has_text else "",

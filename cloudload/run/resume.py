@@ -1,6 +1,8 @@
 """Compute the position at which a loader continues a saved run, and refuse unsafe changes.
 
 no effect on rows        world, workers, batch_size, …       they are not part of the recipe
+                         shards written again                if their samples are the same; see
+                                                             `same_data`
 from the next row on     shares of streams, streams added    the mixture keeps earlier rows
 different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
@@ -26,7 +28,8 @@ from cloudload.packing.residue import residue_spans, unpack_residue
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.components import Component
 from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.recipe import TOKENS_FIELD, Recipe
+from cloudload.run.recipe import SAMPLES_FIELD, TOKENS_FIELD, Recipe
+from cloudload.run.same_data import explain_data, has_same_samples
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
@@ -57,6 +60,9 @@ _CONTENT_FIELDS = (
     "overflow",
 )
 _ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
+# values of `on_change`. "same" is only for data: the user says that the samples are the same, so
+# cursors within documents stay valid
+_ACCEPT, _SAME = "accept", "same"
 
 
 def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
@@ -113,7 +119,10 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     _check_on_change(on_change)
     _check_components(saved, recipe)
     changes = _find_changes(saved, recipe)
-    _refuse_changes(changes, on_change, _locate(saved, recipe))
+    if on_change.get("data") == _SAME and "data" in changes:
+        logger.warning("data: the shards differ. The run takes their samples to be the same")
+        del changes["data"]
+    _refuse_changes(changes, on_change, saved, recipe)
     _check_moment(saved, changes)
     _check_counts(saved, recipe)
 
@@ -131,8 +140,9 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
 
 def _check_on_change(on_change: Mapping[str, str]) -> None:
     for name, value in on_change.items():
-        if value != "accept":
-            raise ValueError(f"on_change[{name!r}] is {value!r}. The only choice is 'accept'")
+        if value != _ACCEPT and (name, value) != ("data", _SAME):
+            choices = "Use 'accept' or 'same'" if name == "data" else "The only choice is 'accept'"
+            raise ValueError(f"on_change[{name!r}] is {value!r}. {choices}")
         if name not in _ACCEPTABLE_FIELDS:
             raise ValueError(
                 f"on_change: a change of {name!r} cannot be accepted, or needs no acceptance. You "
@@ -155,11 +165,16 @@ def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
     found, grows = recipe.fields, len(recipe.components) > len(saved.position.cursors)
     changes = {}
     for name, value in saved.fields.items():
+        if name == SAMPLES_FIELD:
+            continue  # compared only if `data` differs
         now = found[name]
         if grows and name in _GROWING_FIELDS and isinstance(value, str):
             now = ",".join(now.split(",")[: len(value.split(","))])
         if value != now:
             changes[name] = (value, found[name])
+    if "data" in changes and has_same_samples(saved.fields, found):
+        logger.info("data: the shards differ, but each has the same samples as the saved one")
+        del changes["data"]
     if "tokenizer" in changes or not recipe.has_text:  # other IDs are expected, or none
         changes.pop("token_ids", None)
     return changes
@@ -180,10 +195,13 @@ def _locate(saved: Saved, recipe: Recipe) -> Changes:
     }
 
 
-def _refuse_changes(changes: Changes, on_change: Mapping[str, str], places: Changes) -> None:
-    refused = {name: values for name, values in changes.items() if on_change.get(name) != "accept"}
+def _refuse_changes(
+    changes: Changes, on_change: Mapping[str, str], saved: Saved, recipe: Recipe
+) -> None:
+    refused = {name: values for name, values in changes.items() if on_change.get(name) != _ACCEPT}
     if not refused:
         return
+    places = _locate(saved, recipe)
     lines = [
         f"  {_DESCRIPTIONS.get(name, name)}: "
         f"saved {_show_at(value, name, 0, places)}, found {_show_at(now, name, 1, places)}"
@@ -191,8 +209,9 @@ def _refuse_changes(changes: Changes, on_change: Mapping[str, str], places: Chan
     ]
     advice = "Restore the saved values, or start a new run without this state"
     if refused.keys() <= set(_ACCEPTABLE_FIELDS):
-        accepted = dict.fromkeys(refused, "accept")
+        accepted = dict.fromkeys(refused, _ACCEPT)
         advice += f", or accept the change with on_change={accepted}"
+    lines += explain_data(set(refused), saved.fields, recipe.fields)
     raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
 
 

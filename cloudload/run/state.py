@@ -23,6 +23,10 @@
     mixture                 names and weights of the streams, and the rows from which they apply
     tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all
                             streams are text, there is no such key
+    samples                 like data, but without the shards' headers, so that it stays the same if
+                            the samples are written with another compression; "" for a stream or
+                            corpus whose index has no hashes of its samples, and no such key if none
+                            has them
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
                             component are joined by commas
     sources                 locations of data and tokenizer, for `cloudload.provenance`; may differ
@@ -52,7 +56,7 @@ from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
-from cloudload.run.recipe import HELD_CONFIG_FIELDS, TOKENS_FIELD, Recipe
+from cloudload.run.recipe import HELD_CONFIG_FIELDS, SAMPLES_FIELD, TOKENS_FIELD, Recipe
 from cloudload.run.state_codec import (
     damaged,
     decode_residues,
@@ -85,7 +89,7 @@ _PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backe
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
 ) | {"mixture"}
-_OPTIONAL_KEYS = frozenset({"origin", "token_ids", TOKENS_FIELD})
+_OPTIONAL_KEYS = frozenset({"origin", "token_ids", SAMPLES_FIELD, TOKENS_FIELD})
 
 
 def build_state(
@@ -168,7 +172,8 @@ def read_state(state: Mapping[str, Any]) -> Saved:
             f"it has {len(mixture.names)} streams, but num_canonical_nodes has "
             f"{len(layout.canonical_nodes)} values",
         )
-    fields = {name: state[name] for name in (*_HELD_FIELDS, "token_ids") if name in state}
+    names = (*_HELD_FIELDS, "token_ids", SAMPLES_FIELD)
+    fields = {name: state[name] for name in names if name in state}
     fields[TOKENS_FIELD] = state.get(TOKENS_FIELD, "," * str(state["bos_eos"]).count(","))
     return Saved(
         position=position,
