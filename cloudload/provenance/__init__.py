@@ -2,6 +2,8 @@
 
     load_state      checkpoint ─► state
     open_run        state ─► Run ─► a loader at the state's position
+    open_runs       states ─► the parts of a run whose options changed at a resume
+    split_steps     steps ─► the steps of each part
     trace_steps     steps ─► their rows ─► spans: IDs, shards, text
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
@@ -15,5 +17,7 @@ from cloudload.provenance.documents import Occurrence as Occurrence
 from cloudload.provenance.documents import find_document as find_document
 from cloudload.provenance.documents import find_samples as find_samples
 from cloudload.provenance.rows import trace_steps as trace_steps
+from cloudload.provenance.run_parts import open_runs as open_runs
+from cloudload.provenance.run_parts import split_steps as split_steps
 from cloudload.provenance.state_run import Run as Run
 from cloudload.provenance.state_run import open_run as open_run

@@ -21,7 +21,7 @@ def trace_steps(
     """
     if row is not None and not 0 <= row < run.global_batch:
         raise ValueError(f"row is {row}. Use 0 to {run.global_batch - 1}, the rows of a step")
-    if row is None or run.saved.fields["epochs"] is not None:
+    if row is None or run.arguments["epochs"] is not None:
         yield from _trace_in_turn(run, steps, row, delivery)
         return
     for step in steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloudload.config.stream import Stream
@@ -27,6 +27,10 @@ class Run:
     """Keyword arguments of `CloudLoader`."""
     global_batch: int
     """Number of rows per step."""
+    last_step: int | None = None
+    """The last step that has these options; None if that is not known. See `run_parts`."""
+    on_change: Mapping[str, str] = field(default_factory=dict)
+    """The changes since the state that the run accepted; see `CloudLoader.load_state_dict`."""
 
     @property
     def labels(self) -> list[str]:
@@ -49,7 +53,7 @@ class Run:
         `load_state_dict`.
         """
         loader = CloudLoader(**self.arguments, **delivery)
-        loader.load_state_dict(self.state)
+        loader.load_state_dict(self.state, on_change=self.on_change)
         return loader
 
     def rows_of_step(self, step: int) -> range:

@@ -59,7 +59,8 @@ _CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
     "overflow",
 )
-_ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
+ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
+"""The fields whose change the user may accept with `on_change`."""
 # values of `on_change`. "same" is only for data: the user says that the samples are the same, so
 # cursors within documents stay valid
 _ACCEPT, _SAME = "accept", "same"
@@ -143,10 +144,10 @@ def _check_on_change(on_change: Mapping[str, str]) -> None:
         if value != _ACCEPT and (name, value) != ("data", _SAME):
             choices = "Use 'accept' or 'same'" if name == "data" else "The only choice is 'accept'"
             raise ValueError(f"on_change[{name!r}] is {value!r}. {choices}")
-        if name not in _ACCEPTABLE_FIELDS:
+        if name not in ACCEPTABLE_FIELDS:
             raise ValueError(
                 f"on_change: a change of {name!r} cannot be accepted, or needs no acceptance. You "
-                f"can accept changes of {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
+                f"can accept changes of {', '.join(sorted(ACCEPTABLE_FIELDS))}"
             )
 
 
@@ -208,7 +209,7 @@ def _refuse_changes(
         for name, (value, now) in refused.items()
     ]
     advice = "Restore the saved values, or start a new run without this state"
-    if refused.keys() <= set(_ACCEPTABLE_FIELDS):
+    if refused.keys() <= set(ACCEPTABLE_FIELDS):
         accepted = dict.fromkeys(refused, _ACCEPT)
         advice += f", or accept the change with on_change={accepted}"
     lines += explain_data(set(refused), saved.fields, recipe.fields)
@@ -221,13 +222,27 @@ def _show_at(value: Any, name: str, side: int, places: Changes) -> str:
 
 
 def _check_moment(saved: Saved, changes: Changes) -> None:
-    position = saved.position
-    if changes and (position.tail is not None or position.rows != position.table_rows):
+    position, names = saved.position, ", ".join(changes)
+    if changes and position.tail is not None:
         raise StreamChangedError(
-            f"{', '.join(changes)}: cannot change in the tail of a finite run, between two "
-            "exchanges, or directly after seek. Restore the saved values, or load a state that was "
-            "saved before the tail and after an exchange (with exchange_every=1, after any batch)"
+            f"{names}: cannot change in the tail of a finite run, or after its end. From row "
+            f"{position.table_rows:,} on, its rows have the tokens that all lanes had left, so no "
+            "lane can continue after them. Restore the saved values, load a state that was saved "
+            "before that row, or start a new run, with another seed for another order"
         )
+    if changes and position.rows != position.table_rows:
+        raise StreamChangedError(f"{names}: cannot change at this state. {_explain_replay(saved)}")
+
+
+def _explain_replay(saved: Saved) -> str:
+    """Explain why a state's cursors are of an earlier row, and how to get a state without that."""
+    position = saved.position
+    return (
+        f"It is at row {position.rows:,}, but its cursors are those of row "
+        f"{position.table_rows:,}, because it was saved between two exchanges, or after seek and "
+        "before the next batch. Load it with the saved values and exchange_every=1, take one "
+        "batch, and save a new state"
+    )
 
 
 def _check_counts(saved: Saved, recipe: Recipe) -> None:
@@ -277,10 +292,8 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         return position
     if position.rows != position.table_rows:
         raise StreamChangedError(
-            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but the state is between two "
-            f"exchanges, or directly after seek (rows {position.table_rows:,} to "
-            f"{position.rows:,}). Restore the saved seq_len, or load a state that was saved after "
-            "an exchange (with exchange_every=1, after any batch)"
+            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but cannot change at this "
+            f"state. {_explain_replay(saved)}"
         )
     if position.residues is None:
         return position
