@@ -58,7 +58,7 @@ from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe, open_recipe
-from cloudload.run.resume import keep_framing, resume_position
+from cloudload.run.resume import keep_framing, resume_mixture, resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
@@ -412,9 +412,7 @@ class CloudLoader:
         check_world(saved.layout.num_lanes, self._find_world().size)
         recipe = keep_framing(saved, self._opened.settle(saved.layout))
         position = resume_position(saved, recipe, on_change or {})
-        names = recipe.mixture.names[: len(saved.mixture.names)]
-        mixture = recipe.mixture.resume(replace(saved.mixture, names=names), position.rows)
-        self._recipe = replace(recipe, mixture=mixture)
+        self._recipe = replace(recipe, mixture=resume_mixture(saved, recipe))
         if state["tokenizer_backend"] != self._backend.versions and self._is_first:
             logger.info(
                 "the state was saved with %s, and the run continues with %s, %s",

@@ -24,6 +24,7 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Lanes
+from cloudload.order.mixture import Mixture
 from cloudload.packing.residue import residue_spans, unpack_residue
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.components import Component
@@ -109,6 +110,18 @@ def _read_id(text: str) -> int | None:
     return None if text == "None" else int(text)
 
 
+def resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:
+    """Combine the saved mixture, for the rows handed out, with the recipe's, for later rows.
+
+    A stream is known by its place in the list, because its default name may have changed. Raises
+    `StreamChangedError` if the saved names are at other places, or if streams are missing.
+    """
+    before, now = saved.mixture, recipe.mixture
+    if not {*before.names} <= {*now.names}:
+        before = replace(before, names=now.names[: len(before.names)])
+    return now.resume(before, saved.position.rows)
+
+
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
     """Compute the position at which a run with this recipe continues.
 
@@ -119,6 +132,7 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     """
     _check_on_change(on_change)
     _check_components(saved, recipe)
+    resume_mixture(saved, recipe)  # raises a clearer error than the data in another order
     changes = _find_changes(saved, recipe)
     if on_change.get("data") == _SAME and "data" in changes:
         logger.warning("data: the shards differ. The run takes their samples to be the same")

@@ -13,7 +13,8 @@ as the socket timeout of google-cloud-storage. Reads from an open stream have no
 that uses the network is limited to `Retry.timeout_s`.
 
 If a request fails, every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from
-an open stream raise the client's errors instead.
+an open stream raise the client's errors instead. If the target of a download cannot be written to,
+for instance because the disk is full, its `OSError` is raised.
 """
 
 from __future__ import annotations
@@ -71,6 +72,13 @@ _ADVICE = {
 }
 
 
+class _TargetError(Exception):
+    """The target of a download cannot be written to."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
     """Read an object and return its bytes; with `most_bytes`, only the first `most_bytes` + 1."""
     return read_object_version(url, retry, most_bytes)[0]
@@ -118,7 +126,10 @@ def download_object_version(
                 with writing:
                     if is_over:
                         return UNKNOWN
-                    target.write(chunk)
+                    try:
+                        target.write(chunk)
+                    except OSError as error:
+                        raise _TargetError(error) from error
                 left -= len(chunk)
         with writing:
             if is_over:
@@ -129,6 +140,8 @@ def download_object_version(
 
     try:
         return _retrying("read", url, backend, retry, attempt)
+    except _TargetError as failure:
+        raise failure.error from None
     finally:
         with writing:
             is_over = True
@@ -214,7 +227,7 @@ def _retrying(
         left_s = start + retry.deadline_s - time.monotonic()
         try:
             return attempt() if has_no_limit else call_with_timeout(left_s, attempt)
-        except StoreError:
+        except (StoreError, _TargetError):
             raise
         except Exception as caught:
             # if the deadline cut this attempt short, the previous error is more informative

@@ -181,7 +181,7 @@ def _stop_redirects(context: dict[str, Any], **_: Any) -> None:
 def _failure_kind_of_answer(error: Any) -> FailureKind:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = status_of(error) or 0
-    if status == 400 and code in ("", "400"):
+    if status == 400 and code in ("", "400") and error.operation_name.startswith("Head"):
         # a HEAD response has no body that would identify an expired token or a wrong region
         return FailureKind.DENIED
     return _KIND_OF_CODE.get(code) or failure_kind_of_status(status)

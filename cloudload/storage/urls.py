@@ -24,7 +24,9 @@ def is_local(url: str) -> bool:
 
 def local_path(url: str) -> Path:
     """The path of a local URL, with `~` expanded."""
-    return Path(url.removeprefix("file://")).expanduser()
+    head, separator, rest = url.partition("://")
+    is_url = separator and head.lower() == "file"
+    return Path(rest if is_url else url).expanduser()
 
 
 def check_location(url: str) -> None:
@@ -33,6 +35,7 @@ def check_location(url: str) -> None:
     For example, it rejects an empty location, `s3:///folder` and `s3:bucket`.
     """
     scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
     if not url.strip():
         raise ValueError("the location is empty. Use a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
+from cloudload import CloudLoader, Stream
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import open_run
 from cloudload.testing import Leg, Row, run_leg
@@ -52,7 +52,7 @@ class Keeper:
 
 
 def ranks(
-    folder: Path, on_change: dict[str, str] | None = None, data: Path | None = None, **settings: Any
+    folder: Path, on_change: dict[str, str] | None = None, data: Any = None, **settings: Any
 ) -> MakeRank:
     defaults: dict[str, Any] = {
         "tokenizer": byte_tokenizer(),
@@ -303,3 +303,18 @@ def test_the_advice_for_a_state_whose_cursors_are_behind_works(
     with changed(**alone) as loader:
         loader.load_state_dict(state)
         assert next(iter(loader)).rows[0] == state["rows"] == behind["rows"] + 4
+
+
+def test_streams_in_another_order_are_refused_by_name(folder: Path) -> None:
+    copies = [folder / "mds", folder / "copy"]
+    write_mds(copies[1], random_documents(1, COUNT)[::-1], shard_bytes=2_000)
+
+    def mix(order: str, places: list[Path]) -> list[Stream]:
+        pairs = zip(order, places, strict=True)
+        return [Stream(str(place), name=name, proportion=1.0) for name, place in pairs]
+
+    _, states = run_leg(ranks(folder, data=mix("ab", copies)), Leg(batches=4))
+    for streams in (mix("ba", copies[::-1]), mix("ba", copies), mix("cab", [*copies, copies[0]])):
+        with pytest.raises(StreamChangedError, match=r"\['a', 'b'\].*List the saved streams first"):
+            run_leg(ranks(folder, data=streams), Leg(), states[-1])
+    run_leg(ranks(folder, data=mix("xy", copies)), Leg(), states[-1])

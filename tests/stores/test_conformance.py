@@ -10,6 +10,7 @@ an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import traceback
@@ -176,6 +177,14 @@ def test_a_download_stops_one_byte_past_the_most(
         written = download_object(join_url(place.url, "key"), file, most_bytes=most_bytes)
         assert written == expected
     assert target.read_bytes() == b"0123456789"[:expected]
+
+
+def test_a_full_disk_is_not_called_a_failure_of_the_store(place: Place, small_disk: Path) -> None:
+    place.put("key", bytes(100_000))
+    with (small_disk / "target").open("w+b", buffering=0) as file:
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            download_object(join_url(place.url, "key"), file)
+        assert caught.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("place", PLAIN_NAMES, indirect=True)
