@@ -139,7 +139,8 @@ class Fetcher:
                     file.flush()
                     fault = check_header(part, info)
                 if fault is None:
-                    check_fetched(folder, dataset, info, version)
+                    if self.verify != OFF:
+                        check_fetched(folder, dataset, info, version)
                     # without fsync, a crash could leave unwritten bytes in a file that looks valid
                     os.fsync(file.fileno())
                     if self.verify != OFF:

@@ -27,6 +27,8 @@ from cloudload.storage.versions import Version
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, partial_file
 
+_IF_WRONG = "If the store's times are wrong, verify='off' leaves out this check"
+
 
 def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Version) -> None:
     """Raise `DatasetError` if a shard without a hash was written after its folder was started."""
@@ -37,7 +39,8 @@ def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Vers
         raise DatasetError(
             f"{_explain(dataset, info, version.written_s)} the cache folder {folder} was started "
             f"({_show(started_s)}), so shards in the cache may hold other text. Run again once the "
-            "dataset is complete. If its index.json was not written again, delete the folder first"
+            "dataset is complete. If its index.json was not written again, delete the folder "
+            f"first. {_IF_WRONG}"
         )
 
 
@@ -50,7 +53,7 @@ def check_in_place(dataset: Dataset, info: ShardInfo, path: Path) -> None:
         raise DatasetError(
             f"{_explain(dataset, info, written_s)} index.json was read ({_show(dataset.read_s)}), "
             "so shards that were read before may have held other text. Run again once the dataset "
-            "is complete"
+            f"is complete. {_IF_WRONG}"
         )
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +23,7 @@ from cloudload.arrays import Ints
 from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError, StoreError
 from cloudload.mds.codecs import check_codec
+from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
 from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
 from cloudload.storage.base import Retry
@@ -40,7 +43,7 @@ class Dataset:
     """SHA-256 of `index.json`, in hex digits."""
     version: Version = field(default=UNKNOWN, compare=False)
     """What the store told about `index.json` when it was read."""
-    read_s: float = field(default=0.0, compare=False)
+    read_s: float = field(default=math.inf, compare=False)
     """When `index.json` was read, in seconds since 1970, by the store's clock if it tells the time.
     It is not before the time at which `index.json` was written."""
 
@@ -50,7 +53,12 @@ class Dataset:
 
         The index stays the same if such a shard is written again at an equal size.
         """
-        return sum(not shard.has_hash for shard in self.shards)
+        kinds = Counter((*shard.raw.hashes, *shard.stored.hashes) for shard in self.shards)
+        return sum(
+            number
+            for names, number in kinds.items()
+            if fastest_hash(dict.fromkeys(names, "")) is None
+        )
 
     def __repr__(self) -> str:
         return f"Dataset({redact(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"

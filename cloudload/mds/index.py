@@ -192,7 +192,9 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
     """Parse a shard's entry. Raises one of `FAULTS` if it is invalid."""
     if entry["format"] != "mds":
         raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
-    samples, raw = _natural(entry["samples"], "samples"), _parse_file(entry["raw_data"])
+    samples, hashes = _natural(entry["samples"], "samples"), _parse_hashes(entry["raw_data"])
+    samples_hash = hashes.pop(SAMPLES_HASH, None)
+    raw = _parse_file(entry["raw_data"], hashes)
     if raw.bytes < 4 * (samples + 2):
         raise ValueError(f"{raw.name!r} has {raw.bytes:,} bytes, too few for {samples:,} samples")
     zipped = entry.get("zip_data")
@@ -207,9 +209,9 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
             tuple(names), tuple(encodings), tuple(sizes), tuple(map(type, sizes))
         ),
         raw=raw,
-        zipped=_parse_file(zipped) if zipped else None,
+        zipped=_parse_file(zipped, _parse_hashes(zipped)) if zipped else None,
         compression=_parse_compression(entry["compression"]) if zipped else None,
-        samples_hash=_parse_hashes(entry["raw_data"]).get(SAMPLES_HASH),
+        samples_hash=samples_hash,
     )
 
 
@@ -248,15 +250,13 @@ def _parse_compression(value: object) -> str:
     return value
 
 
-def _parse_file(entry: dict[str, Any]) -> FileInfo:
+def _parse_file(entry: dict[str, Any], hashes: dict[str, str]) -> FileInfo:
     name = entry["basename"]
     if fault := fault_of_name(name):
         raise ValueError(f"the file name {str(name)[:100]!r} {fault}")
     size = _natural(entry["bytes"], "bytes")
     if size > MOST_SHARD_BYTES:
         raise ValueError(f"{name!r} has {size:,} bytes, more than an MDS shard can hold (4 GiB)")
-    hashes = _parse_hashes(entry)
-    hashes.pop(SAMPLES_HASH, None)
     return FileInfo(name, size, hashes)
 
 

@@ -110,6 +110,9 @@ def test_data_published_again_in_the_middle_of_a_run_is_refused_by_name(
         cache.shard(3)
     assert cache.shard(2).read_bytes(0, 0).decode() in DOCUMENTS
     cache.close()
+    mixed = texts_of(cache._corpus, root, verify="off")
+    assert mixed[0] == DOCUMENTS[0]
+    assert mixed[-1] == CHANGED[-1], "unless the user asks for no check"
     assert texts_of(reopen(url), root) == CHANGED, "after a restart, nothing old is left"
 
 
@@ -139,6 +142,7 @@ def test_local_data_that_is_read_in_place_is_refused_by_name(tmp_path: Path) -> 
     with pytest.raises(DatasetError, match=r"mds/shard\.00004\.mds has no hash .* index.json was"):
         cache.shard(4)
     cache.close()
+    assert texts_of(cache._corpus, tmp_path / "cache", verify="off") == CHANGED
     assert texts_of(reopen(str(folder)), tmp_path / "cache") == CHANGED
 
 
