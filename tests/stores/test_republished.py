@@ -3,6 +3,7 @@ is never read from an old cache, and never mixed with the old data without an er
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -144,6 +145,18 @@ def test_local_data_that_is_read_in_place_is_refused_by_name(tmp_path: Path) -> 
     cache.close()
     assert texts_of(cache._corpus, tmp_path / "cache", verify="off") == CHANGED
     assert texts_of(reopen(str(folder)), tmp_path / "cache") == CHANGED
+
+
+def test_the_refusal_of_a_worker_reaches_the_training_loop(tmp_path: Path) -> None:
+    url = str(tmp_path / "mds")
+    publish(url, DOCUMENTS, STORED)
+    settings = {"num_workers": 2, "shuffle": False, "predownload": 1, "prefetch_batches": 1}
+    with loader_of(url, tmp_path / "cache", **settings, num_canonical_nodes=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        republish(url, CHANGED, STORED)
+        with pytest.raises(DatasetError, match=r"mds/shard\.\d+\.mds\.gz has no hash in the index"):
+            list(itertools.islice(batches, 1_000))
 
 
 def test_a_copy_whose_index_is_older_than_its_shards_is_read(s3_url: str, tmp_path: Path) -> None:
