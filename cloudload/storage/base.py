@@ -120,3 +120,11 @@ class Backend(Protocol):
         `objects` retries transient kinds.
         """
         ...
+
+    def describe_endpoint(self, url: str) -> str:
+        """Describe the endpoint of a URL and the setting it came from; empty if not known.
+
+        It begins with the endpoint's URL, such as "http://127.0.0.1:9000 (from S3_ENDPOINT_URL)".
+        Must neither raise nor use the network.
+        """
+        ...

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.base import ObjectStream, Retry, StoredObject
@@ -61,6 +62,11 @@ class FsspecStore:
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
+
+    def describe_endpoint(self, url: str) -> str:
+        # only the URLs of HTTP name a server
+        scheme = scheme_of(url)
+        return f"{scheme}://{urlsplit(url).netloc}" if scheme in ("http", "https") else ""
 
 
 def _version_of(opened: Any) -> Version:

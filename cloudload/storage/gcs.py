@@ -14,6 +14,7 @@ from cloudload.storage.clients import (
     LengthCheckedReader,
     failure_kind_of_connection,
     failure_kind_of_status,
+    name_setting,
     status_of,
 )
 from cloudload.storage.urls import folder_prefix, is_below, split_url
@@ -94,12 +95,18 @@ class GCSStore:
         if not isinstance(error, GoogleAuthError):
             return kind
         if isinstance(error, TransportError) or getattr(error, "retryable", False):
-            is_untrusted = kind is FailureKind.UNTRUSTED
-            return kind if is_untrusted else FailureKind.UNREACHABLE
+            is_known = kind is FailureKind.UNTRUSTED or kind.is_of_connection
+            return kind if is_known else FailureKind.UNREACHABLE
         # an anonymous client raises this, too, when it requests a token after a 401
         if self._is_anonymous():
             return FailureKind.NO_CREDENTIALS
         return _failure_kind_of_token(str(error))
+
+    def describe_endpoint(self, url: str) -> str:
+        if self._client is None:
+            return ""
+        variables = ("STORAGE_EMULATOR_HOST", "API_ENDPOINT_OVERRIDE")
+        return name_setting(self._client._connection.API_BASE_URL, variables, "Google's default")
 
     def _failure_kind_of_answer(self, error: BaseException, status: int) -> FailureKind:
         details = getattr(error, "errors", ())

@@ -58,3 +58,6 @@ class LocalStore:
     def failure_kind(self, error: BaseException) -> FailureKind:
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER
+
+    def describe_endpoint(self, url: str) -> str:
+        return ""

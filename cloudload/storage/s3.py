@@ -18,6 +18,7 @@ from cloudload.storage.clients import (
     LengthCheckedReader,
     failure_kind_of_connection,
     failure_kind_of_status,
+    name_setting,
     status_of,
 )
 from cloudload.storage.urls import folder_prefix, is_below, split_url
@@ -46,6 +47,11 @@ class S3Store:
     """The backend for s3://, through boto3."""
 
     scheme = "s3"
+    _endpoint_variables: tuple[str, ...] = (
+        "S3_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL",
+    )
 
     def __init__(self) -> None:
         self._clients: dict[float, Any] = {}
@@ -128,17 +134,26 @@ class S3Store:
         is_about_credentials = any(word in type(error).__name__ for word in words)
         return FailureKind.BAD_CREDENTIALS if is_about_credentials else FailureKind.OTHER
 
+    def describe_endpoint(self, url: str) -> str:
+        client = next(iter(self._clients.values()), None)
+        if client is None:
+            return ""
+        endpoint, region = client.meta.endpoint_url, client.meta.region_name
+        is_default = ".amazonaws.com" in endpoint
+        other = f"the endpoint of region {region}" if is_default else "from the AWS configuration"
+        return name_setting(endpoint, self._endpoint_variables, other)
+
 
 class GCSByHMAC(S3Store):
     """The backend for gs:// with an HMAC key, through the S3 API of GCS."""
 
     scheme = "gs"
+    _endpoint_variables = ("STORAGE_EMULATOR_HOST", "API_ENDPOINT_OVERRIDE")
 
     def _make_client(self, retry: Retry) -> Any:
         import boto3
 
-        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-        endpoint = emulator or os.environ.get("API_ENDPOINT_OVERRIDE")
+        found = filter(None, map(os.environ.get, self._endpoint_variables))
         # GCS does not support the checksums that boto3 adds by default
         checksums = {
             "request_checksum_calculation": "when_required",
@@ -147,7 +162,7 @@ class GCSByHMAC(S3Store):
         return boto3.Session().client(
             "s3",
             region_name="auto",
-            endpoint_url=endpoint or "https://storage.googleapis.com",
+            endpoint_url=next(found, "https://storage.googleapis.com"),
             aws_access_key_id=os.environ["GCS_KEY"],
             aws_secret_access_key=os.environ["GCS_SECRET"],
             config=_config(retry, **checksums),

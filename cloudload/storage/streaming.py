@@ -47,3 +47,6 @@ class StreamingStore:
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
+
+    def describe_endpoint(self, url: str) -> str:
+        return ""
