@@ -64,6 +64,7 @@ from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
 from cloudload.streaming_arguments.objects import adopt_streaming
+from cloudload.system.activity import reported
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -207,10 +208,17 @@ class CloudLoader:
         Call it on every rank with the same `number`. Skipped rows are still read, because later
         rows begin where they end. They count as `skipped_rows`, and the state records them.
         """
-        iteration = self._iteration()
-        if iteration is None or iteration.is_over:
-            iteration = self._iterate()
-        iteration.skip(number)
+        with reported(self._report_wait):
+            iteration = self._iteration()
+            if iteration is None or iteration.is_over:
+                iteration = self._iterate()
+            iteration.skip(number)
+
+    def _report_wait(self, waited_s: float, what: str) -> None:
+        """Log that a batch has not arrived after `waited_s`, because of `what`."""
+        world = self._find_world()
+        rank = f"rank {world.rank} " if world.size > 1 else ""
+        logger.warning("%swaited %.0f s for a batch: %s", rank, waited_s, what)
 
     def _start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""

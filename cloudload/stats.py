@@ -7,7 +7,10 @@ count only their own rows. `Stats.delivery` covers one rank and one loader, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -48,9 +51,11 @@ class Traffic(NamedTuple):
     """Number of shards opened after a fetch, by this process or another one."""
     bytes_downloaded: int = 0
     """Number of stored bytes in completed downloads, valid or not."""
+    retries: int = 0
+    """Number of requests for shards that failed and were tried again."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
-        return Traffic(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+        return Traffic(*map(operator.add, self, other))
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ class DeliveryStats:
 
     stall_s: float
     """Seconds that the training loop spent in `next()` or `skip`, mostly waiting for workers
-    (including their start) or other ranks. Excludes the setup of an iteration."""
+    (including their start) or other ranks. Excludes the setup of an iteration. Another thread that
+    reads the statistics sees it grow during a wait."""
     cache_hits: int
     """Number of shards that workers opened without a fetch. A shard counts again if it is opened
     again. Shards that are mapped in place are not counted."""
@@ -71,17 +77,35 @@ class DeliveryStats:
     """Number of shards that workers opened after a fetch, by themselves or another process."""
     bytes_downloaded: int
     """Number of stored bytes in the workers' completed downloads, valid or not."""
+    retries: int
+    """Number of the workers' requests for shards that failed and were tried again."""
 
 
 class DeliveryMeter:
     """Adds up the delivery statistics of one loader and its workers."""
 
     def __init__(self) -> None:
-        self.stall_s, self.traffic = 0.0, Traffic()
+        self.traffic = Traffic()
+        # one tuple, so that a thread that reads it never sees a wait twice
+        self._stall: tuple[float, float | None] = (0.0, None)
+        """Seconds of all completed waits, and when the current wait began."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of the block as stall."""
+        stall_s, began = self._stall[0], time.perf_counter()
+        self._stall = (stall_s, began)
+        try:
+            yield
+        finally:
+            self._stall = (stall_s + time.perf_counter() - began, None)
 
     def stats(self) -> DeliveryStats:
-        """The statistics so far."""
-        return DeliveryStats(self.stall_s, *self.traffic)
+        """The statistics so far, including the current wait."""
+        stall_s, began = self._stall
+        if began is not None:
+            stall_s += time.perf_counter() - began
+        return DeliveryStats(stall_s, *self.traffic)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ mapped in place, and never copied or modified.
 
 from __future__ import annotations
 
+import logging
 import resource
 import time
 from collections import OrderedDict
@@ -28,8 +29,11 @@ from cloudload.mds.shard import Shard
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url, local_path
+from cloudload.system.activity import doing, reported
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.verified_files import mark_used
+
+logger = logging.getLogger(__name__)
 
 # each mapped shard uses a file descriptor, and shards use at most half of the process's limit
 _MOST_OPEN_SHARDS = 2_048
@@ -39,6 +43,10 @@ _TOUCH_EVERY_S = 10.0
 _ATTEMPTS = 3
 
 _CLOSE_S = 2.0
+
+
+def _report_wait(waited_s: float, what: str) -> None:
+    logger.warning("waited %.0f s for a shard: %s", waited_s, what)
 
 
 class ShardCache:
@@ -118,7 +126,11 @@ class ShardCache:
     def _map_cached(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
         for attempt in range(_ATTEMPTS):
             fetch = self._fetches.pop(number, None)
-            path = (fetch and fetch.result()) or self._fetcher.fetch(number, dataset, info)
+            with (
+                reported(_report_wait),
+                doing(lambda: self._fetcher.describe(dataset, info)),
+            ):
+                path = (fetch and fetch.result()) or self._fetcher.fetch(number, dataset, info)
             assert path is not None
             try:
                 return Shard(path, info)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -104,9 +103,9 @@ class Iteration(Iterator[Batch]):
                 f"this iteration belongs to process {self._process}, which started it, not to "
                 f"process {os.getpid()}. Create a loader in this process"
             )
-        began = time.perf_counter()
         try:
-            batch = self._take()
+            with self._log.meter.waiting():
+                batch = self._take()
         except StopIteration:
             raise
         except Exception as error:
@@ -122,8 +121,6 @@ class Iteration(Iterator[Batch]):
             )
             self.close()
             raise
-        finally:
-            self._log.meter.stall_s += time.perf_counter() - began
         self._log.record(self._position)
         return batch
 

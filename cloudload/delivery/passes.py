@@ -20,6 +20,7 @@ from cloudload.delivery.world import World
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.stats import READ
+from cloudload.system.activity import reported
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
@@ -56,6 +57,10 @@ class Source(Protocol):
         """Return the number of passes completed."""
         ...
 
+    def _report_wait(self, waited_s: float, what: str) -> None:
+        """Log that a batch has not arrived after `waited_s`, because of `what`."""
+        ...
+
 
 class Pass(Iterator[Batch]):
     """One pass. It starts no workers before its first batch is requested.
@@ -74,6 +79,10 @@ class Pass(Iterator[Batch]):
             raise ValueError(self._reason)
         if self._is_over:
             raise StopIteration
+        with reported(self._source._report_wait):
+            return self._take()
+
+    def _take(self) -> Batch:
         if self._iteration is None:
             self._iteration = self._source._start_iteration()
             self._stop = self._source._count_passes() + 1

@@ -19,6 +19,7 @@ from cloudload.errors import DatasetError
 from cloudload.mds.shard import Shard
 from cloudload.mds.token_columns import open_token_column
 from cloudload.run.recipe import Recipe
+from cloudload.system.activity import doing
 from cloudload.workers.text_check import TextCheck
 
 
@@ -83,7 +84,8 @@ class DocumentReader:
             if self._transform is None:
                 found = shard.read_texts(chosen, shard.column_index(self._text_key))
             else:
-                found = [self._transformed(shard, sample) for sample in chosen]
+                with doing(f"running the transform on {len(chosen):,} documents of {shard.url}"):
+                    found = [self._transformed(shard, sample) for sample in chosen]
             if not self._text_check.is_over:
                 self._check_texts(number, samples[places], found)
             for place, text in zip(places.tolist(), found, strict=True):

@@ -33,6 +33,7 @@ from cloudload.packing.tables import (
 )
 from cloudload.run.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
+from cloudload.system.activity import doing
 from cloudload.tokenization.tokenizer import DocumentTokenizer, decode_ids
 from cloudload.workers.document_reader import DocumentReader, IdsOfDocuments, merge_ids
 from cloudload.workers.plan import Plan
@@ -157,7 +158,8 @@ class LaneDocuments:
     def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
         assert self._tokenizer is not None
         try:
-            return self._tokenizer.encode_flat(texts)
+            with doing(f"tokenizing {len(texts):,} documents"):
+                return self._tokenizer.encode_flat(texts)
         except TokenizerError as error:
             for text, sample in zip(texts, samples.tolist(), strict=True):
                 if failure := self._tokenizer.explain_failure(text):
