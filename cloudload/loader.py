@@ -42,7 +42,7 @@ from cloudload.delivery.description import Description, describe
 from cloudload.delivery.environment import current_environment
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.iteration import Iteration
-from cloudload.delivery.passes import Pass, count_passes, reason_to_refuse_caller
+from cloudload.delivery.passes import WORKING, Pass, count_passes, reason_to_refuse_caller
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.working_set import (
@@ -64,7 +64,7 @@ from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
 from cloudload.streaming_arguments.objects import adopt_streaming
-from cloudload.system.activity import reported
+from cloudload.system.activity import Wait
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -208,7 +208,7 @@ class CloudLoader:
         Call it on every rank with the same `number`. Skipped rows are still read, because later
         rows begin where they end. They count as `skipped_rows`, and the state records them.
         """
-        with reported(self._report_wait):
+        with Wait(self._report_wait, WORKING):
             iteration = self._iteration()
             if iteration is None or iteration.is_over:
                 iteration = self._iterate()

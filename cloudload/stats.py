@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -90,14 +89,14 @@ class DeliveryMeter:
         self._stall: tuple[float, float | None] = (0.0, None)
         """Seconds of all completed waits, and when the current wait began."""
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time of the block as stall."""
-        stall_s, began = self._stall[0], time.perf_counter()
-        self._stall = (stall_s, began)
-        try:
-            yield
-        finally:
+    def begin_wait(self) -> None:
+        """Begin to count the time as stall."""
+        self._stall = (self._stall[0], time.perf_counter())
+
+    def end_wait(self) -> None:
+        """Add the time since `begin_wait` to the stall."""
+        stall_s, began = self._stall
+        if began is not None:
             self._stall = (stall_s + time.perf_counter() - began, None)
 
     def stats(self) -> DeliveryStats:

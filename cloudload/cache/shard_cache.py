@@ -29,7 +29,7 @@ from cloudload.mds.shard import Shard
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url, local_path
-from cloudload.system.activity import doing, reported
+from cloudload.system.activity import Wait, doing
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.verified_files import mark_used
 
@@ -67,6 +67,7 @@ class ShardCache:
         self._fetcher = Fetcher(root, retry, limit_bytes, verify, self.traffic)
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
         self._last_check = time.monotonic()
+        self._wait = Wait(_report_wait, "reading")
         self._fetches: dict[int, Future[Path | None]] = {}
         self._threads = DaemonThreadPool(threads, "cloudload-fetch")
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -127,7 +128,7 @@ class ShardCache:
         for attempt in range(_ATTEMPTS):
             fetch = self._fetches.pop(number, None)
             with (
-                reported(_report_wait),
+                self._wait,
                 doing(lambda: self._fetcher.describe(dataset, info)),
             ):
                 path = (fetch and fetch.result()) or self._fetcher.fetch(number, dataset, info)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import logging
 import lzma
 import sys
 import zlib
@@ -16,6 +17,9 @@ from cloudload.errors import StoreError
 from cloudload.storage.objects import open_object
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import is_local
+from cloudload.system.activity import Wait
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
 _MOST_RECONNECTS = 5
@@ -114,11 +118,16 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
     stdin.
     """
     position, failures = offset, 0
+    wait = Wait(_report_wait, f"reading {file.display_name}")
     while True:
         try:
             with _open(file.url) as stream:
                 _advance(stream, position, file.url)
-                while chunk := stream.read(_CHUNK_BYTES):
+                while True:
+                    with wait:
+                        chunk = stream.read(_CHUNK_BYTES)
+                    if not chunk:
+                        break
                     position, failures = position + len(chunk), 0
                     counter.reach(position)
                     yield chunk
@@ -133,6 +142,10 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
                     f"{redact(str(error))}. Check the file or the connection, and run again to "
                     "resume"
                 ) from (None if contains_secrets(error) else error)
+
+
+def _report_wait(waited_s: float, what: str) -> None:
+    logger.warning("waited %.0f s for data: %s", waited_s, what)
 
 
 def _open(url: str) -> BinaryIO:

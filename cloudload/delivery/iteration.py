@@ -103,9 +103,9 @@ class Iteration(Iterator[Batch]):
                 f"this iteration belongs to process {self._process}, which started it, not to "
                 f"process {os.getpid()}. Create a loader in this process"
             )
+        self._log.meter.begin_wait()
         try:
-            with self._log.meter.waiting():
-                batch = self._take()
+            batch = self._take()
         except StopIteration:
             raise
         except Exception as error:
@@ -121,6 +121,8 @@ class Iteration(Iterator[Batch]):
             )
             self.close()
             raise
+        finally:
+            self._log.meter.end_wait()
         self._log.record(self._position)
         return batch
 

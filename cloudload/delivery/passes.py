@@ -20,7 +20,7 @@ from cloudload.delivery.world import World
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.stats import READ
-from cloudload.system.activity import reported
+from cloudload.system.activity import Wait
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
@@ -40,6 +40,10 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
     num_read = before + int(position.counts[:, READ].sum())
     # the last epoch is not counted, because the run ends with it
     return min(num_read // component.lanes.num_positions, (recipe.config.epochs or NEVER) - 1)
+
+
+WORKING = "working in the training process"
+"""The activity of a pass while the training process waits for nothing else."""
 
 
 class Source(Protocol):
@@ -73,13 +77,14 @@ class Pass(Iterator[Batch]):
         self._source, self._has_stop, self._reason = source, has_stop, reason
         self._iteration: Iteration | None = None
         self._stop, self._is_over = 0, False
+        self._wait = Wait(source._report_wait, WORKING)
 
     def __next__(self) -> Batch:
         if self._reason is not None:
             raise ValueError(self._reason)
         if self._is_over:
             raise StopIteration
-        with reported(self._source._report_wait):
+        with self._wait:
             return self._take()
 
     def _take(self) -> Batch:

@@ -1,14 +1,13 @@
 """What a thread is doing, so that another thread or process can report a wait that is too long.
 
-    with reported(report):                    5 s ──► report(5, "downloading s3://…") ── 10 s ──► …
+    with Wait(report, "working"):             5 s ──► report(5, "downloading s3://…") ── 10 s ──► …
         with doing("downloading s3://…"):
             …                                 a watching thread calls `report`
 
     with published(ring.write):               the text is written to shared memory when it changes,
         with doing("tokenizing"): …           and another process reads it
 
-The innermost activity counts. `doing` costs microseconds in a thread that is reported or published,
-and less in any other.
+The innermost activity counts. Entering a wait or an activity costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import TracebackType
 
 Text = str | Callable[[], str]
 """An activity, or a function that describes it, which other threads may call."""
@@ -27,82 +28,111 @@ Report = Callable[[float, str], object]
 _FIRST_REPORT_S, _LOOK_EVERY_S = 5.0, 1.0
 
 
-class _Activity:
+class _Activities:
     """The activities of one thread, the innermost last."""
 
-    def __init__(self, publish: Callable[[str], object] | None = None) -> None:
-        self._texts: list[Text] = []
-        self._publish, self._publishing = publish, threading.Lock()
-        self.waits_since = time.monotonic()
-        """When the current wait began to count; later than now during a grace period."""
+    def __init__(self, text: Text) -> None:
+        self.texts = [text]
+        self.counts_from = 0.0
+        """When the current wait began to count, in `time.monotonic` seconds."""
 
     def describe(self) -> str:
-        text = self._texts[-1:] or [""]  # a copy, because the thread may leave the activity now
-        return text[0] if isinstance(text[0], str) else text[0]()
+        text = self.texts[-1]
+        return text if isinstance(text, str) else text()
 
-    def push(self, text: Text) -> None:
-        self._texts.append(text)
-        self.publish()
+    def publish(self) -> None:
+        """Tell others that the activity has changed."""
 
-    def pop(self) -> None:
-        self._texts.pop()
+
+class _Published(_Activities):
+    def __init__(self, text: Text, publish: Callable[[str], object]) -> None:
+        super().__init__(text)
+        self._publish, self._publishing = publish, threading.Lock()
         self.publish()
 
     def publish(self) -> None:
-        if self._publish is not None:
-            with self._publishing:
-                self._publish(self.describe())
+        with self._publishing:
+            self._publish(self.describe())
 
 
-class _Wait:
-    """A block of a reported thread, and when it is reported next."""
+class Wait:
+    """Calls `report` from another thread if a `with` block takes 5 s, and after 10 s, 20 s, …
 
-    def __init__(self, activity: _Activity, report: Report) -> None:
-        self._activity, self._report = activity, report
-        self._began, self._next_s = time.monotonic(), _FIRST_REPORT_S
+    The activity is `text` until `doing` describes another. Does nothing in a thread that already
+    waits or is published. A wait may be entered again, but by one thread at a time.
+    """
 
-    def look(self) -> None:
+    def __init__(self, report: Report, text: Text) -> None:
+        self._report, self._activities = report, _Activities(text)
+        self.began: float | None = None
+        """When the block began, in `time.monotonic` seconds; None outside a block."""
+        self.is_watched = False
+        self._next_s, self._is_idle = 0.0, False
+
+    def __enter__(self) -> None:
+        if _state.own() is not None:
+            return
         now = time.monotonic()
-        if now - self._activity.waits_since >= self._next_s:
+        self._next_s, self._activities.counts_from, self._is_idle = _FIRST_REPORT_S, now, False
+        self.began, _state.local.activities = now, self._activities
+        if not self.is_watched:
+            _state.watcher.add(self)
+
+    def __exit__(self, *_: object) -> None:
+        if self.began is not None:
+            self.began = _state.local.activities = None
+
+    def look(self) -> bool:
+        """Report the wait if that is due. Return whether to look again."""
+        began, now = self.began, time.monotonic()
+        if began is None:
+            was_idle, self._is_idle = self._is_idle, True
+            return not was_idle
+        if now - self._activities.counts_from >= self._next_s:
             self._next_s *= 2
-            self._report(now - self._began, self._activity.describe())
+            self._report(now - began, self._activities.describe())
+        return True
 
 
 class _Watcher:
-    """Looks at the current waits every second, in a thread that ends when there have been none."""
+    """Looks at the waits every second, in a thread that ends when they have been idle."""
 
     def __init__(self) -> None:
-        self._lock, self._waits, self._is_running = threading.Lock(), set[_Wait](), False
-        self._num_added = 0
+        self._lock, self._is_running = threading.Lock(), False
+        # weak references, so that a loader that is dropped ends at once
+        self._waits = weakref.WeakSet[Wait]()
 
-    def add(self, wait: _Wait) -> None:
+    def add(self, wait: Wait) -> None:
         with self._lock:
             self._waits.add(wait)
-            self._num_added += 1
+            wait.is_watched = True
             if not self._is_running:
+                self._is_running = True
                 # an exiting interpreter cannot start threads
                 with suppress(RuntimeError):
                     threading.Thread(
                         target=self._watch, name="cloudload-watch", daemon=True
                     ).start()
-                    self._is_running = True
-
-    def remove(self, wait: _Wait) -> None:
-        with self._lock:
-            self._waits.discard(wait)
 
     def _watch(self) -> None:
-        num_seen = -1
         while True:
             time.sleep(_LOOK_EVERY_S)
-            with self._lock:
-                waits = list(self._waits)
-                if not waits and num_seen == self._num_added:
-                    self._is_running = False
-                    return
-                num_seen = self._num_added
-            for wait in waits:
-                wait.look()
+            if not self._look():
+                return
+
+    def _look(self) -> bool:
+        """Look at all waits, forget those that are idle, and return whether there are others."""
+        idle = [wait for wait in list(self._waits) if not wait.look()]
+        with self._lock:
+            for wait in idle:
+                wait.is_watched = False
+                # the waiting thread sets `began` before it reads `is_watched`
+                if wait.began is None:
+                    self._waits.discard(wait)
+                else:
+                    wait.is_watched = True
+            self._is_running = bool(self._waits)
+            return self._is_running
 
 
 class _State:
@@ -114,11 +144,11 @@ class _State:
     def reset(self) -> None:
         """Forget all activities."""
         self.local, self.watcher = threading.local(), _Watcher()
-        self.published: _Activity | None = None
+        self.published: _Published | None = None
 
-    def own(self) -> _Activity | None:
-        """The activity of the calling thread, if it is reported or published."""
-        found: _Activity | None = getattr(self.local, "activity", None)
+    def own(self) -> _Activities | None:
+        """The activities of the calling thread, if it waits or is published."""
+        found: _Activities | None = getattr(self.local, "activities", None)
         return found
 
 
@@ -127,45 +157,34 @@ _state = _State()
 os.register_at_fork(after_in_child=_state.reset)
 
 
-@contextmanager
-def doing(text: Text, *, grace_s: float = 0.0) -> Iterator[None]:
-    """Describe what this thread does in the block, as in "downloading s3://…".
+class doing:
+    """Describes what this thread does in a `with` block, as in "downloading s3://…".
 
     With `grace_s`, the block may take that much longer before it is reported, and the time after it
     counts as a new wait.
     """
-    activity = _state.own()
-    if activity is None:
-        yield
-        return
-    activity.push(text)
-    if grace_s:
-        activity.waits_since = time.monotonic() + grace_s
-    try:
-        yield
-    finally:
-        activity.pop()
-        if grace_s:
-            activity.waits_since = time.monotonic()
 
+    def __init__(self, text: Text, *, grace_s: float = 0.0) -> None:
+        self._text, self._grace_s, self._activities = text, grace_s, _state.own()
 
-@contextmanager
-def reported(report: Report) -> Iterator[None]:
-    """Call `report` from another thread if the block takes 5 s, and again after 10 s, 20 s, …
+    def __enter__(self) -> None:
+        if (activities := self._activities) is not None:
+            activities.texts.append(self._text)
+            activities.publish()
+            if self._grace_s:
+                activities.counts_from = time.monotonic() + self._grace_s
 
-    Does nothing in a thread that is already reported or published.
-    """
-    if _state.own() is not None:
-        yield
-        return
-    _state.local.activity = _Activity()
-    wait = _Wait(_state.local.activity, report)
-    _state.watcher.add(wait)
-    try:
-        yield
-    finally:
-        _state.watcher.remove(wait)
-        _state.local.activity = None
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if (activities := self._activities) is not None:
+            activities.texts.pop()
+            activities.publish()
+            if self._grace_s:
+                activities.counts_from = time.monotonic()
 
 
 @contextmanager
@@ -174,15 +193,14 @@ def published(publish: Callable[[str], object], text: str) -> Iterator[None]:
 
     Only one thread of a process may be published.
     """
-    _state.local.activity = _state.published = _Activity(publish)
+    _state.local.activities = _state.published = _Published(text, publish)
     try:
-        with doing(text):
-            yield
+        yield
     finally:
-        _state.local.activity = _state.published = None
+        _state.local.activities = _state.published = None
 
 
 def refresh() -> None:
     """Publish the activity of the published thread again, because its description has changed."""
-    if (activity := _state.published) is not None:
-        activity.publish()
+    if (activities := _state.published) is not None:
+        activities.publish()

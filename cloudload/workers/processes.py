@@ -292,8 +292,9 @@ def process_blocks(plan: Plan) -> Iterator[list[Block]]:
     memory = Memory.of(plan)
     workers: list[WorkerProcess] = []
     try:
-        for number in range(plan.num_workers):
-            workers.append(WorkerProcess(plan, number, memory))
+        with doing("starting worker processes", grace_s=_START_GRACE_S):
+            for number in range(plan.num_workers):
+                workers.append(WorkerProcess(plan, number, memory))
         for worker in workers:
             worker.await_start()
         while True:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudload import CloudLoader, Retry
+from cloudload.convert.input_files import InputFile, read_decompressed
+from cloudload.storage.objects import write_object
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.patience import PATIENT, soon
@@ -44,14 +47,13 @@ def test_a_frozen_store_is_a_warning_that_names_the_shard(
 ) -> None:
     url, proxy = faulty
     write(url)
-    # pass on every other shard at once, so that the run is under way
     proxy.set_faults([Fault("GET .*shard.0000[3-9]", action, seconds=60, at=10)])
     with (
         loader_of(url, tmp_path, num_workers=num_workers, retry=BRIEF_ATTEMPTS) as loader,
         ended_by(caplog, "attempt 1 failed: ", lambda: proxy.set_faults([])),
     ):
         list(loader.take(12))
-    [line, *_] = [text for text in caplog.messages if text.startswith("waited ")]
+    [line, *_] = [text for text in caplog.messages if "downloading" in text]
     assert ("s for a batch: worker " in line) == (num_workers > 0)
     assert f"downloading {url}/shard.0000" in line
     [line, *_] = [text for text in caplog.messages if "attempt 1 failed: " in text]
@@ -108,6 +110,18 @@ def test_a_store_that_refuses_in_the_middle_of_a_run_is_named(
         ended_by(caplog, " failed: Connection", lambda: s3_proxy.set_faults([])),
     ):
         next(iter(loader))
+
+
+def test_the_converter_says_that_an_input_has_stopped(
+    faulty: tuple[str, FaultProxy], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, proxy = faulty
+    source, data = f"{url}/raw.txt", os.urandom(300_000)
+    write_object(source, data)
+    proxy.set_faults([Fault("GET .*raw", "stall", times=1, at=100_000, seconds=3)])
+    file = InputFile(source, "raw.txt", len(data), "text", None)
+    with ended_by(caplog, f"s for data: reading {source}", lambda: None):
+        assert b"".join(read_decompressed(file)) == data
 
 
 def test_a_trace_of_a_frozen_store_is_a_warning_too(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cloudload.system.activity import doing, published, refresh, reported
+from cloudload.system.activity import Wait, doing, published, refresh
 from cloudload.system.shared_memory import SharedMemoryRing
 from tests.support.patience import soon
 
@@ -32,7 +32,7 @@ class Reports(list[str]):
 
 def test_the_innermost_activity_is_reported_and_again_later() -> None:
     reports, began = Reports(), time.monotonic()
-    with reported(reports), doing("outer"):
+    with Wait(reports, "working"), doing("outer"):
         with doing("inner"):
             assert soon(reports.has(1))
         assert soon(reports.has(3))
@@ -40,24 +40,24 @@ def test_the_innermost_activity_is_reported_and_again_later() -> None:
     assert time.monotonic() - began >= 0.8, "the pauses grow"
 
 
-def test_a_short_wait_is_not_reported() -> None:
+def test_a_short_wait_is_not_Wait() -> None:
     reports = Reports()
     for _ in range(20):
-        with reported(reports), doing("a step"):
+        with Wait(reports, "working"), doing("a step"):
             time.sleep(0.03)
     assert not reports
 
 
 def test_only_the_outermost_block_reports() -> None:
     outer, inner = Reports(), Reports()
-    with reported(outer), reported(inner), doing("a step"):
+    with Wait(outer, "working"), Wait(inner, "working"), doing("a step"):
         assert soon(outer.has(1))
     assert not inner
 
 
-def test_a_description_is_computed_when_it_is_reported() -> None:
+def test_a_description_is_computed_when_it_is_Wait() -> None:
     reports, attempts = Reports(), [1]
-    with reported(reports), doing(lambda: f"attempt {attempts[-1]}"):
+    with Wait(reports, "working"), doing(lambda: f"attempt {attempts[-1]}"):
         attempts.append(2)
         assert soon(reports.has(1))
     assert reports == ["attempt 2"]
@@ -67,7 +67,7 @@ def test_threads_report_their_own_activities() -> None:
     found = {"one": Reports(), "two": Reports()}
 
     def work(name: str) -> None:
-        with reported(found[name]), doing(name):
+        with Wait(found[name], "working"), doing(name):
             soon(found[name].has(1))
 
     threads = [threading.Thread(target=work, args=(name,)) for name in found]
@@ -80,7 +80,7 @@ def test_threads_report_their_own_activities() -> None:
 
 def test_a_grace_period_delays_the_report_and_what_follows_is_a_new_wait() -> None:
     reports = Reports()
-    with reported(reports):
+    with Wait(reports, "working"):
         with doing("starting", grace_s=30):
             time.sleep(0.6)
         time.sleep(0.05)
@@ -94,19 +94,19 @@ def test_the_watching_thread_ends_when_nothing_waits() -> None:
     def is_watched() -> bool:
         return any(thread.name == "cloudload-watch" for thread in threading.enumerate())
 
-    with reported(Reports()):
+    with Wait(Reports(), "working"):
         assert is_watched()
     assert soon(lambda: not is_watched())
-    with reported(Reports()):
+    with Wait(Reports(), "working"):
         assert is_watched()
 
 
 def test_a_process_that_is_forked_during_a_wait_reports_its_own_waits() -> None:
     read, write = os.pipe()
-    with reported(Reports()), doing("the parent's"):
+    with Wait(Reports(), "working"), doing("the parent's"):
         if not (pid := os.fork()):
             reports = Reports()
-            with reported(reports), doing("the child's"):
+            with Wait(reports, "working"), doing("the child's"):
                 soon(reports.has(1))
             os.write(write, ",".join(reports).encode())
             os._exit(0)
@@ -125,7 +125,7 @@ def test_an_activity_is_published_as_it_changes_and_when_it_is_refreshed() -> No
             thread = threading.Thread(target=refresh)
             thread.start()
             thread.join()
-        with reported(Reports()), doing("another step"):
+        with Wait(Reports(), "working"), doing("another step"):
             pass
     refresh()
     assert texts[:5] == ["idle", "attempt 1", "attempt 2", "idle", "another step"]
