@@ -17,7 +17,7 @@ from tests.support.patience import PATIENT, soon
 from tests.support.stalls import ended_by, report_early
 
 LONG = Retry(timeout_s=30.0, deadline_s=60.0, pause_s=0.05)
-BRIEF_ATTEMPTS = Retry(timeout_s=0.5, deadline_s=60.0, pause_s=0.05)
+BRIEF_ATTEMPTS = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)
 
 
 @pytest.fixture(autouse=True)
