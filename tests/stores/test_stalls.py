@@ -37,7 +37,7 @@ def write(url: str) -> None:
 
 
 @pytest.mark.parametrize("action", ["drop", "stall"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_frozen_store_is_a_warning_that_names_the_shard(
     faulty: tuple[str, FaultProxy],
     tmp_path: Path,
