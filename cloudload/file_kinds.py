@@ -1,7 +1,7 @@
 """File name extensions that the converter does not read as text unless it is told to.
 
 .jsonl .parquet …      a format with a reader
-.csv .zip .png .mds …  refused by name, because as one document of text it would be garbage
+.xlsx .zip .png …      refused by name, because as one document of text it would be garbage
 anything else          text
 """
 
@@ -12,6 +12,8 @@ from pathlib import PurePosixPath
 COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
 FORMATS_BY_EXTENSION = {
     **dict.fromkeys([".jsonl", ".ndjson", ".json"], "jsonl"),
+    ".csv": "csv",
+    ".tsv": "tsv",
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
 }
 
@@ -27,7 +29,7 @@ _BINARY = "not text"
 _MDS = "a shard of an MDS dataset, which needs no conversion. Pass its folder to CloudLoader"
 
 _ADVICE = {
-    _TABLE: "csv tsv xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",
+    _TABLE: "xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",
     _ARROW: "arrow feather ipc",
     _ARCHIVE: "tar tgz tbz tbz2 txz tzst zip 7z rar cpio iso dmg jar whl deb rpm warc zim",
     _PACKED: "z lz lz4 lzma lzo br sz snappy",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
+from cloudload.config.choices import INPUT_FORMATS
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -36,9 +37,8 @@ def add_convert(commands: Commands) -> None:
     add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="write to OUT/NAME; also the split of hf:// inputs")
-    formats = ["auto", "jsonl", "parquet", "text", "lines"]
     form = "format of all files (default: by file name; text if unknown, jsonl for stdin)"
-    add("--format", default="auto", choices=formats, help=form)
+    add("--format", default="auto", choices=INPUT_FORMATS, help=form)
     text = "field that holds the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
     identifier = "field that holds the ID; without it, the ID is FILE or FILE:LINE (default: id)"

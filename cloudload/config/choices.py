@@ -21,6 +21,7 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 Verification = Literal["once", "always", "off"]
 TokenizerBackend = Literal["auto", "hf", "fastokens"]
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+InputFormat = Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "lines"]
 
 SHUFFLE_ALGORITHMS = get_args(ShuffleAlgorithm)
 PACKINGS = get_args(PackingName)
@@ -30,3 +31,4 @@ START_METHODS = (None, *get_args(StartMethod))
 VERIFICATIONS = get_args(Verification)
 TOKENIZER_BACKENDS = get_args(TokenizerBackend)
 TOKEN_DTYPES = get_args(TokenDtype)
+INPUT_FORMATS = get_args(InputFormat)

@@ -10,13 +10,15 @@ Inputs keep the caller's order. The files of an input are sorted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from cloudload.config.choices import INPUT_FORMATS
 from cloudload.convert.input_files import InputFile
+from cloudload.convert.readers.csv import CsvUnit
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.readers.rows import RowsUnit
@@ -29,8 +31,15 @@ from cloudload.storage.objects import list_objects
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location, is_local, local_path
 
-FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
 _MAX_BLOCK_FILES = 1024
+_UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
+    "jsonl": LinesUnit,
+    "lines": LinesUnit,
+    "csv": CsvUnit,
+    "tsv": CsvUnit,
+    "parquet": ParquetUnit,
+}
+"""The unit of a file of each format that has one unit per file."""
 
 
 def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[InputUnit]:
@@ -41,8 +50,8 @@ def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) ->
     an invalid `format` or `split`, and a file listed twice. Raises `ConvertError` or `StoreError`
     for an input that is not found or cannot be opened, and for a file that is not text by its name.
     """
-    if format not in FORMATS:
-        raise ValueError(f"no format named {format!r}. Use one of {', '.join(FORMATS)}")
+    if format not in INPUT_FORMATS:
+        raise ValueError(f"no format named {format!r}. Use one of {', '.join(INPUT_FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
         raise ValueError("no inputs. Pass files, folders, globs, a dataset, or - for stdin")
@@ -213,9 +222,7 @@ def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
             group = []
         if file.format == "text":
             group.append(file)
-        elif file.format == "parquet":
-            yield ParquetUnit(file)
         else:
-            yield LinesUnit(file)
+            yield _UNITS[file.format](file)
     if group:
         yield TextUnit(tuple(group))

@@ -1,0 +1,45 @@
+"""What the readers of the converter promise, for files of any format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cloudload.convert.inputs import list_units
+from cloudload.convert.records import BlockStart, Fields, Record
+
+BLOCK_SIZES = (1, 700, 1 << 20)
+
+
+def read_records(
+    inputs: Any, *, block_bytes: int = 1 << 20, keep: Sequence[str] = (), **options: Any
+) -> list[Record]:
+    """Every record of the inputs."""
+    settings = {"format": "auto", "split": None} | options
+    fields = Fields(["text", "id", *keep], {})
+    return [
+        record
+        for unit in list_units(inputs, block_bytes=block_bytes, **settings)
+        for block in unit.blocks(BlockStart(), block_bytes, fields)
+        for record in block.records("text")
+    ]
+
+
+def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> None:
+    """Records are the same for any block size; and a reader can begin at any block."""
+    settings = {"format": "auto", "split": None} | options
+    fields = Fields(["text", "id", *keep], {})
+    expected = read_records(inputs, keep=keep, **options)
+    assert len(expected) > 2
+    for size in BLOCK_SIZES:
+        assert read_records(inputs, block_bytes=size, keep=keep, **options) == expected
+        for unit in list_units(inputs, block_bytes=size, **settings):
+            blocks = list(unit.blocks(BlockStart(), size, fields))
+            assert len(blocks) > 1 or size > 700
+            if unit.size is not None:
+                assert sum(block.input_bytes for block in blocks) == unit.size
+            for number, block in enumerate(blocks):
+                rest = list(unit.blocks(block.start, size, fields))
+                assert [(each.start, list(each.records("text"))) for each in rest] == [
+                    (each.start, list(each.records("text"))) for each in blocks[number:]
+                ]
