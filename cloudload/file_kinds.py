@@ -15,13 +15,10 @@ FORMATS_BY_EXTENSION = {
     ".csv": "csv",
     ".tsv": "tsv",
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
+    **dict.fromkeys([".arrow", ".feather", ".ipc"], "arrow"),
 }
 
 _TABLE = "a table. Convert it to JSON Lines or Parquet"
-_ARROW = (
-    "an Arrow table. If datasets.save_to_disk wrote it, pass datasets.load_from_disk(FOLDER) to "
-    "convert_to_mds; otherwise, convert it to Parquet"
-)
 _ARCHIVE = "an archive. Unpack it"
 _PACKED = "compressed in an unsupported way. Use gz, zstd, bz2 or xz"
 _DOCUMENT = "a document with layout. Extract its text"
@@ -30,7 +27,6 @@ _MDS = "a shard of an MDS dataset, which needs no conversion. Pass its folder to
 
 _ADVICE = {
     _TABLE: "xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",
-    _ARROW: "arrow feather ipc",
     _ARCHIVE: "tar tgz tbz tbz2 txz tzst zip 7z rar cpio iso dmg jar whl deb rpm warc zim",
     _PACKED: "z lz lz4 lzma lzo br sz snappy",
     _DOCUMENT: "pdf doc docx ppt pptx odt odp epub mobi azw3 djvu",

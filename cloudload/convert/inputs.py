@@ -18,12 +18,14 @@ from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config.choices import INPUT_FORMATS
 from cloudload.convert.input_files import InputFile
+from cloudload.convert.readers.arrow import ArrowUnit
 from cloudload.convert.readers.csv import CsvUnit
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.records import InputUnit, sum_bytes
+from cloudload.convert.saved_datasets import select_saved_files
 from cloudload.errors import ConvertError
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
 from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
@@ -38,6 +40,7 @@ _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "csv": CsvUnit,
     "tsv": CsvUnit,
     "parquet": ParquetUnit,
+    "arrow": ArrowUnit,
 }
 """The unit of a file of each format that has one unit per file."""
 
@@ -71,6 +74,8 @@ def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | Inp
         if text.startswith("hf://") and not text.startswith("hf://datasets/"):
             return _load_dataset(text, split)
         files = _find_files(text)
+        if format in ("auto", "arrow"):
+            files = select_saved_files(text, files, split)
         if format == "auto":
             _refuse_binary([url for url, _, _ in files])
         return [_input_file(url, name, size, format) for url, name, size in files]

@@ -124,7 +124,6 @@ def test_fields_may_be_nested_and_are_listed_if_the_text_is_not_found(
     [
         ("a.xlsx", "is a table. Convert it"),
         ("a.DBF.gz", "is a table. Convert it"),
-        ("data-00000-of-00001.arrow", "load_from_disk"),
         ("shard.00000.mds.zstd", "is a shard of an MDS dataset, which needs no conversion"),
         ("a.tar.gz", "is an archive. Unpack it"),
         ("a.pdf", "Extract its text"),
