@@ -10,12 +10,14 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+_TAR_SHORT_FORMS = {".tgz": "gz", ".tbz": "bz2", ".tbz2": "bz2", ".txz": "xz", ".tzst": "zstd"}
 FORMATS_BY_EXTENSION = {
     **dict.fromkeys([".jsonl", ".ndjson", ".json"], "jsonl"),
     ".csv": "csv",
     ".tsv": "tsv",
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
     **dict.fromkeys([".arrow", ".feather", ".ipc"], "arrow"),
+    ".tar": "webdataset",
 }
 
 _TABLE = "a table. Convert it to JSON Lines or Parquet"
@@ -27,7 +29,7 @@ _MDS = "a shard of an MDS dataset, which needs no conversion. Pass its folder to
 
 _ADVICE = {
     _TABLE: "xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",
-    _ARCHIVE: "tar tgz tbz tbz2 txz tzst zip 7z rar cpio iso dmg jar whl deb rpm warc zim",
+    _ARCHIVE: "zip 7z rar cpio iso dmg jar whl deb rpm warc zim",
     _PACKED: "z lz lz4 lzma lzo br sz snappy",
     _DOCUMENT: "pdf doc docx ppt pptx odt odp epub mobi azw3 djvu",
     _BINARY: "png jpg jpeg gif bmp tif tiff webp ico heic avif psd mp3 wav flac ogg opus m4a aac "
@@ -41,6 +43,8 @@ _REFUSED = {f".{name}": advice for advice, names in _ADVICE.items() for name in 
 def split_name(name: str) -> tuple[str, str | None]:
     """Return a file name's extension, before that of a compression, and the compression or None."""
     path = PurePosixPath(name.lower())
+    if short := _TAR_SHORT_FORMS.get(path.suffix):
+        return ".tar", short
     compression = COMPRESSIONS.get(path.suffix)
     return path.with_suffix("").suffix if compression else path.suffix, compression
 

@@ -24,6 +24,7 @@ from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
+from cloudload.convert.readers.webdataset import WebDatasetUnit
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.saved_datasets import select_saved_files
 from cloudload.errors import ConvertError
@@ -41,6 +42,7 @@ _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "tsv": CsvUnit,
     "parquet": ParquetUnit,
     "arrow": ArrowUnit,
+    "webdataset": WebDatasetUnit,
 }
 """The unit of a file of each format that has one unit per file."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloudload.convert.inputs import list_units
-from cloudload.convert.records import BlockStart, Fields, Record
+from cloudload.convert.records import BlockStart, Fields, InputBlock, Record
 
 BLOCK_SIZES = (1, 700, 1 << 20)
 
@@ -40,6 +40,9 @@ def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> No
                 assert sum(block.input_bytes for block in blocks) == unit.size
             for number, block in enumerate(blocks):
                 rest = list(unit.blocks(block.start, size, fields))
-                assert [(each.start, list(each.records("text"))) for each in rest] == [
-                    (each.start, list(each.records("text"))) for each in blocks[number:]
-                ]
+                assert list(map(_describe, rest)) == list(map(_describe, blocks[number:]))
+
+
+def _describe(block: InputBlock) -> tuple[int, int, int, list[Record]]:
+    start = block.start
+    return start.block, start.offset, start.line, list(block.records("text"))

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from cloudload.convert.chunk_reader import ChunkReader
 from cloudload.convert.input_files import DamagedError, StoredByteCounter, read_decompressed
 from cloudload.convert.readers.arrow_block import ArrowBlock, check_pyarrow, choose_columns
 from cloudload.convert.records import (
@@ -93,28 +94,7 @@ class ArrowUnit(FileUnit):
                 "example with pandas.read_feather and DataFrame.to_parquet"
             )
         rest = itertools.chain([head.removeprefix(_FILE_MARK)], chunks)
-        return head.startswith(_FILE_MARK), io.BufferedReader(_ChunkReader(rest), 1 << 16)
-
-
-class _ChunkReader(io.RawIOBase):
-    """Chunks of bytes as a file."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._left = chunks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._left = memoryview(chunk)
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
-        self._left = self._left[size:]
-        return size
+        return head.startswith(_FILE_MARK), io.BufferedReader(ChunkReader(rest), 1 << 16)
 
 
 def _read_batches(
