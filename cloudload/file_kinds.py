@@ -25,7 +25,7 @@ _ARCHIVE = "an archive. Unpack it"
 _PACKED = "compressed in an unsupported way. Use gz, zstd, bz2 or xz"
 _DOCUMENT = "a document with layout. Extract its text"
 _BINARY = "not text"
-_MDS = "a shard of an MDS dataset, which needs no conversion. Pass its folder to CloudLoader"
+_MDS = "a shard of an MDS dataset. Pass the folder with its index.json"
 
 _ADVICE = {
     _TABLE: "xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",

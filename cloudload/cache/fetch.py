@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudload.cache.counters import TrafficCounter
-from cloudload.cache.download import check_hash, check_header, download_shard
 from cloudload.cache.folder import dataset_folder, reserve
 from cloudload.cache.republished import check_fetched
 from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Dataset
+from cloudload.mds.download import check_hash, check_header, download_shard
 from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import ShardInfo
 from cloudload.storage.base import Retry

@@ -18,12 +18,12 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from cloudload.cache.counters import TrafficCounter
-from cloudload.cache.download import check_hash
 from cloudload.cache.fetch import Fetcher
 from cloudload.cache.republished import check_in_place
 from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Corpus, Dataset, is_in_place
+from cloudload.mds.download import check_hash
 from cloudload.mds.index import ShardInfo
 from cloudload.mds.shard import Shard
 from cloudload.storage.base import Retry

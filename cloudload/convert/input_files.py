@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from cloudload.errors import StoreError
+from cloudload.mds.index import ShardInfo
 from cloudload.storage.objects import open_object
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import is_local
@@ -47,9 +48,11 @@ class InputFile:
     bytes: int | None
     """The stored size in bytes, or None if unknown."""
     format: str
-    """`jsonl`, `parquet`, `text` or `lines`."""
+    """One of `config.choices.INPUT_FORMATS` but `auto`."""
     compression: str | None
     """`gz`, `bz2`, `xz`, `zstd` or None."""
+    shard: ShardInfo | None = None
+    """The file's entry in the index of its dataset, for format `mds`."""
 
     @property
     def display_name(self) -> str:

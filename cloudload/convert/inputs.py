@@ -18,9 +18,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config.choices import INPUT_FORMATS
 from cloudload.convert.input_files import InputFile
+from cloudload.convert.mds_datasets import is_mds_folder, list_shards
 from cloudload.convert.readers.arrow import ArrowUnit
 from cloudload.convert.readers.csv import CsvUnit
 from cloudload.convert.readers.lines import LinesUnit
+from cloudload.convert.readers.mds import MdsUnit
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
@@ -43,6 +45,7 @@ _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "parquet": ParquetUnit,
     "arrow": ArrowUnit,
     "webdataset": WebDatasetUnit,
+    "mds": MdsUnit,
 }
 """The unit of a file of each format that has one unit per file."""
 
@@ -76,6 +79,8 @@ def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | Inp
         if text.startswith("hf://") and not text.startswith("hf://datasets/"):
             return _load_dataset(text, split)
         files = _find_files(text)
+        if format == "mds" or (format == "auto" and is_mds_folder(files)):
+            return list_shards(text, files)
         if format in ("auto", "arrow"):
             files = select_saved_files(text, files, split)
         if format == "auto":

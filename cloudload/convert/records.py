@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from cloudload.convert.input_files import InputFile
 
@@ -74,6 +74,15 @@ class InputBlock(Protocol):
     @property
     def input_bytes(self) -> int: ...
     def records(self, text_key: str) -> Iterator[Record]: ...
+
+
+@runtime_checkable
+class TypedBlock(Protocol):
+    """A block of a format that gives its fields MDS encodings, which kept fields keep."""
+
+    def column_encodings(self) -> Mapping[str, str]:
+        """The encoding of each field, by name."""
+        ...
 
 
 class InputUnit(Protocol):

@@ -32,36 +32,41 @@ def select_saved_files(
     by_name = {file[1]: file for file in files}
     prefix = ""
     if _SPLITS in by_name:
-        prefix = _choose_split(folder, split) + "/"
+        prefix = _choose_split(folder, by_name[_SPLITS], split) + "/"
     elif _INFO not in by_name or _STATE not in by_name:
         if inner := [name for name in by_name if name.endswith(f"/{_STATE}")]:
             _check_not_saved(folder, inner[0].removesuffix(_STATE), by_name)
         return list(files)
-    state = _read_json(folder, prefix + _STATE)
+    if prefix + _STATE not in by_name:
+        raise _lacks(folder, prefix + _STATE, _SPLITS)
+    state = _read_json(by_name[prefix + _STATE])
     try:
         names = [prefix + str(file["filename"]) for file in state["_data_files"]]
         has_indices = bool(state.get("_indices_data_files"))
     except (KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(folder, prefix + _STATE, error) from error
+        raise _unreadable(by_name[prefix + _STATE], error) from error
     if has_indices:
         raise ConvertError(
             f"{redact(folder)} is a selection of rows in the format of an old version of datasets. "
             "Save it again with load_from_disk and save_to_disk"
         )
     if missing := [name for name in names if name not in by_name]:
-        raise ConvertError(
-            f"{redact(folder)} lacks {missing[0]!r}, which its {prefix}{_STATE} lists. Copy the "
-            "dataset again"
-        )
+        raise _lacks(folder, missing[0], prefix + _STATE)
     return [by_name[name] for name in names]
 
 
-def _choose_split(folder: str, split: str | None) -> str:
-    listed = _read_json(folder, _SPLITS)
+def _lacks(folder: str, name: str, listing: str) -> ConvertError:
+    return ConvertError(
+        f"{redact(folder)} lacks {name!r}, which its {listing} lists. Copy the dataset again"
+    )
+
+
+def _choose_split(folder: str, listing: FoundFile, split: str | None) -> str:
+    listed = _read_json(listing)
     try:
         splits = [str(name) for name in listed["splits"]]
     except (KeyError, TypeError) as error:
-        raise _unreadable(folder, _SPLITS, error) from error
+        raise _unreadable(listing, error) from error
     chosen = splits[0] if split is None and len(splits) == 1 else split
     if chosen is None or chosen not in splits:
         raise ValueError(
@@ -79,15 +84,15 @@ def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> 
         )
 
 
-def _read_json(folder: str, name: str) -> Any:
+def _read_json(file: FoundFile) -> Any:
     try:
-        return json.loads(read_object(join_url(folder, name)))
+        return json.loads(read_object(file[0]))
     except (ValueError, RecursionError) as error:
-        raise _unreadable(folder, name, error) from error
+        raise _unreadable(file, error) from error
 
 
-def _unreadable(folder: str, name: str, error: Exception) -> ConvertError:
+def _unreadable(file: FoundFile, error: Exception) -> ConvertError:
     return ConvertError(
-        f"{redact(join_url(folder, name))} is not what save_to_disk writes ({error!r:.200}). Copy "
-        "the dataset again, or pass its Arrow files one by one"
+        f"{redact(file[0])} is not what save_to_disk writes ({error!r:.200}). Copy the dataset "
+        "again, or pass its Arrow files one by one"
     )

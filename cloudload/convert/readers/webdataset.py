@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudload.convert.file_kinds import FORMATS_BY_EXTENSION, split_name
+from cloudload.file_kinds import FORMATS_BY_EXTENSION, split_name
 from cloudload.convert.input_files import (
     DamagedError,
     InputFile,

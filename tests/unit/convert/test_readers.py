@@ -124,7 +124,10 @@ def test_fields_may_be_nested_and_are_listed_if_the_text_is_not_found(
     [
         ("a.xlsx", "is a table. Convert it"),
         ("a.DBF.gz", "is a table. Convert it"),
-        ("shard.00000.mds.zstd", "is a shard of an MDS dataset, which needs no conversion"),
+        (
+            "shard.00000.mds.zstd",
+            "Pass the folder with its index.json",
+        ),
         ("a.zip", "is an archive. Unpack it"),
         ("a.pdf", "Extract its text"),
         ("a.jsonl.lz4", "is compressed in an unsupported way"),
