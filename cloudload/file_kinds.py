@@ -12,7 +12,8 @@ from pathlib import PurePosixPath
 COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _TAR_SHORT_FORMS = {".tgz": "gz", ".tbz": "bz2", ".tbz2": "bz2", ".txz": "xz", ".tzst": "zstd"}
 FORMATS_BY_EXTENSION = {
-    **dict.fromkeys([".jsonl", ".ndjson", ".json"], "jsonl"),
+    **dict.fromkeys([".jsonl", ".ndjson"], "jsonl"),
+    ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
     **dict.fromkeys([".parquet", ".pq"], "parquet"),

@@ -22,7 +22,7 @@ Verification = Literal["once", "always", "off"]
 TokenizerBackend = Literal["auto", "hf", "fastokens"]
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 InputFormat = Literal[
-    "auto", "jsonl", "csv", "tsv", "parquet", "arrow", "webdataset", "mds", "text", "lines"
+    "auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "webdataset", "mds", "text", "lines"
 ]
 
 SHUFFLE_ALGORITHMS = get_args(ShuffleAlgorithm)

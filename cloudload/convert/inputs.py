@@ -21,6 +21,7 @@ from cloudload.convert.input_files import InputFile
 from cloudload.convert.mds_datasets import is_mds_folder, list_shards
 from cloudload.convert.readers.arrow import ArrowUnit
 from cloudload.convert.readers.csv import CsvUnit
+from cloudload.convert.readers.json import JsonUnit
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.mds import MdsUnit
 from cloudload.convert.readers.parquet import ParquetUnit
@@ -40,6 +41,7 @@ _MAX_BLOCK_FILES = 1024
 _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "jsonl": LinesUnit,
     "lines": LinesUnit,
+    "json": JsonUnit,
     "csv": CsvUnit,
     "tsv": CsvUnit,
     "parquet": ParquetUnit,

@@ -102,7 +102,7 @@ class WebDatasetUnit(FileUnit):
             return
         for extension in sample.files:
             kind, _ = split_name(f"a.{extension}")
-            if kind in FORMATS_BY_EXTENSION:
+            if kind in FORMATS_BY_EXTENSION and kind != f".{_JSON}":
                 raise ConvertError(
                     f"{self.file.display_name} is not a WebDataset: {sample.key}.{extension} is a "
                     f"file of many records ({FORMATS_BY_EXTENSION[kind]}). Unpack the archive, and "

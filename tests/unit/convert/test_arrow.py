@@ -75,9 +75,7 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> No
     state = tmp_path / "in" / "state.json"
     listed = state.read_text()
     state.write_text(listed.replace("data-00003-of", "../data-00003-of"))
-    with pytest.raises(
-        ConvertError, match=r"lacks '../data-00003-of-00012.arrow', which"
-    ):
+    with pytest.raises(ConvertError, match=r"lacks '../data-00003-of-00012.arrow', which"):
         convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
     state.write_text("[]")
     with pytest.raises(ConvertError, match=r"in/state.json is not what save_to_disk writes"):

@@ -30,7 +30,11 @@ COLUMNS = {
 
 def write_dataset(folder: Path, **options: Any) -> list[dict[str, Any]]:
     """Have `MDSWriter` write samples, and return them."""
-    settings: dict[str, Any] = {"columns": COLUMNS, "size_limit": 4000, "hashes": ["sha1"]} | options
+    settings: dict[str, Any] = {
+        "columns": COLUMNS,
+        "size_limit": 4000,
+        "hashes": ["sha1"],
+    } | options
     samples = [
         {
             "text": text,
