@@ -38,6 +38,7 @@ from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location, is_local, local_path
 
 _MAX_BLOCK_FILES = 1024
+_HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
 _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "jsonl": LinesUnit,
     "lines": LinesUnit,
@@ -78,7 +79,7 @@ def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | Inp
         text = str(item)
         if text == "-":
             return [InputFile("-", "stdin", None, "jsonl" if format == "auto" else format, None)]
-        if text.startswith("hf://") and not text.startswith("hf://datasets/"):
+        if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)
         files = _find_files(text)
         if format == "mds" or (format == "auto" and is_mds_folder(files)):
