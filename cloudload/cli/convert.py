@@ -33,7 +33,10 @@ def add_convert(commands: Commands) -> None:
         epilog=_CONVERT_EXAMPLE,
         after_interrupt="To resume, run the same command again, without --overwrite",
     ).add_argument
-    where = "a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME"
+    where = (
+        "a file, folder or glob, local or in a store, such as hf://datasets/OWNER/NAME/PATH; the "
+        "folder of an MDS dataset; - for stdin; hf://OWNER/NAME"
+    )
     add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="write to OUT/NAME; also the split of hf:// inputs")

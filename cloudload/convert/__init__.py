@@ -7,7 +7,9 @@
 
     convert   the steps above                  config, columns   options that change the output
     inputs, input_files, records, readers      shards            encode, cut, store
+    saved_datasets, mds_datasets               folders that are one dataset
     journal   resume, report                   process_pool, shared_bytes   workers
+    listing   a table of the inputs            split_by_hash     documents to splits
 
 Other packages use `convert_to_mds` and `journal.ConvertReport`. Everything else is internal.
 """
