@@ -78,6 +78,8 @@ def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | Inp
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
+            if format == "mds":
+                raise ValueError("an MDS dataset cannot be read from stdin. Pass its folder or URL")
             return [InputFile("-", "stdin", None, "jsonl" if format == "auto" else format, None)]
         if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)

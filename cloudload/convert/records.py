@@ -56,9 +56,9 @@ class Fields(tuple[str, ...]):
 
     encodings: Mapping[str, str]
 
-    def __new__(cls, names: Iterable[str], encodings: Mapping[str, str]) -> Fields:
+    def __new__(cls, names: Iterable[str], encodings: Mapping[str, str] | None = None) -> Fields:
         fields = super().__new__(cls, names)
-        fields.encodings = dict(encodings)
+        fields.encodings = dict(encodings or {})
         return fields
 
 

@@ -16,7 +16,7 @@ def read_records(
 ) -> list[Record]:
     """Every record of the inputs."""
     settings = {"format": "auto", "split": None} | options
-    fields = Fields(["text", "id", *keep], {})
+    fields = Fields(["text", "id", *keep])
     return [
         record
         for unit in list_units(inputs, block_bytes=block_bytes, **settings)
@@ -28,7 +28,7 @@ def read_records(
 def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> None:
     """Records are the same for any block size; and a reader can begin at any block."""
     settings = {"format": "auto", "split": None} | options
-    fields = Fields(["text", "id", *keep], {})
+    fields = Fields(["text", "id", *keep])
     expected = read_records(inputs, keep=keep, **options)
     assert len(expected) > 2
     for size in BLOCK_SIZES:
