@@ -17,6 +17,7 @@ import csv
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cloudload.convert.input_files import (
     DamagedError,
@@ -182,36 +183,29 @@ class CsvBlock:
     damage: str | None
 
     def records(self, text_key: str) -> Iterator[Record]:
+        where, name = self.file.display_name, self.file.name
         line, is_header = self.start.line, self.start.offset == 0
         for data in split_records([self.data], _delimiter(self.file)):
             if not is_header and data.strip(b"\r\n"):
-                yield self._record(line, data)
+                fields, problem = self._parse(data)
+                yield Record(f"{where}:{line}", f"{name}:{line}", fields, problem)
             line, is_header = line + data.count(b"\n"), False
         if self.damage:
-            yield self._bad(line, self.damage)
+            yield Record(f"{where}:{line}", f"{name}:{line}", None, self.damage)
 
-    def _record(self, line: int, data: bytes) -> Record:
+    def _parse(self, data: bytes) -> tuple[Mapping[str, Any] | None, str | None]:
+        """Return (a record's fields, None), or (None, its problem)."""
         try:
             values = _parse_record(data, self.file)
+            if len(values) != len(self.names):
+                return None, f"{len(values)} fields, but the header has {len(self.names)}"
+            fields: dict[str, Any] = dict(zip(self.names, values, strict=True))
+            for name in self.encodings.keys() & fields.keys():
+                fields[name] = parse_text(name, fields[name], self.encodings[name])
         except UnicodeDecodeError as error:
-            return self._bad(line, f"{describe_not_utf8(error)}. {_TO_UTF_8}")
+            return None, f"{describe_not_utf8(error)}. {_TO_UTF_8}"
         except csv.Error as error:
-            return self._bad(line, _describe(error))
-        if len(values) != len(self.names):
-            return self._bad(line, f"{len(values)} fields, but the header has {len(self.names)}")
-        fields = dict(zip(self.names, values, strict=True))
-        try:
-            typed = {
-                name: parse_text(name, fields[name], encoding)
-                for name, encoding in self.encodings.items()
-                if name in fields
-            }
+            return None, _describe(error)
         except ValueError as error:
-            return self._bad(line, str(error))
-        return Record(
-            f"{self.file.display_name}:{line}", f"{self.file.name}:{line}", fields | typed
-        )
-
-    def _bad(self, line: int, problem: str) -> Record:
-        where, name = f"{self.file.display_name}:{line}", f"{self.file.name}:{line}"
-        return Record(where, name, None, problem)
+            return None, str(error)
+        return fields, None

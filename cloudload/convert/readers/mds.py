@@ -136,8 +136,9 @@ class MdsBlock:
         return {column.name: column.encoding for column in self.columns}
 
     def records(self, text_key: str) -> Iterator[Record]:
+        shard = self.file.display_name
         for number, values in enumerate(self.values, self.start.line):
-            where, name = f"{self.file.display_name}:{number}", f"{self.file.name}:{number}"
+            where, name = f"{shard}:{number}", f"{self.file.name}:{number}"
             try:
                 yield Record(where, name, self._decode(values))
             except (ValueError, RecursionError, struct.error) as error:
