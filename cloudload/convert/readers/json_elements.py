@@ -19,6 +19,7 @@ from cloudload.convert.records import BYTE_ORDER_MARK
 MOST_ELEMENT_BYTES = 1 << 30
 _SPACE = re.compile(r"[ \t\r\n]*")
 _MOST_TOKEN_CHARACTERS = 16  # of a name or an escape that the end of the bytes may cut
+_AFTER_NUMBER = (" ", "\t", "\r", "\n", ",", "]")
 _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 
 
@@ -90,8 +91,9 @@ class _Scan:
                     reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
                     raise BrokenArrayError(f"invalid JSON ({reason})") from None
                 continue
-            is_closed = self._text[end - 1] in '}]"'
-            if is_closed or end < len(self._text) or not self._read(size):
+            is_whole = self._text[end - 1] in '}]"' or self._text[end : end + 1] in _AFTER_NUMBER
+            is_cut = not is_whole and len(self._text) - end < _MOST_TOKEN_CHARACTERS
+            if not is_cut or not self._read(size):
                 element = self._text[self._start : end].encode("latin-1")
                 self._start = end
                 return element

@@ -84,6 +84,13 @@ def test_elements_end_where_the_json_module_ends_them(
         assert [e for _, e in split_array(rest, is_begun=True)] == [e for _, e in found[number:]]
 
 
+@pytest.mark.parametrize("number", ["0.0", "-1.5e+300", "1E5", "12", "-0", "NaN", "-Infinity"])
+def test_a_number_that_arrives_in_pieces_is_one_element(number: str) -> None:
+    data = f"[{number},{number}]".encode()
+    pieces = [data[at : at + 1] for at in range(len(data))]
+    assert [each for _, each in split_array(pieces, is_begun=False)] == [number.encode()] * 2
+
+
 BROKEN = {
     '[{"text": "a"}, {"text": "b"': ("a.json:2: invalid JSON (Expecting ',' delimiter)", 1),
     '[{"text": "a"}, {"text": "b': ("a.json:2: invalid JSON (Unterminated string", 1),
