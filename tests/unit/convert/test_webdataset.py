@@ -17,7 +17,7 @@ from cloudload.errors import ConvertError
 from tests.support.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
 from tests.support.readers import check_blocks
 
-DOCUMENTS = documents(200)
+DOCUMENTS = documents(120)
 
 
 def write_webdataset(path: Path) -> None:
@@ -169,15 +169,15 @@ def test_hostile_names_links_and_sizes_touch_nothing(tmp_path: Path) -> None:
 
 def flip_header(data: bytes) -> bytes:
     """Damage the header of a file in the middle."""
-    place = data.index(b"000100.txt")
+    place = data.index(b"000060.txt")
     return data[:place] + b"X" + data[place + 1 :]
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], int, str]] = {
-    "header": (flip_header, 100, "is damaged from here on (invalid header)"),
-    "truncated": (lambda data: data[: data.index(b"000100.txt") + 520], 100, "damaged or incompl"),
-    "cut": (lambda data: data[: data.index(b"000100.txt")], 100, "has no end marker"),
-    "joined": (lambda data: data + data, 200, "ends here, but more data follows"),
+    "header": (flip_header, 60, "is damaged from here on (invalid header)"),
+    "truncated": (lambda data: data[: data.index(b"000060.txt") + 520], 60, "damaged or incompl"),
+    "cut": (lambda data: data[: data.index(b"000060.txt")], 60, "has no end marker"),
+    "joined": (lambda data: data + data, 120, "ends here, but more data follows"),
 }
 
 
