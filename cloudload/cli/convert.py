@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
-from cloudload.config.choices import INPUT_FORMATS
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -40,8 +39,11 @@ def add_convert(commands: Commands) -> None:
     add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="write to OUT/NAME; also the split of hf:// inputs")
-    form = "format of all files (default: by file name; text if unknown, jsonl for stdin)"
-    add("--format", default="auto", choices=INPUT_FORMATS, help=form)
+    form = (
+        "format of all files, such as jsonl, json, csv, tsv, parquet, arrow, webdataset, mds, text "
+        "or lines (default: auto, by file name; text if unknown, jsonl for stdin)"
+    )
+    add("--format", default="auto", metavar="NAME", help=form)
     text = "field that holds the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
     identifier = "field that holds the ID; without it, the ID is FILE or FILE:LINE (default: id)"
