@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from cloudload.cli.command import Commands
     from cloudload.convert.journal import ConvertReport
 
+# `config.choices.INPUT_FORMATS`, whose import would make the help slow; a test compares them
+_NAMES = "auto jsonl json csv tsv parquet arrow webdataset mds text lines"
+FORMATS = tuple(_NAMES.split())
+
 _CONVERT_EXAMPLE = """\
 A conversion that was stopped or killed resumes when you run it again, without --overwrite. It
 recognizes its input by file names and sizes.
@@ -39,11 +43,8 @@ def add_convert(commands: Commands) -> None:
     add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="write to OUT/NAME; also the split of hf:// inputs")
-    form = (
-        "format of all files, such as jsonl, json, csv, tsv, parquet, arrow, webdataset, mds, text "
-        "or lines (default: auto, by file name; text if unknown, jsonl for stdin)"
-    )
-    add("--format", default="auto", metavar="NAME", help=form)
+    form = "format of all files (default: by file name; text if unknown, jsonl for stdin)"
+    add("--format", default="auto", choices=FORMATS, help=form)
     text = "field that holds the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
     identifier = "field that holds the ID; without it, the ID is FILE or FILE:LINE (default: id)"
