@@ -4,7 +4,7 @@ a.jsonl.gz  b.jsonl.gz  README.md    2 .jsonl.gz and 1 .md
                                      cloudload convert 'corpus/*.jsonl.gz' corpus-mds
 train/a.txt  val/b.txt               cloudload convert corpus/train corpus-mds --split train &&
                                      cloudload convert corpus/val corpus-mds --split val
-a.csv                                a table. Convert it to JSON Lines or Parquet
+a.xlsx                               a table. Convert it to JSON Lines or Parquet
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def _command(inputs: Sequence[str], out: str, split: str | None) -> str:
 
 
 def _format_of(name: str) -> str:
-    return FORMATS_BY_EXTENSION.get(split_name(name)[0], "text")
+    kind = FORMATS_BY_EXTENSION.get(split_name(name)[0], "text")
+    return "jsonl" if kind == "json" else kind  # files of both often share a folder
 
 
 def _suffix_of(name: str) -> str:

@@ -85,7 +85,7 @@ class MdsUnit(FileUnit):
             return path, check_hash(path, info)
         path = folder / "shard.mds"
         with path.open("w+b") as file:
-            fault = download_shard(
+            found = download_shard(
                 self.file.url,
                 info,
                 cast(BinaryIO, file),
@@ -93,7 +93,7 @@ class MdsUnit(FileUnit):
                 checks_hash=True,
                 count_bytes=lambda _: None,
             )
-        return path, fault
+        return path, found.fault
 
 
 def _choose_columns(file: InputFile, info: ShardInfo, fields: Fields) -> tuple[Column, ...]:

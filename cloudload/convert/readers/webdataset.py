@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudload.file_kinds import FORMATS_BY_EXTENSION, split_name
 from cloudload.convert.input_files import (
     DamagedError,
     InputFile,
@@ -43,6 +42,7 @@ from cloudload.convert.records import (
     has_field,
 )
 from cloudload.errors import ConvertError
+from cloudload.file_kinds import FORMATS_BY_EXTENSION, split_name
 
 _NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
 _TEXT, _JSON = "txt", "json"

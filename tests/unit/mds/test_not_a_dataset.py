@@ -100,9 +100,11 @@ def test_the_output_is_never_inside_the_input(here: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["a.csv", "b.csv", "README"], "Found 2 .csv and 1 without a suffix. a.csv is a table."),
-        (["a.tar"], "Found 1 .tar. a.tar is an archive. Unpack it"),
-        (["a.arrow"], "Found 1 .arrow. a.arrow is an Arrow table."),
+        (
+            ["a.xlsx", "b.xlsx", "README"],
+            "Found 2 .xlsx and 1 without a suffix. a.xlsx is a table.",
+        ),
+        (["a.zip"], "Found 1 .zip. a.zip is an archive. Unpack it"),
         (["a.mds", "b.mds.zstd"], "Found 1 .mds and 1 .mds.zstd. A writer stores index.json last"),
         ([".convert/config.json", "shard.00000.mds"], "conversion to corpus has not finished"),
         (["a/.convert/config.json"], "conversion to corpus/a has not finished"),
