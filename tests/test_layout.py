@@ -22,7 +22,7 @@ storage segments
 config
 mds order tokenization
 cache packing convert check
-run batch streaming_arguments
+run batch streaming_arguments inspect
 workers
 delivery
 loader

@@ -135,6 +135,10 @@ class Shard:
         width = self.info.columns[column].bytes
         return self._map[start : start + (sizes[variable] if width is None else width)]
 
+    def sample_sizes(self) -> Ints:
+        """The size of each sample in bytes, all columns together: int64 [samples]."""
+        return np.diff(self._offsets.astype(np.int64))
+
     @property
     def data(self) -> memoryview:
         """All bytes of the shard, without copying them."""

@@ -1,0 +1,31 @@
+"""A dataset in a store is looked into with few requests and few bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudload.inspect import read_info
+from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import FaultProxy
+
+TEXTS = random_documents(3, 90)
+LARGE = [f"{number}: " + "large " * 100_000 for number in range(30)]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_dataset_in_any_store_is_summarized(store_url: str, compression: str | None) -> None:
+    write_mds(store_url, TEXTS, shard_samples=[30] * 3, compression=compression)
+    info = read_info(store_url)
+    assert (info.samples, info.shards, info.writer) == (90, 3, None)
+    assert info.sample_bytes is not None
+    assert info.sample_bytes.most == max(4 + len(text.encode()) for text in TEXTS)
+
+
+def test_the_sizes_of_samples_need_only_the_first_bytes_of_a_shard(
+    s3_proxy: FaultProxy, s3_url: str
+) -> None:
+    write_mds(s3_url, LARGE, shard_bytes=1 << 30)
+    before = len(s3_proxy.requests(".mds"))
+    assert read_info(s3_url).sample_bytes is not None
+    [request] = s3_proxy.requests(".mds")[before:]
+    assert request.body_bytes < sum(map(len, LARGE)) // 2
