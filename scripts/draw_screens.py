@@ -11,6 +11,7 @@ import contextlib
 import html
 import io
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,20 +38,33 @@ def draw_screens() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for name, pattern in (("docs", "docs/**/*.md"), ("code", "cloudload/**/*.py")):
-            files = sorted(map(str, ROOT.glob(pattern)))
             convert_to_mds(
-                files, name, format="text", shard_bytes=64_000, processes=1, progress=False
+                str(ROOT / pattern),
+                name,
+                format="text",
+                shard_bytes=64_000,
+                processes=1,
+                progress=False,
             )
         os.environ["COLUMNS"] = str(COLUMNS)
         draw_command("info", ["info", "docs"])
+        draw_command("head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
+
+
+class _Terminal(io.StringIO):
+    """What a command prints to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def draw_command(name: str, arguments: list[str]) -> None:
     """Draw a command and its output, as a terminal shows them."""
-    printed = io.StringIO()
+    printed = _Terminal()
     with contextlib.redirect_stdout(printed):
         assert main(arguments) == 0
-    command, output = html.escape(" ".join(arguments)), html.escape(printed.getvalue())
+    command, output = html.escape(shlex.join(arguments)), html.escape(printed.getvalue())
+    output = output.replace("\x1b[1m", "<strong>").replace("\x1b[0m", "</strong>")
     text = f"<b>$</b> cloudload {command}\n{output}"
     page = Path("screen.html")
     page.write_text(_TERMINAL + text, "utf-8")

@@ -3,6 +3,7 @@
     cloudload convert   convert raw corpora to MDS            cloudload.convert
     cloudload check     check an MDS dataset                  cloudload.check
     cloudload info      summarize an MDS dataset              cloudload.inspect
+    cloudload head      print documents of an MDS dataset     cloudload.inspect
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
@@ -23,6 +24,7 @@ from cloudload.cli.check import add_check
 from cloudload.cli.command import CommandParser
 from cloudload.cli.convert import add_convert
 from cloudload.cli.export import add_export
+from cloudload.cli.head import add_head
 from cloudload.cli.info import add_info
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.errors import CloudloadError
@@ -69,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_convert(commands)
     add_check(commands)
     add_info(commands)
+    add_head(commands)
     add_trace(commands)
     add_where(commands)
     add_export(commands)

@@ -37,13 +37,19 @@ def escape_lines(text: str) -> list[str]:
 
 
 def wrap(line: str, columns: int) -> Iterator[str]:
-    """Cut a line without line breaks into lines of at most `columns` terminal cells."""
-    start = used = 0
+    """Cut a line without line breaks into lines of at most `columns` terminal cells.
+
+    Cuts after a space if there is one.
+    """
+    start, used, last_space = 0, 0, -1
     for place, character in enumerate(line):
         width = _count_cells(character)
         if used + width > columns and place > start:
-            yield line[start:place]
-            start, used = place, 0
+            stop = last_space + 1 if last_space >= start else place
+            yield line[start:stop]
+            start, used = stop, sum(map(_count_cells, line[stop:place]))
+        if character == " ":
+            last_space = place
         used += width
     yield line[start:]
 

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from cloudload.inspect.distribution import Bin as Bin
 from cloudload.inspect.distribution import Distribution as Distribution
+from cloudload.inspect.documents import Document as Document
+from cloudload.inspect.documents import Unread as Unread
+from cloudload.inspect.documents import read_documents as read_documents
 from cloudload.inspect.info import ColumnInfo as ColumnInfo
 from cloudload.inspect.info import DatasetInfo as DatasetInfo
 from cloudload.inspect.info import read_info as read_info

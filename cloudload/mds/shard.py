@@ -236,6 +236,14 @@ class Shard:
             what = f"sample {sample} of {self.name} does not match its columns"
             raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
 
+    def has_id(self, sample: int, identifier: str) -> bool:
+        """Whether a sample's value in the column `id`, as text, is `identifier`.
+
+        A sample without the column, or with null in it, has no ID.
+        """
+        value = self.read_columns(sample, [ID_KEY]).get(ID_KEY)
+        return value is not None and str(value) == identifier
+
     def where(self, sample: int) -> str:
         """Describe a sample for a message: its index, the shard, and the ID if it can be read."""
         try:

@@ -182,6 +182,14 @@ class DocumentReader:
         shard, within = self._find(sample)
         return shard, shard.read_columns(within, columns)
 
+    def has_id(self, sample: int, identifier: str) -> bool:
+        """Whether a sample's value in the column `id`, as text, is `identifier`.
+
+        Raises the errors of `read_sample`.
+        """
+        shard, within = self._find(sample)
+        return shard.has_id(within, identifier)
+
     def where(self, sample: int) -> str:
         """Describe a sample for a message: its index in its shard, the shard, and its ID, if any.
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
+from cloudload.mds.shard import ID_KEY
 from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import SIZE
 from cloudload.workers.document_reader import DocumentReader
@@ -22,8 +23,6 @@ from cloudload.workers.documents import (
     open_documents,
 )
 from cloudload.workers.plan import Plan
-
-ID_KEY = "id"
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,7 @@ class Tracer:
         """
         found = []
         for sample in range(int(self._starts[-1])):
-            _, values = self._reader.read_sample(sample, [ID_KEY])
-            value = values.get(ID_KEY)
-            if value is not None and str(value) == identifier:
+            if self._reader.has_id(sample, identifier):
                 stream = int(self._corpus.streams_of(np.array([sample]))[0])
                 found.append((stream, sample - int(self._starts[stream])))
         return found

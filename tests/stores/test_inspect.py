@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudload.inspect import read_info
+from cloudload.inspect import read_documents, read_info
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import FaultProxy
 
@@ -29,3 +29,29 @@ def test_the_sizes_of_samples_need_only_the_first_bytes_of_a_shard(
     assert read_info(s3_url).sample_bytes is not None
     [request] = s3_proxy.requests(".mds")[before:]
     assert request.body_bytes < sum(map(len, LARGE)) // 2
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_documents_are_read_from_any_store(store_url: str, compression: str | None) -> None:
+    ids = [f"doc/{number}" for number in range(90)]
+    extra = {"id": ("str", ids)}
+    write_mds(store_url, TEXTS, shard_samples=[30] * 3, compression=compression, extra=extra)
+    for options, expected in (
+        ({"number": 40}, TEXTS[:40]),
+        ({"id": "doc/77"}, TEXTS[77:78]),
+        ({"pattern": "^8[0-3]:", "number": 9}, TEXTS[80:84]),
+    ):
+        found = read_documents(store_url, **options)
+        assert [document.values["text"] for document in found] == expected
+
+
+def test_the_first_documents_need_only_the_first_bytes_of_the_first_shard(
+    s3_proxy: FaultProxy, s3_url: str
+) -> None:
+    write_mds(s3_url, LARGE, shard_samples=[25, 5])
+    s3_proxy.set_faults([])
+    assert [document.values["text"] for document in read_documents(s3_url, number=2)] == LARGE[:2]
+    requests = s3_proxy.requests(".mds")
+    assert all("shard.00000.mds" in request.line for request in requests)
+    assert len(requests) <= 2
+    assert sum(request.body_bytes for request in requests) < sum(map(len, LARGE)) // 2

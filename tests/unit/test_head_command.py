@@ -1,0 +1,110 @@
+"""`cloudload head` prints documents for people on a terminal, and for programs in a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import cli
+from cloudload.cli.head import describe
+from cloudload.inspect import Document, read_documents
+from tests.support.corpora import random_documents, write_mds
+
+TEXTS = random_documents(5, 12)
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202ereversed\u2066\x00\x7f\rover"
+
+
+def test_a_pipe_gets_one_json_object_per_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mds(tmp_path, TEXTS)
+    assert cli.main(["head", str(tmp_path), "-n", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    documents = [*read_documents(tmp_path, number=3)]
+    assert [json.loads(line) for line in lines] == [each.as_dict() for each in documents]
+
+
+def test_a_json_column_with_an_unpaired_surrogate_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_mds(tmp_path, ["a"], extra={"meta": ("json", ["\ud800"])})
+    assert cli.main(["head", str(tmp_path)]) == 0
+    assert json.loads(capfd.readouterr().out)["values"]["meta"] == "\ud800"
+
+
+def test_no_match_is_said_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mds(tmp_path, TEXTS)
+    assert cli.main(["head", str(tmp_path), "--grep", "nothing like this"]) == 0
+    assert capsys.readouterr() == ("", "cloudload: no document matches\n")
+
+
+def read_on_a_terminal(*arguments: Any) -> str:
+    """What the command writes to a terminal of 60 columns."""
+    parent, child = os.openpty()
+    command = [sys.executable, "-m", "cloudload", "head", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": "60"}
+    with subprocess.Popen(command, stdout=child, env=environment) as process:
+        os.close(child)
+        parts = []
+        while True:
+            try:
+                part = os.read(parent, 1 << 16)
+            except OSError:  # how Linux ends a terminal without a writer
+                break
+            if not part:
+                break
+            parts.append(part)
+    os.close(parent)
+    assert process.returncode == 0
+    return b"".join(parts).decode()
+
+
+def test_a_hostile_document_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    extra: dict[str, tuple[str, list[Any]]] = {
+        "id": ("str", [HOSTILE]),
+        "meta": ("json", [{HOSTILE: HOSTILE}]),
+        HOSTILE: ("int8", [1]),
+    }
+    write_mds(tmp_path, [HOSTILE + "\nsecond line"], extra=extra)
+    for options in ([], ["--full"], ["--json"]):
+        printed = read_on_a_terminal(tmp_path, *options)
+        printed = printed.replace("\r\n", "\n").replace("\x1b[1m", "").replace("\x1b[0m", "")
+        assert all(each == "\n" or each.isprintable() for each in printed), options
+        assert "reversed" in printed
+
+
+def test_a_terminal_shows_text_wrapped_and_shortened(tmp_path: Path) -> None:
+    write_mds(tmp_path, ["one two three " * 100 + "end"], extra={"id": ("str", ["a/1"])})
+    lines = read_on_a_terminal(tmp_path).replace("\r\n", "\n").splitlines()
+    assert lines[0] == "\x1b[1msample 0  shard.00000.mds  id a/1  1,403 characters\x1b[0m"
+    assert lines[1].startswith("    one two three ")
+    assert lines[-2:] == ["  … 603 more characters", ""]
+    assert max(map(len, lines[1:])) <= 60
+    assert read_on_a_terminal(tmp_path, "--full").replace("\r\n", "\n").endswith("end\n\n")
+
+
+def test_a_long_document_is_shown_around_its_match() -> None:
+    text = "before " * 200 + "needle" + " after" * 300
+    document = Document(3, "shard.00000.mds", {"text": text}, (1_400, 1_406))
+    lines = [*describe(document, "text", 80, is_full=False)]
+    assert lines[1] == "  … 1,200 characters before"
+    assert any("needle" in line for line in lines)
+    assert lines[-1] == f"  … {len(text) - 2_000:,} more characters"
+
+
+def test_other_columns_are_one_line_each() -> None:
+    values = {"tokens": [*range(99)], "source": "a\nb", "score": 0.5, "text": "hello"}
+    document = Document(0, "shard.00000.mds", values)
+    assert [*describe(document, "text", 80, is_full=False)] == [
+        "sample 0  shard.00000.mds  5 characters",
+        "  tokens: 99 integers: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 …",
+        r"  source: a\nb",
+        "  score: 0.5",
+        "    hello",
+    ]
