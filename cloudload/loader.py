@@ -544,9 +544,16 @@ class CloudLoader:
         if row is not None and not 0 <= row < len(rows):
             raise ValueError(f"row is {row}. Use 0 to {len(rows) - 1}, the rows of the batch")
         spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
+        return self.open_tracer().trace(spans, rows)
+
+    def open_tracer(self) -> Tracer:
+        """Return the reader of the documents of batches. It is created once, and `close` ends it.
+
+        Raises the errors of `plan`.
+        """
         if self._tracer is None:
             self._tracer = Tracer(self.plan())
-        return self._tracer.trace(spans, rows)
+        return self._tracer
 
     def close(self) -> None:
         """End the workers and close the connections.

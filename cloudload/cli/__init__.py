@@ -6,6 +6,7 @@
     cloudload head      print documents of an MDS dataset     cloudload.inspect
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
+    cloudload rows      show the rows of steps as HTML        cloudload.provenance
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
@@ -27,6 +28,7 @@ from cloudload.cli.export import add_export
 from cloudload.cli.head import add_head
 from cloudload.cli.info import add_info
 from cloudload.cli.provenance import add_trace, add_where
+from cloudload.cli.rows import add_rows
 from cloudload.errors import CloudloadError
 
 _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
@@ -74,5 +76,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_head(commands)
     add_trace(commands)
     add_where(commands)
+    add_rows(commands)
     add_export(commands)
     return parser

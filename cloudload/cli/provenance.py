@@ -50,7 +50,7 @@ def add_trace(commands: Commands) -> None:
         epilog=_TRACE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
-    add_run_options(parser, takes_many=True)
+    add_run_options(parser, num_states="+")
     add = parser.add_argument
     steps = "steps from A up to, but not including, B; or a single step"
     add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
@@ -69,7 +69,7 @@ def add_where(commands: Commands) -> None:
         epilog=_WHERE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
-    add_run_options(parser, takes_many=True)
+    add_run_options(parser, num_states="+")
     document = parser.add_mutually_exclusive_group(required=True).add_argument
     document("--id", metavar="DOC", help="the document's ID; finding it reads all shards")
     number = "the document's index in its stream; STREAM is the stream's index (default: 0)"
@@ -80,13 +80,16 @@ def add_where(commands: Commands) -> None:
     parser.add_argument("--quick", action="store_true", help=quick)
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, takes_many: bool = False) -> None:
-    """Add the states, or a single one, and the options that locate the run's data and tokenizer."""
+def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 1) -> None:
+    """Add the states (`num_states` as argparse's `nargs`), and options that locate the run's data.
+
+    The options also locate its tokenizer.
+    """
     add = parser.add_argument
     state = "a checkpoint with a state: a JSON file, a torch file, or a folder"
-    if takes_many:
+    if num_states == "+":
         state += "; and later ones of the run, if its options changed"
-    add("states", metavar="STATE", type=Path, nargs="+" if takes_many else 1, help=state)
+    add("states", metavar="STATE", type=Path, nargs=num_states, help=state)
     data = "if the data has moved: a stream's folder with index.json; once per stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, if it has moved or the state does not record it"

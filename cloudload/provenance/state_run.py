@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.stream import Stream
 from cloudload.config.stream_names import name_streams
 from cloudload.config.transform import GIVEN_ID, Transform
@@ -129,6 +130,24 @@ def open_run(
         "schedule": schedule if sources.is_mixed else None,
     }
     return Run(state, arguments, global_batch)
+
+
+def start_run(global_batch: int, **options: Any) -> Run:
+    """Open the run that a loader with these options starts, at its beginning.
+
+    `options` are arguments of `CloudLoader`, such as those of `config_from_yaml`. Those of
+    `DeliveryConfig` have no effect. Raises the errors of `CloudLoader` and of `open_run`.
+    """
+    delivery = {field.name for field in fields(DeliveryConfig)}
+    chosen = {name: value for name, value in options.items() if name not in delivery}
+    with CloudLoader(**chosen, batch_size=global_batch, dp_rank=0, dp_world_size=1) as loader:
+        state = loader.state_dict()
+    return open_run(
+        state,
+        tokenizer=options.get("tokenizer"),
+        transform=options.get("transform"),
+        global_batch=global_batch,
+    )
 
 
 def _read_transform_id(name: str | None) -> str | None:

@@ -53,6 +53,16 @@ class TracedSpan:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class WholeDocument:
+    """The document of a span."""
+
+    num_tokens: int
+    """Number of tokens, bos and eos included."""
+    text: str
+    """The text, after the transform; of pre-tokenized data, the text of its tokens."""
+
+
 class Tracer:
     """Reads the documents of spans, in this process."""
 
@@ -62,6 +72,7 @@ class Tracer:
         self._reader: DocumentReader = DocumentReader(plan.recipe, self._cache)
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self._labels, self._corpus = plan.recipe.labels, plan.recipe.corpus
+        self._is_tokenized = [bool(each) for each in plan.recipe.config.token_columns]
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
@@ -70,13 +81,35 @@ class Tracer:
         `spans` is int64 [spans, 6], with columns `tables.SPAN_COLUMNS`. `rows`, int64 [rows], maps
         the rows in `spans` to rows of the run. Raises the errors of `LaneDocuments.read`.
         """
-        keys = [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
-        samples = {key: int(self._starts[key[0]]) + key[1] for key in keys}
+        return self._trace(spans, rows, self._read_tokens(self._locate(spans)))
+
+    def trace_whole(self, spans: Ints, rows: Ints) -> list[tuple[TracedSpan, WholeDocument]]:
+        """Like `trace`, but also return the whole document of each span."""
+        samples = self._locate(spans)
         tokens = self._read_tokens(samples)
-        traced = []
-        for key, (row, stream, epoch, sample, start, stop) in zip(
-            keys, spans.tolist(), strict=True
-        ):
+        documents = {
+            key: WholeDocument(len(tokens[key]), self._read_text(key[0], sample, tokens[key]))
+            for key, sample in samples.items()
+        }
+        traced = self._trace(spans, rows, tokens)
+        return [(each, documents[key]) for each, key in zip(traced, _keys(spans), strict=True)]
+
+    def _locate(self, spans: Ints) -> dict[tuple[int, int], int]:
+        """The index in the corpus of each (stream, sample) of spans."""
+        return {key: int(self._starts[key[0]]) + key[1] for key in _keys(spans)}
+
+    def _read_text(self, stream: int, sample: int, tokens: Tokens) -> str:
+        if self._is_tokenized[stream]:
+            return self._documents.decode(tokens)
+        [text] = self._reader.read_texts(np.array([sample]))
+        return text or ""
+
+    def _trace(
+        self, spans: Ints, rows: Ints, tokens: Mapping[tuple[int, int], Tokens]
+    ) -> list[TracedSpan]:
+        samples, traced = self._locate(spans), []
+        for row, stream, epoch, sample, start, stop in spans.tolist():
+            key = stream, sample
             shard, values = self._reader.read_sample(samples[key], [ID_KEY])
             text = self._documents.decode(tokens[key][start:stop])
             identifier = values.get(ID_KEY)
@@ -129,3 +162,8 @@ class Tracer:
     def close(self) -> None:
         """Stop fetching and unmap the shards."""
         self._cache.close()
+
+
+def _keys(spans: Ints) -> list[tuple[int, int]]:
+    """The (stream, sample) of each span."""
+    return [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
