@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from cloudload.cli.command import Commands
     from cloudload.provenance import Run
 
-_MOST_ROWS = 1_024
+_MOST_ROWS, _ROWS_PER_STEP = 1_024, 8
 _EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps.
 Without a state, the run begins with the options given: --data and --tokenizer, or --yaml, and
---option for any argument of CloudLoader. Open the page in a browser; it needs no other file.
+--option for any argument of CloudLoader. A step then has 8 rows unless --global-batch says another
+number. Open the page in a browser; it needs no other file.
 
 example:
   cloudload rows checkpoint.pt --steps 81200:81202 --row 0:8 --out rows.html
@@ -69,6 +70,11 @@ def _rows(options: argparse.Namespace) -> int:
     from cloudload.provenance import view_rows
     from cloudload.provenance.row_page import render_rows
 
+    folder = options.out.absolute().parent
+    if not options.json and not folder.is_dir():
+        raise ValueError(
+            f"--out is {options.out}, but there is no folder {folder}. Create it first"
+        )
     run, delivery = _open_run(options)
     num_rows = len(options.steps) * len(options.row or range(run.global_batch))
     if not options.json and num_rows > _MOST_ROWS:
@@ -122,8 +128,13 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
         if name not in arguments:
             raise ValueError(f"there is neither a state nor {name}. Pass a state, or {flag}")
-    run = start_run(options.global_batch or 8, **arguments)
-    return run, {"local": options.local, "num_workers": options.workers}
+    if options.local is not None:
+        arguments["local"] = options.local
+    try:
+        run = start_run(options.global_batch or _ROWS_PER_STEP, **arguments)
+    except TypeError as error:
+        raise ValueError(f"--option: {error}") from error
+    return run, {"local": arguments.get("local"), "num_workers": options.workers}
 
 
 def _parse_option(text: str) -> tuple[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.stream import Stream
 from cloudload.config.stream_names import name_streams
 from cloudload.config.transform import GIVEN_ID, Transform
@@ -135,19 +134,14 @@ def open_run(
 def start_run(global_batch: int, **options: Any) -> Run:
     """Open the run that a loader with these options starts, at its beginning.
 
-    `options` are arguments of `CloudLoader`, such as those of `config_from_yaml`. Those of
-    `DeliveryConfig` have no effect. Raises the errors of `CloudLoader` and of `open_run`.
+    `options` are arguments of `CloudLoader`, such as those of `config_from_yaml`. The batch size
+    and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.
     """
-    delivery = {field.name for field in fields(DeliveryConfig)}
-    chosen = {name: value for name, value in options.items() if name not in delivery}
-    with CloudLoader(**chosen, batch_size=global_batch, dp_rank=0, dp_world_size=1) as loader:
+    alone = {"batch_size": global_batch, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
+    with CloudLoader(**{**options, **alone}) as loader:
         state = loader.state_dict()
-    return open_run(
-        state,
-        tokenizer=options.get("tokenizer"),
-        transform=options.get("transform"),
-        global_batch=global_batch,
-    )
+    given = {name: options.get(name) for name in ("tokenizer", "transform")}
+    return open_run(state, **given, global_batch=global_batch)
 
 
 def _read_transform_id(name: str | None) -> str | None:

@@ -137,7 +137,7 @@ def test_a_run_that_has_not_begun_shows_the_rows_that_a_loader_will_read(
         "packing": "best_fit",
     }
     delivery: dict[str, Any] = {"local": folder / "cache", "num_workers": 0}
-    # options of delivery, as those of a YAML, change no row
+    # the batch size and options of delivery change no row
     run = start_run(4, **options, prefetch_batches=7, batch_size=99)
     viewed = [each.input_ids for each in view_rows(run, range(2, 4), **delivery)]
     with CloudLoader(**options, **delivery, batch_size=4) as loader:
@@ -224,6 +224,11 @@ def test_the_command_starts_a_run_from_options_or_a_yaml(
     [
         (["--steps", "1"], "there is neither a state nor data. Pass a state, or --data"),
         (["--steps", "1", "--data", "x"], "nor seq_len. Pass a state, or --option seq_len=2048"),
+        (
+            ["--steps", "1", "--data", "x", "--option", "seq_len=8", "--option", "sed=1"],
+            "--option: CloudLoader has no argument 'sed'. Did you mean seed?",
+        ),
+        (["--steps", "1", "--out", "/no/such/page.html"], "there is no folder /no/such. Create"),
         (["--steps", "1", "--option", "seq_len"], "Use NAME=VALUE, such as seq_len=2048"),
         (["--steps", "1", "--option", "seq_len=["], "which is not YAML"),
         (["state", "--steps", "1", "--option", "seq_len=1"], "--option have no effect"),
