@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from tokenizers import Tokenizer
 
 from cloudload import CloudLoader
 from cloudload.cli import main
-from cloudload.provenance import open_run, start_run, view_rows
+from cloudload.provenance import open_run, render_rows, start_run, view_rows
 from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 from tests.support.traced_runs import (
     BATCH,
@@ -263,3 +265,68 @@ def test_the_command_says_where_the_data_ends(
     printed = capsys.readouterr()
     assert {json.loads(line)["step"] for line in printed.out.splitlines()} == {last}
     assert f"the data ends before step {last + 1}" in printed.err
+
+
+# ---------------------------------------------------------------- the page
+
+
+def values_of(page: str) -> dict[str, Any]:
+    """The values that the page's script reads."""
+    [text] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+    values: dict[str, Any] = json.loads(text)
+    return values
+
+
+@pytest.mark.parametrize("settings", RUNS)
+def test_the_page_holds_the_values_of_the_rows(
+    make_loader: MakeLoader, folder: Path, settings: dict[str, Any]
+) -> None:
+    with make_loader(**settings) as loader:
+        batches, state = consume(loader)
+    steps = range(max(SAVED + 1, len(batches) - 2), len(batches) + 1)  # padding is at the end
+    options: dict[str, Any] = {"local": folder / "cache", "num_workers": 0, "mask_edges": True}
+    viewed = list(view_rows(open_run(state), steps, **options))
+    values = values_of(render_rows(viewed, "title"))
+    for row, found in zip(viewed, values["rows"], strict=True):
+        tokens = np.frombuffer(base64.b64decode(found["tokens"]), "<u4")
+        assert np.array_equal(np.array(values["ids"])[tokens], row.input_ids)
+        assert [values["pieces"][token] for token in tokens] == list(row.pieces)
+        masked = np.zeros(len(row.labels), np.bool_)
+        for start, stop in found["masked"]:
+            masked[start:stop] = True
+        assert np.array_equal(masked, row.labels == -100)
+        starts = np.array([start for start, _ in found["positions"]])
+        runs = np.searchsorted(starts, np.arange(len(tokens)), side="right") - 1
+        firsts = np.array([first for _, first in found["positions"]])
+        assert np.array_equal(
+            firsts[runs] + np.arange(len(tokens)) - starts[runs], row.position_ids
+        )
+        assert found["length"] == row.num_tokens
+        for span, shown in zip(row.spans, found["spans"], strict=True):
+            document = values["documents"][shown["document"]]
+            assert (document["id"], document["text"]) == (span.span.id, span.document.text)
+            assert document["shard"] == span.span.shard
+            assert (shown["start"], shown["stop"]) == (span.span.start, span.span.stop)
+
+
+@pytest.mark.parametrize("size", [199_999, 200_000, 200_001, 1_000_000])
+def test_a_long_document_is_cut_around_its_span_and_says_so(tmp_path: Path, size: int) -> None:
+    write_mds(tmp_path / "mds", ["".join(map(str, range(size)))[:size]])
+    run = start_run(
+        1, data=str(tmp_path / "mds"), tokenizer=byte_tokenizer(), eos=None, seq_len=50, num_lanes=1
+    )
+    step = size // 50 // 2
+    [row] = view_rows(run, range(step, step + 1), local=tmp_path / "cache", num_workers=0)
+    [document] = values_of(render_rows([row], "title"))["documents"]
+    text = row.spans[0].document.text
+    before, after = document["before"], document["after"]
+    assert document["text"] == text[before : size - after]
+    assert len(document["text"]) == min(size, 200_000)
+    assert "".join(row.pieces) in document["text"]
+
+
+def test_a_page_without_rows_is_an_error() -> None:
+    with pytest.raises(ValueError, match="there are no rows to render"):
+        render_rows([], "title")

@@ -299,6 +299,7 @@ function showDetails(row, place) {
   }
   aside.hidden = false;
   const mark = aside.querySelector("mark");
+  aside.scrollTop = 0;
   if (mark) mark.parentElement.scrollTop = mark.offsetTop - mark.parentElement.offsetTop - 40;
 }
 
