@@ -14,7 +14,7 @@ from cloudload.cli.terminal_text import escape, escape_lines, wrap
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
-    from cloudload.inspect import Document
+    from cloudload.inspect import Sample
 
 _SHOWN_CHARACTERS = 800
 _BEFORE_MATCH = 200
@@ -46,7 +46,7 @@ def add_head(commands: Commands) -> None:
     add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="read DATASET/NAME")
     number = "print at most N documents (default: 5, or 1 with --id)"
-    add("-n", dest="number", type=int, metavar="N", help=number)
+    add("-n", dest="limit", type=int, metavar="N", help=number)
     add("--id", metavar="DOC", help="only documents with this value in the column id")
     add("--grep", metavar="PATTERN", help="only documents that contain this regular expression")
     text = "column that holds the document (default: text)"
@@ -57,46 +57,46 @@ def add_head(commands: Commands) -> None:
 
 
 def _head(options: argparse.Namespace) -> int:
-    from cloudload.inspect import read_documents
+    from cloudload.inspect import read_samples
 
     is_terminal = sys.stdout.isatty()
     num_found = 0
-    for document in read_documents(
+    for sample in read_samples(
         options.dataset,
         split=options.split,
-        number=options.number,
+        limit=options.limit,
         id=options.id,
         pattern=options.grep,
         text_key=options.text_key,
     ):
         num_found += 1
         if options.json or not is_terminal:
-            print(_to_line(document, is_terminal))
+            print(_to_line(sample, is_terminal))
             continue
         columns = shutil.get_terminal_size().columns
-        lines = [*describe(document, options.text_key, columns, is_full=options.full)]
+        lines = [*describe(sample, options.text_key, columns, is_full=options.full)]
         print("\n".join([f"{_BOLD}{lines[0]}{_PLAIN}", *lines[1:], ""]))
     if not num_found:
         print("cloudload: no document matches", file=sys.stderr)
     return 0
 
 
-def _to_line(document: Document, is_terminal: bool) -> str:
-    """A document as a line of JSON: in UTF-8, or in ASCII for a terminal."""
-    line = json.dumps(document.as_dict(), ensure_ascii=is_terminal)
+def _to_line(sample: Sample, is_terminal: bool) -> str:
+    """A sample as a line of JSON: in UTF-8, or in ASCII for a terminal."""
+    line = json.dumps(sample.as_dict(), ensure_ascii=is_terminal)
     # a JSON column may hold unpaired surrogates, which UTF-8 cannot
     return line.encode("utf-8", "backslashreplace").decode()
 
 
-def describe(document: Document, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
-    """The lines that show a document on a terminal of `columns` cells."""
-    values = dict(document.values)
+def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
+    """The lines that show a sample on a terminal of `columns` cells."""
+    values = dict(sample.values)
     text = values.pop(text_key, None)
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
-    head = [f"sample {document.sample:,}", escape(document.shard)]
+    head = [f"sample {sample.sample:,}", escape(sample.shard)]
     if "id" in values:
-        head.append(f"id {escape(str(values.pop('id')))}")
+        head.append(f"id {escape(_describe_value(values.pop('id'), is_full))}")
     if isinstance(text, str):
         head.append(f"{len(text):,} characters")
     yield "  ".join(head)
@@ -106,7 +106,7 @@ def describe(document: Document, text_key: str, columns: int, *, is_full: bool) 
     for name, value in shown.items():
         yield from wrap(f"  {escape(name)}: {escape(value)}", columns)
     if isinstance(text, str):
-        yield from _describe_text(text, document.match, columns, is_full)
+        yield from _describe_text(text, sample.match, columns, is_full)
 
 
 def _describe_text(

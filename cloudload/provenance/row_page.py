@@ -62,11 +62,11 @@ def _encode_json(values: Any) -> str:
 def _list_values(rows: Sequence[ViewedRow]) -> dict[str, Any]:
     """The values of the page: each token and document once, and the rows that refer to them."""
     ids = np.unique(np.concatenate([row.input_ids for row in rows]))
-    pieces: dict[int, str] = {}
+    texts: dict[int, str] = {}
     special: set[int] = set()
     for row in rows:
         numbers = row.input_ids.tolist()
-        pieces.update(zip(numbers, row.pieces, strict=True))
+        texts.update(zip(numbers, row.texts, strict=True))
         special.update(numbers[place] for place in row.special)
     places: dict[tuple[str, int], int] = {}
     firsts: list[ViewedSpan] = []
@@ -78,7 +78,7 @@ def _list_values(rows: Sequence[ViewedRow]) -> dict[str, Any]:
     most = min(_MOST_OF_DOCUMENT, max(_LEAST_OF_DOCUMENT, most))
     return {
         "ids": ids.tolist(),
-        "pieces": [pieces[id] for id in ids.tolist()],
+        "texts": [texts[id] for id in ids.tolist()],
         "special": [place for place, id in enumerate(ids.tolist()) if id in special],
         "documents": [_describe_document(span, most) for span in firsts],
         "rows": [_describe_row(row, ids, places) for row in rows],
@@ -112,14 +112,14 @@ def _describe_row(row: ViewedRow, ids: Ints, places: dict[tuple[str, int], int])
     return {
         "step": row.step,
         "row": row.row,
-        "number": row.number,
+        "run_row": row.run_row,
         "length": row.num_tokens,
         "tokens": base64.b64encode(tokens.tobytes()).decode(),
         "masked": _list_ranges(row.labels == IGNORED_LABEL),
         "positions": _list_runs(row.position_ids),
         "spans": [
             {
-                "place": each.place,
+                "place": each.row_start,
                 "document": places[_key(each)],
                 "epoch": each.span.epoch,
                 "start": each.span.start,

@@ -18,7 +18,7 @@ from cloudload.loader import CloudLoader
 from cloudload.packing.tables import SPAN_ROW
 from cloudload.provenance.rows import read_steps
 from cloudload.provenance.state_run import Run
-from cloudload.tokenization.pieces import TokenPieces
+from cloudload.tokenization.token_texts import TokenTexts
 from cloudload.workers.trace import TracedSpan, WholeDocument
 
 
@@ -26,7 +26,7 @@ from cloudload.workers.trace import TracedSpan, WholeDocument
 class ViewedSpan:
     """Consecutive tokens of a document in a row."""
 
-    place: int
+    row_start: int
     """The index of the first of these tokens within the row."""
     span: TracedSpan
     """The tokens' document, and which of its tokens they are."""
@@ -38,7 +38,7 @@ class ViewedSpan:
         values = self.span.as_dict()
         del values["row"]
         whole = {"num_tokens": self.document.num_tokens, "document": self.document.text}
-        return {"place": self.place, **values, **whole}
+        return {"row_start": self.row_start, **values, **whole}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class ViewedRow:
     """The step, from 1."""
     row: int
     """The index of the row within the global batch, from 0."""
-    number: int
+    run_row: int
     """The index of the row in the run, from 0."""
     input_ids: Tokens
     """The token IDs: int32 [seq_len]. Padding is 0."""
@@ -58,7 +58,7 @@ class ViewedRow:
     position_ids: Ints
     """The position of each token within its span, as with `fields=["position_ids"]`: int64
     [seq_len]."""
-    pieces: tuple[str, ...]
+    texts: tuple[str, ...]
     """The text of each token. A byte that is only a part of a character is a surrogate, as in
     Python's `surrogateescape`."""
     special: tuple[int, ...]
@@ -73,10 +73,10 @@ class ViewedRow:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, as JSON types, except an `id` of type bytes."""
-        values = {name: getattr(self, name) for name in ("step", "row", "number")}
+        values = {name: getattr(self, name) for name in ("step", "row", "run_row")}
         for name in ("input_ids", "labels", "position_ids"):
             values[name] = getattr(self, name).tolist()
-        for name in ("pieces", "special"):
+        for name in ("texts", "special"):
             values[name] = list(getattr(self, name))
         return {**values, "spans": [each.as_dict() for each in self.spans]}
 
@@ -102,15 +102,15 @@ def view_rows(
             raise ValueError(f"row is {row}. Use 0 to {run.global_batch - 1}, the rows of a step")
     only = rows[0] if rows is not None and len(rows) == 1 else None
     options = {**delivery, "mask_edges": mask_edges, "fields": ["position_ids"]}
-    pieces: TokenPieces | None = None
+    token_texts: TokenTexts | None = None
     for step, loader, batch, place in read_steps(run, steps, only, options):
-        pieces = pieces or TokenPieces(loader.plan().recipe.tokenizer.json)
+        token_texts = token_texts or TokenTexts(loader.plan().recipe.tokenizer.json)
         if place is not None:
             places: Sequence[int] = [place]
         else:
             places = range(len(batch.rows)) if rows is None else sorted(set(rows))
         first_row = run.rows_of_step(step).start
-        yield from _view_batch(loader, batch, places, (step, first_row), pieces)
+        yield from _view_batch(loader, batch, places, (step, first_row), token_texts)
 
 
 def _view_batch(
@@ -118,26 +118,26 @@ def _view_batch(
     batch: Batch,
     places: Sequence[int],
     step: tuple[int, int],
-    pieces: TokenPieces,
+    token_texts: TokenTexts,
 ) -> Iterator[ViewedRow]:
     """View the rows at `places` of a batch. `step` is the step and its first row in the run."""
     spans = batch.spans[np.isin(batch.spans[:, SPAN_ROW], places)]
     traced = loader.open_tracer().trace_whole(spans, batch.rows)
-    number, first_row = step
+    step_index, first_row = step
     for place in places:
         own = np.flatnonzero(spans[:, SPAN_ROW] == place).tolist()
         input_ids = batch["input_ids"][place].numpy().astype(np.int32)
         ids = input_ids.tolist()
         viewed = _place_spans([traced[each] for each in own])
         yield ViewedRow(
-            step=number,
+            step=step_index,
             row=int(batch.rows[place]) - first_row,
-            number=int(batch.rows[place]),
+            run_row=int(batch.rows[place]),
             input_ids=input_ids,
             labels=batch["labels"][place].numpy(),
             position_ids=batch["position_ids"][place].numpy(),
-            pieces=tuple(pieces.of(ids)),
-            special=tuple(place for place, id in enumerate(ids) if pieces.is_special(id)),
+            texts=tuple(token_texts.of(ids)),
+            special=tuple(place for place, id in enumerate(ids) if token_texts.is_special(id)),
             spans=tuple(viewed),
         )
 

@@ -46,8 +46,8 @@ RUNS = [
 ]
 
 
-def joined(pieces: tuple[str, ...]) -> str:
-    return "".join(pieces).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def joined(texts: tuple[str, ...]) -> str:
+    return "".join(texts).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("settings", RUNS)
@@ -72,11 +72,11 @@ def test_the_rows_of_later_steps_are_shown_as_they_were_consumed(
     ]
     for each in viewed:
         batch, spans = batches[each.step - 1], traced[each.step - 1]
-        assert each.number == batch.rows[each.row]
+        assert each.run_row == batch.rows[each.row]
         for name in ("input_ids", "labels", "position_ids"):
             assert np.array_equal(getattr(each, name), batch[name][each.row].numpy()), name
         assert [span.span for span in each.spans] == [
-            span for span in spans if span.row == each.number
+            span for span in spans if span.row == each.run_row
         ]
         assert each.num_tokens == sum(
             stop - start for row, *_, start, stop in batch.spans.tolist() if row == each.row
@@ -84,7 +84,7 @@ def test_the_rows_of_later_steps_are_shown_as_they_were_consumed(
         for span in each.spans:
             text = TEXTS[span.span.stream][span.span.sample]
             assert span.document.text == text
-            own = each.pieces[span.place : span.place + span.span.stop - span.span.start]
+            own = each.texts[span.row_start : span.row_start + span.span.stop - span.span.start]
             if len(own) == span.document.num_tokens:
                 assert joined(own) == text + "<|endoftext|>"
 
@@ -119,13 +119,13 @@ def test_a_row_names_special_tokens_masked_labels_and_padding(tmp_path: Path) ->
     options: dict[str, Any] = {"local": tmp_path / "cache", "num_workers": 0}
     rows = view_rows(run, range(1, 2), mask_edges=True, **options)
     first, second = sorted(rows, key=lambda row: row.num_tokens)
-    assert first.pieces[:3] == ("a", "b", EOS)
+    assert first.texts[:3] == ("a", "b", EOS)
     assert (first.num_tokens, second.num_tokens) == (3, 4)
     assert first.labels.tolist() == [-100, int(first.input_ids[1]), EOS_ID, -100, -100, -100]
     assert first.position_ids.tolist() == [0, 1, 2, 0, 1, 2]
     assert first.special == (2,)
     [span] = second.spans
-    assert (span.place, span.document.num_tokens, span.document.text) == (0, 4, "cde")
+    assert (span.row_start, span.document.num_tokens, span.document.text) == (0, 4, "cde")
 
 
 def test_a_run_that_has_not_begun_shows_the_rows_that_a_loader_will_read(
@@ -162,7 +162,7 @@ def test_rows_of_pretokenized_data_have_the_text_of_their_tokens(
     assert texts == {"one two", "three"}
     run = start_run(1, **data, tokenizer=None, num_lanes=1, eos=None)
     [row] = view_rows(run, range(1, 2), **options)
-    assert row.pieces == tuple(f"{id} " for id in row.input_ids.tolist())
+    assert row.texts == tuple(f"{id} " for id in row.input_ids.tolist())
 
 
 def test_a_row_that_a_step_does_not_have_is_an_error(make_loader: MakeLoader) -> None:
@@ -292,7 +292,7 @@ def test_the_page_holds_the_values_of_the_rows(
     for row, found in zip(viewed, values["rows"], strict=True):
         tokens = np.frombuffer(base64.b64decode(found["tokens"]), "<u4")
         assert np.array_equal(np.array(values["ids"])[tokens], row.input_ids)
-        assert [values["pieces"][token] for token in tokens] == list(row.pieces)
+        assert [values["texts"][token] for token in tokens] == list(row.texts)
         masked = np.zeros(len(row.labels), np.bool_)
         for start, stop in found["masked"]:
             masked[start:stop] = True
@@ -324,7 +324,7 @@ def test_a_long_document_is_cut_around_its_span_and_says_so(tmp_path: Path, size
     before, after = document["before"], document["after"]
     assert document["text"] == text[before : size - after]
     assert len(document["text"]) == min(size, 200_000)
-    assert "".join(row.pieces) in document["text"]
+    assert "".join(row.texts) in document["text"]
 
 
 def test_a_page_without_rows_is_an_error() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudload.inspect import read_documents, read_info
+from cloudload.inspect import read_info, read_samples
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import FaultProxy
 
@@ -37,11 +37,11 @@ def test_documents_are_read_from_any_store(store_url: str, compression: str | No
     extra = {"id": ("str", ids)}
     write_mds(store_url, TEXTS, shard_samples=[30] * 3, compression=compression, extra=extra)
     for options, expected in (
-        ({"number": 40}, TEXTS[:40]),
+        ({"limit": 40}, TEXTS[:40]),
         ({"id": "doc/77"}, TEXTS[77:78]),
-        ({"pattern": "^8[0-3]:", "number": 9}, TEXTS[80:84]),
+        ({"pattern": "^8[0-3]:", "limit": 9}, TEXTS[80:84]),
     ):
-        found = read_documents(store_url, **options)
+        found = read_samples(store_url, **options)
         assert [document.values["text"] for document in found] == expected
 
 
@@ -50,7 +50,7 @@ def test_the_first_documents_need_only_the_first_bytes_of_the_first_shard(
 ) -> None:
     write_mds(s3_url, LARGE, shard_samples=[25, 5])
     s3_proxy.set_faults([])
-    assert [document.values["text"] for document in read_documents(s3_url, number=2)] == LARGE[:2]
+    assert [document.values["text"] for document in read_samples(s3_url, limit=2)] == LARGE[:2]
     requests = s3_proxy.requests(".mds")
     assert all("shard.00000.mds" in request.line for request in requests)
     assert len(requests) <= 2

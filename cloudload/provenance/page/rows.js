@@ -7,7 +7,7 @@ const INVISIBLE_IN_TEXT = /(?![\n\t])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}
 const data = JSON.parse(document.getElementById("data").textContent);
 const main = document.querySelector("main"), aside = document.querySelector("aside");
 const input = document.querySelector("input"), output = document.querySelector("output");
-const isLoose = data.pieces.map((piece) => /[\udc80-\udcff]/u.test(piece));
+const isLoose = data.texts.map((text) => /[\udc80-\udcff]/u.test(text));
 const special = new Set(data.special);
 const rendered = new Set();  // the lines in sight, whose tokens are elements
 let showsIds = false, selected = null, matches = [], match = -1;
@@ -42,7 +42,7 @@ class Row {
   constructor(values, index) {
     Object.assign(this, values);
     this.index = index;
-    this.tokens = decodeNumbers(values.tokens);  // indices into data.pieces
+    this.tokens = decodeNumbers(values.tokens);  // indices into data.texts
     this.starts = this.spans.map((span) => span.place);
     this.maskStarts = this.masked.map((range) => range[0]);
     this.positionStarts = this.positions.map((run) => run[0]);
@@ -66,7 +66,7 @@ class Row {
   /** The text of a token. A character that several tokens share is shown at the last of them. */
   text(place) {
     const token = this.tokens[place];
-    if (!isLoose[token]) return data.pieces[token];
+    if (!isLoose[token]) return data.texts[token];
     if (!this.mended.has(place)) this.mend(place);
     return this.mended.get(place);
   }
@@ -77,22 +77,22 @@ class Row {
     while (loose(first) && first <= place) {
       let stop = first, text = null, bytes = [];
       while (text === null && loose(stop) && stop - first < 8) {
-        bytes = bytes.concat(toBytes(data.pieces[this.tokens[stop++]]));
+        bytes = bytes.concat(toBytes(data.texts[this.tokens[stop++]]));
         text = decodeBytes(bytes);
       }
       if (text === null) stop = first + 1;
       for (let i = first; i < stop; i++) {
         const last = i === stop - 1 ? text : "";
-        this.mended.set(i, text === null ? data.pieces[this.tokens[i]] : last);
+        this.mended.set(i, text === null ? data.texts[this.tokens[i]] : last);
       }
       first = stop;
     }
   }
 }
 
-function toBytes(piece) {
+function toBytes(text) {
   const bytes = [];
-  for (const character of piece) {
+  for (const character of text) {
     const code = character.codePointAt(0);
     if (code >= 0xdc80 && code <= 0xdcff) bytes.push(code & 0xff);
     else bytes.push(...new TextEncoder().encode(character));
@@ -192,7 +192,7 @@ function makeRow(row) {
   section.dataset.row = row.index;
   const padding = row.tokens.length - row.length;
   const masked = row.masked.reduce((sum, [start, stop]) => sum + Math.min(stop, row.length) - Math.min(start, row.length), 0);
-  const facts = [`row ${row.number.toLocaleString("en")} of the run`, count(row.length, "token"),
+  const facts = [`row ${row.run_row.toLocaleString("en")} of the run`, count(row.length, "token"),
     count(new Set(row.spans.map((span) => span.document)).size, "document"), `${padding.toLocaleString("en")} padding`,
     ...(masked ? [`${masked.toLocaleString("en")} masked`] : [])];
   section.append(make("h2", "", `Step ${row.step.toLocaleString("en")}, row ${row.row} `, make("small", "", facts.join(" · "))));
@@ -276,9 +276,9 @@ function showDetails(row, place) {
     appendVisible(cell, String(value));
     list.append(make("dt", "", name), cell);
   };
-  const piece = make("dd");
-  appendVisible(piece, data.pieces[token]);
-  list.append(make("dt", "", "token"), piece);
+  const text = make("dd");
+  appendVisible(text, data.texts[token]);
+  list.append(make("dt", "", "token"), text);
   add("token ID", data.ids[token]);
   add("in the row", `${place} of ${row.tokens.length}`);
   add("position ID", row.position(place));

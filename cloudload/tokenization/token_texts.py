@@ -4,7 +4,7 @@
     byte fallback      "▁the"     " the"       "<0xE2>"  byte E2
 
 A byte that is only a part of a character is the surrogate U+DC00 plus the byte, as in Python's
-`surrogateescape`. So the pieces of a text, joined and encoded this way, are its bytes.
+`surrogateescape`. So the texts of a row's tokens, joined and encoded this way, are its bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SPACE_MARK = "\u2581"
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class TokenPieces:
+class TokenTexts:
     """Finds the text of tokens by ID, with the tokenizer.json `text`.
 
-    If `text` is empty, because there is no tokenizer, the piece of a token is its ID.
+    If `text` is empty, because there is no tokenizer, the text of a token is its ID.
     """
 
     def __init__(self, text: str) -> None:
@@ -41,7 +41,7 @@ class TokenPieces:
         self._found: dict[int, str] = {}
 
     def of(self, ids: Iterable[int]) -> list[str]:
-        """The piece of each token."""
+        """The text of each token."""
         return [self._found.get(id) or self._find(id) for id in ids]
 
     def is_special(self, id: int) -> bool:
@@ -49,8 +49,8 @@ class TokenPieces:
         return bool(self._added.get(id, {}).get("special"))
 
     def _find(self, id: int) -> str:
-        self._found[id] = piece = self._decode(id)
-        return piece
+        self._found[id] = text = self._decode(id)
+        return text
 
     def _decode(self, id: int) -> str:
         if self._tokenizer is None:

@@ -1,4 +1,4 @@
-"""Read the documents of an MDS dataset: the first ones, those with an ID, or those with a pattern.
+"""Read samples of an MDS dataset: the first ones, those with an ID, or those with a pattern.
 
 the first ones       the first bytes of the first shards      hashes are not checked
 an ID, a pattern     whole shards, in order, until found      sizes and hashes are checked
@@ -32,7 +32,7 @@ from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
 
 _READABLE = ("str", "bytes", "json", *FIXED_FORMATS)
-DEFAULT_NUMBER = 5
+_DEFAULT_LIMIT = 5
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class Document:
+class Sample:
     """A sample of a dataset."""
 
     sample: int
@@ -80,24 +80,24 @@ def _to_json(value: Any) -> Any:
         return {"base64": base64.b64encode(value).decode()}
 
 
-def read_documents(
+def read_samples(
     dataset: str | os.PathLike[str],
     *,
     split: str | None = None,
-    number: int | None = None,
+    limit: int | None = None,
     id: str | None = None,
     pattern: str | None = None,
     text_key: str = "text",
     retry: Retry | None = None,
-) -> Iterator[Document]:
-    """Yield documents of an MDS dataset, in the order in which they are stored.
+) -> Iterator[Sample]:
+    """Yield samples of an MDS dataset, in the order in which they are stored.
 
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to read, such as `train`.
-        number: yield at most this many; by default 5, or 1 with `id`.
-        id: yield only documents whose column `id` is this text.
-        pattern: yield only documents whose text contains this regular expression.
+        limit: yield at most this many; by default 5, or 1 with `id`.
+        id: yield only samples whose column `id` is this text.
+        pattern: yield only samples whose text contains this regular expression.
         text_key: the column that holds the document; used by `pattern` alone.
         retry: how long to retry a request to the store.
 
@@ -107,16 +107,16 @@ def read_documents(
             dataset has no samples.
         StoreError: the index or a shard cannot be read.
     """
-    number = (1 if id is not None else DEFAULT_NUMBER) if number is None else number
-    if number < 1:
-        raise ValueError(f"number is {number}. Use at least 1 (-n)")
+    limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit
+    if limit < 1:
+        raise ValueError(f"limit is {limit}. Use at least 1 (-n)")
     retry, stream = retry or Retry(), Stream(os.fspath(dataset), split=split)
     expression = _compile(pattern)
     [found] = open_corpus([stream], retry).datasets
     chosen = _Filter(id, expression, text_key)
     chosen.check(found)
     is_searched = id is not None or expression is not None
-    return _read(found, _open_whole if is_searched else open_shard_start, number, retry, chosen)
+    return _read(found, _open_whole if is_searched else open_shard_start, limit, retry, chosen)
 
 
 def _compile(pattern: str | None) -> re.Pattern[str] | None:
@@ -187,20 +187,20 @@ def _open_whole(dataset: Dataset, info: ShardInfo, _: int, retry: Retry) -> Iter
 
 
 def _read(
-    dataset: Dataset, open_shard: _OpenShard, number: int, retry: Retry, chosen: _Filter
-) -> Iterator[Document]:
+    dataset: Dataset, open_shard: _OpenShard, limit: int, retry: Retry, chosen: _Filter
+) -> Iterator[Sample]:
     first = 0
     for info in dataset.shards:
         # a shard without samples may have no file
         if info.samples:
-            with open_shard(dataset, info, number, retry) as shard:
+            with open_shard(dataset, info, limit, retry) as shard:
                 for sample in range(info.samples):
                     is_chosen, match = chosen.find(shard, sample)
                     if is_chosen:
                         values = _read_values(shard, sample)
-                        yield Document(first + sample, info.raw.name, values, match)
-                        number -= 1
-                        if not number:
+                        yield Sample(first + sample, info.raw.name, values, match)
+                        limit -= 1
+                        if not limit:
                             return
         first += info.samples
 

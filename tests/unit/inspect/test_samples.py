@@ -1,4 +1,4 @@
-"""`read_documents` yields what is stored, and decodes nothing that is dangerous to decode."""
+"""`read_samples` yields what is stored, and decodes nothing that is dangerous to decode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cloudload.errors import DatasetError
-from cloudload.inspect import Unread, read_documents
+from cloudload.inspect import Unread, read_samples
 from tests.support.corpora import random_documents, write_mds
 
 TEXTS = random_documents(5, 60)
@@ -25,7 +25,7 @@ def write(folder: Path, **options: Any) -> Path:
 
 
 def texts_of(folder: Path, **options: Any) -> list[str]:
-    return [document.values["text"] for document in read_documents(folder, **options)]
+    return [document.values["text"] for document in read_samples(folder, **options)]
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2"])
@@ -34,7 +34,7 @@ def test_the_first_documents_are_read_in_order(
     tmp_path: Path, compression: str | None, number: int
 ) -> None:
     write(tmp_path, compression=compression)
-    documents = [*read_documents(tmp_path, number=number)]
+    documents = [*read_samples(tmp_path, limit=number)]
     assert [document.values["text"] for document in documents] == TEXTS[:number]
     assert [document.sample for document in documents] == [*range(min(number, 60))]
     assert documents[-1].shard == f"shard.{(len(documents) - 1) // 20:05}.mds"
@@ -43,21 +43,21 @@ def test_the_first_documents_are_read_in_order(
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_a_document_is_found_by_its_id(tmp_path: Path, compression: str | None) -> None:
     write(tmp_path, compression=compression)
-    [document] = read_documents(tmp_path, id="doc/47")
+    [document] = read_samples(tmp_path, id="doc/47")
     assert (document.sample, document.shard) == (47, "shard.00002.mds")
     assert document.values == {"id": "doc/47", "text": TEXTS[47]}
-    assert [*read_documents(tmp_path, id="doc/99")] == []
+    assert [*read_samples(tmp_path, id="doc/99")] == []
 
 
 def test_an_id_that_is_a_number_is_found_as_text(tmp_path: Path) -> None:
     write_mds(tmp_path, ["a", "b", "c"], extra={"id": ("int32", [7, 8, 7])})
-    assert texts_of(tmp_path, id="7", number=5) == ["a", "c"]
+    assert texts_of(tmp_path, id="7", limit=5) == ["a", "c"]
 
 
 def test_data_without_ids_cannot_be_searched_by_id(tmp_path: Path) -> None:
     write_mds(tmp_path, TEXTS)
     with pytest.raises(DatasetError, match="without a column 'id', so documents cannot be found"):
-        read_documents(tmp_path, id="None")
+        read_samples(tmp_path, id="None")
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -66,8 +66,8 @@ def test_a_pattern_finds_documents_and_where_it_matches(
 ) -> None:
     write(tmp_path, compression=compression)
     expected = [text for text in TEXTS if "Füchse" in text]
-    assert texts_of(tmp_path, pattern="F[uü]chse", number=99) == expected
-    [first] = read_documents(tmp_path, pattern="F[uü]chse", number=1)
+    assert texts_of(tmp_path, pattern="F[uü]chse", limit=99) == expected
+    [first] = read_samples(tmp_path, pattern="F[uü]chse", limit=1)
     assert first.match is not None
     assert first.values["text"][slice(*first.match)] == "Füchse"
 
@@ -76,27 +76,27 @@ def test_a_pattern_finds_documents_and_where_it_matches(
     ("options", "message"),
     [
         ({"pattern": "("}, "'\\(' is not a regular expression"),
-        ({"number": 0}, "number is 0. Use at least 1"),
-        ({"number": -3}, "number is -3. Use at least 1"),
+        ({"limit": 0}, "limit is 0. Use at least 1"),
+        ({"limit": -3}, "limit is -3. Use at least 1"),
     ],
 )
 def test_a_wrong_argument_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     write(tmp_path)
     with pytest.raises(ValueError, match=message):
-        read_documents(tmp_path, **options)
+        read_samples(tmp_path, **options)
 
 
 def test_a_pattern_needs_a_text_column(tmp_path: Path) -> None:
     write_mds(tmp_path, TEXTS, column="content")
     with pytest.raises(DatasetError, match="Set text_key to one of its text columns: content"):
-        read_documents(tmp_path, pattern="a")
-    assert len([*read_documents(tmp_path, pattern="the", text_key="content")]) == 5
+        read_samples(tmp_path, pattern="a")
+    assert len([*read_samples(tmp_path, pattern="the", text_key="content")]) == 5
 
 
 def test_token_ids_are_lists(tmp_path: Path) -> None:
     rows = [np.arange(4, dtype=np.uint16), np.array([65_535, 0, 1], np.uint16)]
     write_mds(tmp_path, rows, column="tokens", encoding="ndarray:uint16")
-    values = [document.values["tokens"] for document in read_documents(tmp_path)]
+    values = [document.values["tokens"] for document in read_samples(tmp_path)]
     assert values == [[0, 1, 2, 3], [65_535, 0, 1]]
 
 
@@ -129,7 +129,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     for at in (4, 8):
         data[at : at + 4] = (int.from_bytes(data[at : at + 4], "little") - 2).to_bytes(4, "little")
     (tmp_path / "shard.00000.mds").write_bytes(data)
-    [document] = read_documents(tmp_path)
+    [document] = read_samples(tmp_path)
     assert document.values["text"] == Unread("pkl", len(pickle.dumps(Bomb())))
 
 
@@ -140,7 +140,7 @@ def test_values_become_plain_json(tmp_path: Path) -> None:
         "n": ("int64", [-5]),
     }
     write_mds(tmp_path, [b"Gr\xc3\xbc\xc3\x9fe"], encoding="bytes", extra=extra)
-    [document] = read_documents(tmp_path)
+    [document] = read_samples(tmp_path)
     assert document.as_dict() == {
         "sample": 0,
         "shard": "shard.00000.mds",
@@ -163,11 +163,11 @@ def test_a_damaged_shard_is_an_error_that_names_it(tmp_path: Path, compression: 
     path.write_bytes(data)
     for pattern in (None, "the"):
         with pytest.raises(DatasetError, match=r"shard\.00000\.mds"):
-            next(read_documents(tmp_path, pattern=pattern))
+            next(read_samples(tmp_path, pattern=pattern))
 
 
 def test_a_shard_without_samples_is_passed_over(tmp_path: Path) -> None:
     write_mds(tmp_path, TEXTS, shard_samples=[0, 20, 0, 40])
     for path in (tmp_path / "shard.00000.mds", tmp_path / "shard.00002.mds"):
         path.unlink()
-    assert texts_of(tmp_path, number=60) == TEXTS
+    assert texts_of(tmp_path, limit=60) == TEXTS
