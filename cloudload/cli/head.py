@@ -98,7 +98,7 @@ def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> I
     if "id" in values:
         head.append(f"id {escape(_describe_value(values.pop('id'), is_full))}")
     if isinstance(text, str):
-        head.append(f"{len(text):,} characters")
+        head.append(f"{len(text):,} character{'' if len(text) == 1 else 's'}")
     yield "  ".join(head)
     shown = {name: _describe_value(value, is_full) for name, value in values.items()}
     if text is not None and not isinstance(text, str):

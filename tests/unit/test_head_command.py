@@ -51,7 +51,7 @@ def test_a_long_document_is_shown_around_its_match() -> None:
 def test_a_long_id_is_shortened_too() -> None:
     sample = Sample(0, "shard.00000.mds", {"id": "x" * 1_000, "text": "a"})
     [line, _] = describe(sample, "text", 80, is_full=False)
-    assert line.endswith(f"  id {'x' * 200} … 800 more characters  1 characters")
+    assert line.endswith(f"  id {'x' * 200} … 800 more characters  1 character")
 
 
 def test_other_columns_are_one_line_each() -> None:
