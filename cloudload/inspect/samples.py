@@ -21,7 +21,7 @@ import numpy as np
 from cloudload.cache.download import download_shard
 from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError
-from cloudload.inspect.shard_start import open_shard_start
+from cloudload.inspect.shard_start import open_shard_start, open_temporary
 from cloudload.mds.dataset import Dataset, is_in_place, open_corpus
 from cloudload.mds.document_columns import check_text_column, is_token_array
 from cloudload.mds.index import FIXED_FORMATS, Column, ShardInfo
@@ -181,9 +181,7 @@ def _open_whole(dataset: Dataset, info: ShardInfo, _: int, retry: Retry) -> Iter
         if fault is not None:
             raise DatasetError(f"{redact(url)} {fault}. Convert or copy the shard again")
         file.flush()
-        shard = Shard(Path(file.name), info)
-        shard.url = redact(url)
-        yield shard
+        yield open_temporary(Path(file.name), info, url)
 
 
 def _read(

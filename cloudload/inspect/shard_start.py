@@ -20,7 +20,7 @@ from cloudload.errors import DatasetError
 from cloudload.mds.codecs import decompress
 from cloudload.mds.dataset import Dataset, is_in_place
 from cloudload.mds.index import ShardInfo
-from cloudload.mds.shard import Shard
+from cloudload.mds.shard import REPAIR_ADVICE, Shard
 from cloudload.storage.base import CHUNK_BYTES, Retry
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
@@ -50,9 +50,18 @@ def open_shard_start(
         file.write(_read_samples(url, info, min(num_samples, info.samples), retry))
         file.truncate(info.raw.bytes)
         file.flush()
-        shard = Shard(Path(file.name), info)
-        shard.url = redact(url)
-        yield shard
+        yield open_temporary(Path(file.name), info, url)
+
+
+def open_temporary(path: Path, info: ShardInfo, url: str) -> Shard:
+    """Open a temporary file as the shard with a URL, which `DatasetError`s name."""
+    try:
+        shard = Shard(path, info)
+    except DatasetError as error:
+        fault = str(error).replace(str(path), redact(url)).removesuffix(f" {REPAIR_ADVICE}")
+        raise DatasetError(f"{fault} Convert or copy the shard again") from None
+    shard.url = redact(url)
+    return shard
 
 
 def _read_samples(url: str, info: ShardInfo, num_samples: int, retry: Retry) -> bytes:
@@ -65,24 +74,38 @@ def _read_samples(url: str, info: ShardInfo, num_samples: int, retry: Retry) -> 
 
 
 def _read_raw(url: str, info: ShardInfo, num_bytes: int, retry: Retry) -> bytes:
-    """The first `num_bytes` of a raw shard, or all if it has fewer."""
+    """The first `num_bytes` of a raw shard, or all if it has fewer.
+
+    Raises `DatasetError` if the stored shard has fewer bytes than the index says.
+    """
     num_bytes = min(num_bytes, info.raw.bytes)
-    if info.zipped is None or info.compression is None:
-        return read_object(url, retry, num_bytes - 1)
+    raw = (
+        read_object(url, retry, num_bytes - 1)
+        if info.zipped is None or info.compression is None
+        else _read_decompressed(url, info.compression, num_bytes, retry)
+    )
+    if len(raw) < num_bytes:
+        raise DatasetError(
+            f"{redact(url)} ends after {len(raw):,} raw bytes, but the index says "
+            f"{info.raw.bytes:,}. Convert or copy the shard again"
+        )
+    return raw[: info.raw.bytes]
+
+
+def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry) -> bytes:
+    """The first `num_bytes` of a compressed object, or a few more, or all if it has fewer."""
     size = max(CHUNK_BYTES, num_bytes // 8)
     while True:
         stored = read_object(url, retry, size - 1)
         is_whole = len(stored) < size
         try:
-            raw = decompress(
-                info.compression, stored, num_bytes if not is_whole else info.raw.bytes
-            )
+            raw = decompress(compression, stored, num_bytes)
         except Exception as error:
             if is_whole:
                 raise DatasetError(
                     f"{redact(url)} cannot be decompressed ({error}). Convert or copy it again"
                 ) from error
-            raw = b""
+            raw = b""  # some codecs need all of it
         if is_whole or len(raw) >= num_bytes:
-            return raw[: info.raw.bytes]
+            return raw
         size *= _GROWTH

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cloudload.errors import DatasetError
 from cloudload.inspect import read_info, read_samples
+from cloudload.storage.objects import read_object, write_object
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import FaultProxy
 
@@ -55,3 +57,21 @@ def test_the_first_documents_need_only_the_first_bytes_of_the_first_shard(
     assert all("shard.00000.mds" in request.line for request in requests)
     assert len(requests) <= 2
     assert sum(request.body_bytes for request in requests) < sum(map(len, LARGE)) // 2
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz"])
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.9])
+@pytest.mark.parametrize("number", [1, 2_000])
+def test_a_shard_that_was_cut_off_is_an_error_and_never_documents_of_zeros(
+    s3_url: str, compression: str | None, kept: float, number: int
+) -> None:
+    texts = random_documents(8, number, max_words=60_000 // number)
+    write_mds(s3_url, texts, shard_bytes=1 << 30, compression=compression)
+    url = f"{s3_url}/shard.00000.mds{f'.{compression}' if compression else ''}"
+    data = read_object(url)
+    write_object(url, data[: int(kept * len(data) if kept < 1 else kept)])
+    with pytest.raises(DatasetError, match=r"shard\.00000\.mds"):
+        next(read_samples(s3_url, limit=number))
+    if kept in (0, 10):
+        with pytest.raises(DatasetError, match=r"shard\.00000\.mds"):
+            read_info(s3_url)
