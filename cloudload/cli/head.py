@@ -95,7 +95,7 @@ def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> I
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
     head = [f"sample {sample.sample:,}", escape(sample.shard)]
-    if "id" in values:
+    if values.get("id") is not None:
         head.append(f"id {escape(_describe_value(values.pop('id'), is_full))}")
     if isinstance(text, str):
         head.append(f"{len(text):,} character{'' if len(text) == 1 else 's'}")

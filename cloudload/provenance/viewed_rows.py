@@ -104,7 +104,7 @@ def view_rows(
     options = {**delivery, "mask_edges": mask_edges, "fields": ["position_ids"]}
     token_texts: TokenTexts | None = None
     for step, loader, batch, place in read_steps(run, steps, only, options):
-        token_texts = token_texts or TokenTexts(loader.plan().recipe.tokenizer.json)
+        token_texts = token_texts or TokenTexts(loader.recipe.tokenizer.json)
         if place is not None:
             places: Sequence[int] = [place]
         else:
