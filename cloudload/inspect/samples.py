@@ -177,7 +177,7 @@ def _open_whole(dataset: Dataset, info: ShardInfo, _: int, retry: Retry) -> Iter
         target = cast("BinaryIO", file)
         fault = download_shard(
             url, info, target, retry, checks_hash=True, count_bytes=lambda _: None
-        )
+        ).fault
         if fault is not None:
             raise DatasetError(f"{redact(url)} {fault}. Convert or copy the shard again")
         file.flush()
