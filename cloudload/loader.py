@@ -23,6 +23,7 @@ from cloudload.batch import Batch
 from cloudload.cache.folder import default_cache, open_cache_folder
 from cloudload.config.choices import (
     AUTO,
+    OnError,
     Overflow,
     PackingName,
     ShuffleAlgorithm,
@@ -134,6 +135,7 @@ class CloudLoader:
         transform: Transform | None = None,
         transform_id: str | None = None,
         min_tokens: int = 0,
+        on_error: OnError = "raise",
         bos: str | int | None = AUTO,
         eos: str | int | None = AUTO,
         tail: TailMode = "pad",
@@ -406,11 +408,13 @@ class CloudLoader:
         end take effect with the next row. Any other change that could affect the rows is refused.
         If the state was saved at an exchange and before the tail of a finite run, you can accept
         changes of some fields: `on_change={"min_tokens": "accept"}`, and likewise `open_rows`,
-        `epochs`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`, `transform`
-        and `overflow`. If one of the last eight changes, each lane drops the rest of the documents
-        that it was reading. If data was written again with the same samples in each shard, for
-        example with another compression, nothing is dropped. The index of a converted dataset shows
-        it. For other data, `on_change={"data": "same"}` says that the samples are the same.
+        `epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
+        `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
+        the documents that it was reading. `on_error` may change without acceptance if no document
+        has failed so far, as after an error of a bad document. If data was written again with the
+        same samples in each shard, for example with another compression, nothing is dropped. The
+        index of a converted dataset shows it. For other data, `on_change={"data": "same"}` says
+        that the samples are the same.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

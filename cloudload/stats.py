@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding")
-TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING = range(len(COUNTS))
-READ = (DOCUMENTS, FILTERED, EMPTY)
+COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding", "failed")
+TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED = range(len(COUNTS))
+READ = (DOCUMENTS, FILTERED, EMPTY, FAILED)
 """Indices of the counts whose sum is the number of documents read."""
 _NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
@@ -34,6 +34,8 @@ class StreamStats:
     """Number of documents without tokens that were not filtered out."""
     truncated: int
     """Number of tokens cut off by `one_per_row`."""
+    failed: int
+    """Number of documents left out by on_error="skip"."""
     epoch: float
     """Progress in epochs: 1.5 is halfway through the second epoch. Streams that are not mixed all
     have the same value."""
@@ -124,6 +126,7 @@ class Stats:
     truncated: int
     padding: int
     """Number of padding tokens in rows."""
+    failed: int
     skipped_rows: int
     """Number of rows skipped by `skip`."""
     dropped: int

@@ -167,7 +167,7 @@ def _describe_span(step: int, row: int, span: TracedSpan, options: argparse.Name
 
 
 def _where(options: argparse.Namespace) -> int:
-    from cloudload.provenance import find_samples
+    from cloudload.provenance import explain_absence, find_samples
 
     runs, delivery = open_runs_of(options)
     if options.sample is not None:
@@ -187,6 +187,9 @@ def _where(options: argparse.Namespace) -> int:
             f"cloudload: no step after the state, up to step {until}, {found} the document",
             file=sys.stderr,
         )
+        for stream, number in samples:
+            if reason := explain_absence(runs[-1], stream, number, **delivery):
+                print(f"cloudload: {reason}", file=sys.stderr)
     return 0
 
 

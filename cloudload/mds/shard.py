@@ -31,6 +31,20 @@ REPAIR_ADVICE = (
     "dataset, convert or copy it again"
 )
 
+SKIP_ADVICE = "To leave such documents out and count them, pass on_error='skip'"
+
+
+class BadDocumentError(DatasetError):
+    """The content of one document is at fault, not its shard: every reader of it fails alike.
+
+    on_error="skip" leaves such documents out.
+    """
+
+    def __init__(self, message: str, *, summary: str = "") -> None:
+        super().__init__(message)
+        self.summary = summary or message
+        """The message without a traceback and advice, for a log."""
+
 
 class Shard:
     """A raw shard, mapped into memory. It stays readable after its file is deleted.
@@ -172,7 +186,7 @@ class Shard:
     def read_texts(self, samples: Iterable[int], column: int) -> list[str]:
         """Read the column with index `column` of each of `samples`, in order, as text.
 
-        Raises `DatasetError` if a sample is damaged or is not UTF-8.
+        Raises `DatasetError` if a sample is damaged, and `BadDocumentError` if it is not UTF-8.
         """
         texts = []
         # `read_bytes` is inlined because this runs per document, where a call would double the time
@@ -204,8 +218,9 @@ class Shard:
                     f"If it holds token IDs, pass tokens_key={self.info.columns[column].name!r} "
                     "and tokens_dtype. A `transform` may decode text that is not UTF-8"
                 )
-            raise DatasetError(
-                f"{self.where(sample)} is not UTF-8 ({_explain(error)}). {advice}"
+            summary = f"{self.where(sample)} is not UTF-8 ({_explain(error)})"
+            raise BadDocumentError(
+                f"{summary}. {advice}. {SKIP_ADVICE}", summary=summary
             ) from error
         except struct.error:
             raise self._broken(sample) from None
@@ -221,8 +236,8 @@ class Shard:
     def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
         """Read columns of a sample, by name. `names` that are not columns are ignored.
 
-        Raises `DatasetError` if the sample is damaged, if a value does not fit its encoding, or if
-        an encoding is not supported, such as pkl.
+        Raises `BadDocumentError` if a value is not valid text or JSON, and `DatasetError` if the
+        sample is damaged, or if an encoding is not supported, such as pkl.
         """
         columns = self.info.columns
         numbers = {column.name: number for number, column in enumerate(columns)}
@@ -233,8 +248,12 @@ class Shard:
                 for name, data in parts.items()
             }
         except (ValueError, struct.error, RecursionError) as error:
-            what = f"sample {sample} of {self.name} does not match its columns"
-            raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
+            what = f"sample {sample} of {self.name} does not match its columns ({_explain(error)})"
+            message = f"{what}. Convert the corpus again"
+            if not isinstance(error, ValueError):
+                # bytes of a wrong size, or JSON that is deeper than what is left of the stack
+                raise DatasetError(message) from error
+            raise BadDocumentError(f"{message}. {SKIP_ADVICE}", summary=what) from error
 
     def has_id(self, sample: int, identifier: str) -> bool:
         """Whether a sample's value in the column `id`, as text, is `identifier`.

@@ -17,6 +17,7 @@ that lane's rank.
 
 from cloudload.provenance.checkpoint import load_state as load_state
 from cloudload.provenance.documents import Occurrence as Occurrence
+from cloudload.provenance.documents import explain_absence as explain_absence
 from cloudload.provenance.documents import find_document as find_document
 from cloudload.provenance.documents import find_samples as find_samples
 from cloudload.provenance.row_page import render_rows as render_rows

@@ -115,7 +115,7 @@ def open_run(
         (row, dict(zip(names, weights, strict=False))) for row, weights in saved.mixture.schedule
     ]
     arguments = {
-        **{name: state[name] for name in HELD_CONFIG_FIELDS},
+        **{name: saved.fields[name] for name in HELD_CONFIG_FIELDS},
         "data": list(streams),
         "tokenizer": tokenizer,
         "transform": transform,

@@ -6,6 +6,7 @@ no effect on rows        world, workers, batch_size, …       they are not part
 from the next row on     shares of streams, streams added    the mixture keeps earlier rows
 different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
+from the bad one on      on_error="skip" after "raise"       no document has failed so far
 refused                  other fields of the recipe, listed with both values; the user may accept
                          a change of some of them with `on_change`
 """
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.config.choices import SKIP
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Lanes
 from cloudload.order.mixture import Mixture
@@ -34,6 +36,7 @@ from cloudload.run.same_data import explain_data, has_same_samples
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
+from cloudload.stats import FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ _DESCRIPTIONS = {
     "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
     "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
+    "on_error": "on_error (documents were left out before the state)",
 }
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
@@ -54,7 +58,7 @@ _GROWING_FIELDS = (
     *("num_canonical_nodes", "shuffle_block_size"),
 )
 # cursors stay valid if these change, unless they are past the end of fewer epochs
-_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
+_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", "on_error")
 # only cursors between documents stay valid if these change
 _CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
@@ -192,6 +196,9 @@ def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
         del changes["data"]
     if "tokenizer" in changes or not recipe.has_text:  # other IDs are expected, or none
         changes.pop("token_ids", None)
+    if found["on_error"] == SKIP or not saved.position.counts[:, FAILED].any():
+        # with "raise", no row comes after a bad document; so both choices give the rows so far
+        changes.pop("on_error", None)
     return changes
 
 

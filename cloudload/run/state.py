@@ -20,6 +20,7 @@
     token_ids               hash of the IDs of fixed texts, by which a resume notices a version of
                             tokenizers that encodes differently; older states, and states of
                             pre-tokenized data alone, have no such key
+    on_error                "skip" if bad documents are left out; otherwise there is no such key
     mixture                 names and weights of the streams, and the rows from which they apply
     tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all
                             streams are text, there is no such key
@@ -49,6 +50,7 @@ import numpy as np
 
 from cloudload._version import __version__
 from cloudload.arrays import Ints
+from cloudload.config.choices import ON_ERROR, RAISE, SKIP
 from cloudload.config.rows import MAX_LANES
 from cloudload.errors import StreamChangedError
 from cloudload.order.layout import Layout
@@ -88,8 +90,8 @@ _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 _PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backend")
 _KEYS = frozenset(
     (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
-) | {"mixture"}
-_OPTIONAL_KEYS = frozenset({"origin", "token_ids", SAMPLES_FIELD, TOKENS_FIELD})
+) - {"on_error"} | {"mixture"}
+_OPTIONAL_KEYS = frozenset({"origin", "token_ids", SAMPLES_FIELD, TOKENS_FIELD, "on_error"})
 
 
 def build_state(
@@ -124,9 +126,9 @@ def build_state(
 
 
 def _is_saved(name: str, value: Any) -> bool:
-    """Whether a state has this field: one for text alone, or for columns of token IDs alone, may be
-    empty."""
-    return name not in _OPTIONAL_KEYS or bool(value.strip(","))
+    """Whether a state has this field. Fields that are new or for some data only are omitted if they
+    are empty or have the value that a state without them has."""
+    return name not in _OPTIONAL_KEYS or value.strip(",") not in ("", RAISE)
 
 
 # ---------------------------------------------------------------- loading
@@ -174,6 +176,9 @@ def read_state(state: Mapping[str, Any]) -> Saved:
         )
     names = (*_HELD_FIELDS, "token_ids", SAMPLES_FIELD)
     fields = {name: state[name] for name in names if name in state}
+    fields["on_error"] = state.get("on_error", RAISE)
+    if fields["on_error"] not in ON_ERROR:
+        raise damaged("on_error", f"{show(fields['on_error'])} is not {SKIP!r}")
     fields[TOKENS_FIELD] = state.get(TOKENS_FIELD, "," * str(state["bos_eos"]).count(","))
     return Saved(
         position=position,

@@ -2,7 +2,7 @@
 
     cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
     residues     [[b"…", b"", …]]            sizes, then residues: byte planes, zlib, base64
-    counts       [[512, 3, 0, 0, 0, 0]]      JSON
+    counts       [[512, 3, 0, 0, 0, 0]]      JSON; a seventh number counts failed documents, if any
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
 
@@ -27,7 +27,7 @@ from cloudload.errors import StreamChangedError
 from cloudload.packing.residue import split_residues
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.position import Residues
-from cloudload.stats import COUNTS
+from cloudload.stats import COUNTS, FAILED
 
 _MOST_COUNTED = 1 << 62
 # best_fit stores ordinals as int32 in residues, and concat packs a lane and an ordinal into int64
@@ -64,7 +64,8 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
 
 
 def encode_counts(counts: Ints) -> str:
-    return json.dumps(counts.tolist(), separators=(",", ":"))
+    shown = counts if counts[:, FAILED].any() else counts[:, :FAILED]
+    return json.dumps(shown.tolist(), separators=(",", ":"))
 
 
 def read_counts(text: Any) -> Ints:
@@ -73,16 +74,17 @@ def read_counts(text: Any) -> Ints:
         counts = np.array(json.loads(text))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise damaged("counts", str(error)[:SHOWN_CHARACTERS]) from error
-    if counts.ndim != 2 or counts.shape[1] != len(COUNTS):
+    if counts.ndim != 2 or counts.shape[1] not in (FAILED, len(COUNTS)):
         raise damaged(
-            "counts", f"their shape is {counts.shape}, but each stream has {len(COUNTS)} numbers"
+            "counts",
+            f"their shape is {counts.shape}, but each stream has {FAILED} or {len(COUNTS)} numbers",
         )
     if counts.dtype != np.int64 or counts.min() < 0 or counts.max() > _MOST_COUNTED:
         raise damaged(
             "counts",
             f"{show(text)} has values that are not whole numbers from 0 to {_MOST_COUNTED:,}",
         )
-    return counts
+    return np.pad(counts, ((0, 0), (0, len(COUNTS) - counts.shape[1])))
 
 
 def read_numbers(name: str, text: Any) -> tuple[int, ...]:

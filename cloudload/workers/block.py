@@ -23,12 +23,23 @@ from cloudload.packing.tables import (
     NUM_DOCUMENT_COLUMNS,
     PIECE_DOCUMENT,
     PIECE_ROW,
+    SIZE_FAILED,
     SIZE_FILTERED,
     SPAN_COLUMNS,
     SPAN_ROW,
     STREAM,
 )
-from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED, Traffic
+from cloudload.stats import (
+    COUNTS,
+    DOCUMENTS,
+    EMPTY,
+    FAILED,
+    FILTERED,
+    PADDING,
+    TOKENS,
+    TRUNCATED,
+    Traffic,
+)
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,17 @@ class Pieces(NamedTuple):
         )
 
 
+def counts_of_sizes(sizes: Ints) -> Ints:
+    """The statistic that documents count toward, given their sizes in remnants: int64 [documents].
+
+    The values are indices into `stats.COUNTS`.
+    """
+    counts = np.where(sizes > 0, DOCUMENTS, EMPTY)
+    counts[sizes == SIZE_FILTERED] = FILTERED
+    counts[sizes == SIZE_FAILED] = FAILED
+    return counts
+
+
 class BlockBuilder:
     """Collects the cursors, residues and statistics of a block's rows.
 
@@ -157,12 +179,11 @@ class BlockBuilder:
     def count_documents(self, block_row: int, documents: Ints) -> None:
         """Count the documents that a row of the tail finishes.
 
-        `documents` is int64 [documents, 2]: each document's stream, and its size or
-        `SIZE_FILTERED`.
+        `documents` is int64 [documents, 2]: each document's stream, and its size, `SIZE_FILTERED`
+        or `SIZE_FAILED`.
         """
         streams, sizes = documents.T
-        counts = np.where(sizes == SIZE_FILTERED, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
-        self._count(np.full(len(documents), block_row), streams, counts, sizes)
+        self._count(np.full(len(documents), block_row), streams, counts_of_sizes(sizes), sizes)
 
     def count_tokens(
         self, cut: Pieces, lengths: Ints, padding_streams: Ints, first_dry: int

@@ -6,6 +6,7 @@ lanes short of tokens ─► number of documents, from their mean size ─► fi
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -28,7 +29,9 @@ from cloudload.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import Prefetcher
 
+logger = logging.getLogger(__name__)
 _GUESSED_BYTES_PER_TOKEN = 4
+_DOUBTED_DOCUMENTS = 1_000
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
 # a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
@@ -76,6 +79,8 @@ class LaneReader:
         between documents: int64 [flat_lanes]."""
         self._barren = np.zeros(len(cursors), np.int64)
         """Number of documents that each lane has read since its last document with tokens."""
+        self._barren_of_component = [0] * len(self._components)
+        """The same for all lanes of this worker together."""
         self._mean_tokens = np.array(
             [
                 max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
@@ -145,10 +150,31 @@ class LaneReader:
             weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
             mean = self._mean_tokens[component]
             self._mean_tokens[component] += weight * (max(1.0, own.mean()) - mean)
+            self._doubt_component(component, own)
         if sizes.all():
             self._barren[lanes] = 0
         else:
             self._count_barren(lanes, sizes)
+
+    def _doubt_component(self, component: int, sizes: Ints) -> None:
+        """Warn after 1,000, 2,000, 4,000, … consecutive documents without tokens."""
+        is_any_full = bool(sizes.any())
+        before = 0 if is_any_full else self._barren_of_component[component]
+        barren = int(np.argmax(sizes[::-1] > 0)) if is_any_full else before + len(sizes)
+        self._barren_of_component[component] = barren
+        thousands, thousands_before = barren // _DOUBTED_DOCUMENTS, before // _DOUBTED_DOCUMENTS
+        if thousands.bit_length() > thousands_before.bit_length():
+            logger.warning(
+                "the last %s documents of %s that this process read, with %s in an epoch, have no "
+                "tokens: they are empty, filtered out by the transform or min_tokens, or left out "
+                "by on_error='skip'. If this is not intended, check these options and the data",
+                f"{barren:,}",
+                self._label(component),
+                f"{self._components[component].lanes.num_positions:,}",
+            )
+
+    def _label(self, component: int) -> str:
+        return ", ".join(self._labels[stream] for stream in self._components[component].streams)
 
     def _count_barren(self, flat_lanes: Ints, sizes: Ints) -> None:
         lanes, firsts = np.unique(flat_lanes, return_index=True)
@@ -168,12 +194,12 @@ class LaneReader:
         component = self._components[number]
         is_endless = component.lanes.epochs is None
         if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
-            urls = ", ".join(self._labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"lane {lane} of {urls} has no tokens: its last {self._barren[flat_lane]:,} "
-                "documents, more than an epoch has, are all empty or filtered out. Set an eos, or "
-                "use a different transform or min_tokens, or start a new run with more documents "
-                "or a smaller num_lanes"
+                f"lane {lane} of {self._label(number)} has no tokens: its last "
+                f"{self._barren[flat_lane]:,} documents, more than an epoch has, are all empty, "
+                "filtered out, or left out by on_error='skip'. Set an eos, or use a different "
+                "transform or min_tokens, or start a new run with more documents or a smaller "
+                "num_lanes"
             )
 
 

@@ -23,12 +23,13 @@ from cloudload.packing.tables import (
     REMNANT_SIZE,
     SIZE,
     SIZE_ABSENT,
+    SIZE_FAILED,
     SIZE_FILTERED,
     TAIL_REMNANT,
 )
 from cloudload.packing.tail import Tail
 from cloudload.run.recipe import Recipe
-from cloudload.stats import FILTERED
+from cloudload.stats import FAILED, FILTERED
 from cloudload.workers.block import BlockBuilder, Pieces
 from cloudload.workers.documents import LaneDocuments
 
@@ -40,8 +41,8 @@ def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, b
 
     `own`, `heads`, `ends` and `begun` are int64 [lanes]. Lane `own[i]` has ordinals `heads[i]` to
     `ends[i] - 1` left, and its cursor is inside document `begun[i]`, or between documents if that
-    is -1. The size is `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED` for a
-    document that is filtered out.
+    is -1. The size is `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED` or
+    `SIZE_FAILED` for a document that is left out.
 
     Example: own 0 1, heads 3 5 and ends 5 6 give the sizes of documents 3 and 4 of lane 0, and of
     document 5 of lane 1.
@@ -58,8 +59,9 @@ def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, b
         documents.prefetch(found.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
         index = np.searchsorted(own, chunk.flat_lanes)
         table = documents.read(chunk, begun[index] == chunk.ordinals).table
-        is_filtered = table[:, COUNT] == FILTERED
-        chunk_sizes = np.where(is_filtered, SIZE_FILTERED, table[:, SIZE])
+        chunk_sizes = table[:, SIZE].copy()
+        chunk_sizes[table[:, COUNT] == FILTERED] = SIZE_FILTERED
+        chunk_sizes[table[:, COUNT] == FAILED] = SIZE_FAILED
         sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
     return sizes
 

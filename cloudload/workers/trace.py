@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
-from cloudload.mds.shard import ID_KEY
+from cloudload.mds.shard import ID_KEY, BadDocumentError
 from cloudload.packing.rows import Framing, fill_rows
-from cloudload.packing.tables import SIZE
+from cloudload.packing.tables import COUNT, SIZE
+from cloudload.stats import EMPTY, FILTERED
 from cloudload.workers.document_reader import DocumentReader
 from cloudload.workers.documents import (
     FoundDocuments,
@@ -145,6 +146,23 @@ class Tracer:
         joined = np.empty((1, int(sizes.sum())), np.int32)
         fill_rows(joined, documents.table, [documents.ids.data], pieces, self._framing)
         return dict(zip(samples, np.split(joined[0], np.cumsum(sizes))[:-1], strict=True))
+
+    def explain_absence(self, stream: int, sample: int) -> str | None:
+        """Say why a sample of a stream is in no row, or return None if nothing leaves it out.
+
+        `stream` and `sample` are indices. Raises the errors of `LaneDocuments.read`.
+        """
+        number = np.array([self._starts[stream] + sample])
+        if not self._is_tokenized[stream]:
+            [text] = self._reader.read_texts(number)
+            if isinstance(text, BadDocumentError):
+                return f"on_error='skip' leaves out the document: {text.summary}"
+        nowhere = np.zeros_like(number)
+        found = FoundDocuments(nowhere, nowhere, nowhere, number)
+        count, where = self._documents.read(found).table[0, COUNT], self._reader.where(number[0])
+        if count == FILTERED:
+            return f"the transform or min_tokens filters out the document: {where}"
+        return f"the document has no tokens: {where}" if count == EMPTY else None
 
     def find_id(self, identifier: str) -> list[tuple[int, int]]:
         """Find every sample whose column `id`, as text, is `identifier`. Reads all shards.
