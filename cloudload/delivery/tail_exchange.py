@@ -18,7 +18,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_SIZE, SIZE_ABSENT
+from cloudload.packing.tables import CURSOR_ORDINAL, CURSOR_SIZE, REMNANT_SIZE, SIZE_ABSENT
 from cloudload.packing.tail import Stages, Tail, pack_tail
 from cloudload.workers.block import Block, counts_of_sizes
 from cloudload.workers.plan import Plan
@@ -53,7 +53,7 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
             plan.recipe.packing,
             start_row=plan.phase.start,
             stages=stages,
-            cursors=ended.cursors[0],
+            cursors=ended.cursors[0, :, :CURSOR_SIZE],
             residues=[ended.residue(0, lane) for lane in range(plan.num_lanes)],
             sizes=_sizes_by_lane(plan, messages),
         )

@@ -22,9 +22,11 @@ at `BASE + i` in buffer `BUFFER`, except for bos and eos, which the buffer does 
 stream has a bos, it is token 0. The first `START` tokens are already in rows.
 """
 
-CURSOR_ORDINAL, CURSOR_OFFSET = range(2)
-"""Columns of cursors, int64 [.., 2]: the ordinal of a lane's next document, and the number of that
-document's tokens that are already in rows."""
+CURSOR_ORDINAL, CURSOR_OFFSET, CURSOR_SIZE = range(3)
+"""Columns of cursors, int64 [.., 3]: the ordinal of a lane's next document, the number of that
+document's tokens that are already in rows, and its number of tokens. The size is 0 if the offset is
+0, or if an older version saved the cursor. Packers read and return only the first two columns."""
+NUM_CURSOR_COLUMNS = 3
 
 PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(4)
 """Columns of pieces, int64 [pieces, 4], sorted by row: tokens [start, stop) of a document, bos and

@@ -298,7 +298,7 @@ def _skip_open_documents(position: Position, changes: Changes) -> Position:
     )
     arrays = position.lanes.arrays.copy()
     arrays.cursors[..., CURSOR_ORDINAL] += arrays.cursors[..., CURSOR_OFFSET] > 0
-    arrays.cursors[..., CURSOR_OFFSET] = 0
+    arrays.cursors[..., CURSOR_OFFSET:] = 0
     if arrays.residues is not None:
         arrays.residues[:] = b""
     return replace(position, lanes=LaneLog(arrays))
@@ -345,15 +345,20 @@ def _check_cursors(position: Position, components: Sequence[Component]) -> None:
 
 
 def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
-    for lane, (ordinal, offset) in enumerate(cursors.tolist()):
+    for lane, (ordinal, offset, size) in enumerate(cursors.tolist()):
         end = lanes.end(lane)
+        if 0 < size <= offset:
+            raise StreamChangedError(
+                f"document_sizes: lane {lane} is at token {offset} of document {ordinal}, which "
+                f"has {size} tokens. The state is damaged: load an earlier one"
+            )
         if end is not None and (ordinal > end or (ordinal == end and offset)):
             raise StreamChangedError(
                 f"cursors: lane {lane} is at document {ordinal}, but ends at document {end} with "
                 f"epochs={lanes.epochs}. The state is damaged, or was saved with more epochs or "
                 "with epochs=None. Load an earlier one, or use more epochs"
             )
-    ordinals, offsets = cursors.T
+    ordinals, offsets, _ = cursors.T
     _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)
     if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
         raise StreamChangedError(

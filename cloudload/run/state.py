@@ -6,6 +6,10 @@
                             the rows from there to `rows` again and drops them
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
                             next token; little-endian int32, or int64 if one of them needs it
+    document_sizes          base64 of [components, num_lanes]: number of tokens of the document that
+                            each cursor is in, or 0, by which a resume notices other text;
+                            little-endian uint16, or wider if one of them needs it; "" if no cursor
+                            is in a document; older states have no such key
     residues                base64 of the lanes' compressed residues (`packing.residue`); "" if the
                             packing has none
     tail                    "" before the tail of a finite run, which begins at row table_rows; then
@@ -43,7 +47,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +69,7 @@ from cloudload.run.state_codec import (
     encode_counts,
     encode_cursors,
     encode_residues,
+    encode_sizes,
     join_pairs,
     read_counts,
     read_cursors,
@@ -87,11 +92,22 @@ _MOST = {
 }
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 # fields that may differ among the local states of ranks
-_PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backend")
-_KEYS = frozenset(
-    (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
-) - {"on_error"} | {"mixture"}
-_OPTIONAL_KEYS = frozenset({"origin", "token_ids", SAMPLES_FIELD, TOKENS_FIELD, "on_error"})
+_PARTIAL = (
+    "cursors",
+    "document_sizes",
+    "residues",
+    "counts",
+    "part",
+    "sources",
+    "tokenizer_backend",
+)
+_OPTIONAL_KEYS = frozenset(
+    {"origin", "token_ids", SAMPLES_FIELD, TOKENS_FIELD, "on_error", "document_sizes"}
+)
+_KEYS = (
+    frozenset((*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "mixture"))
+    | {"tail", "skipped"}
+) - _OPTIONAL_KEYS
 
 
 def build_state(
@@ -118,10 +134,17 @@ def build_state(
         "part": part,
         "tail": "" if position.tail is None else join_pairs(position.tail),
         "skipped": join_pairs(position.skipped),
-        "counts": encode_counts(position.counts),
-        "cursors": encode_cursors(position.cursors),
-        "residues": encode_residues(position.residues),
+        **_encode_lanes(position.lanes.arrays),
         **({"origin": join_pairs([origin])} if any(origin) else {}),
+    }
+
+
+def _encode_lanes(arrays: LaneArrays) -> dict[str, str]:
+    return {
+        "counts": encode_counts(arrays.counts),
+        "cursors": encode_cursors(arrays.cursors),
+        "document_sizes": encode_sizes(arrays.cursors),
+        "residues": encode_residues(arrays.residues),
     }
 
 
@@ -247,13 +270,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
             f"the local states {names} leave lanes without a cursor. Pass one from every rank"
         )
     counts: Ints = np.asarray(sum(part.counts for part in parts))
-    return {
-        **states[0],
-        "part": "",
-        "counts": encode_counts(counts),
-        "cursors": encode_cursors(merged.cursors),
-        "residues": encode_residues(merged.residues),
-    }
+    return {**states[0], "part": "", **_encode_lanes(replace(merged, counts=counts))}
 
 
 def mask_lanes(position: Position, own: range) -> Position:

@@ -20,6 +20,7 @@ from cloudload.packing.lane_packer import CutRows
 from cloudload.packing.packers import Packing
 from cloudload.packing.tables import (
     BUFFER,
+    NUM_CURSOR_COLUMNS,
     NUM_DOCUMENT_COLUMNS,
     PIECE_DOCUMENT,
     PIECE_ROW,
@@ -56,7 +57,7 @@ class Block:
     """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
     `Measuring`, the sizes of documents, int64 [documents]."""
     cursors: Ints
-    """int64 [rows, 2]: the lane's cursor after each row; zeros for rows of the tail."""
+    """int64 [rows, 3]: the lane's cursor after each row; zeros for rows of the tail."""
     residues: list[bytes]
     """The lane's residue after each row; empty if the packing has no residue."""
     spans: Ints
@@ -152,7 +153,7 @@ class BlockBuilder:
         self.rows, self._bounds, self._packing = rows, bounds, packing
         self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         """The index of each row's batch: int64 [rows]."""
-        self._cursors = np.zeros((len(rows), 2), np.int64)
+        self._cursors = np.zeros((len(rows), NUM_CURSOR_COLUMNS), np.int64)
         self._residues = [b""] * len(rows) if packing.has_residue else []
         self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
         self.lengths = np.zeros(len(rows), np.int64)

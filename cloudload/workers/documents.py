@@ -47,8 +47,9 @@ from cloudload.workers.document_reader import (
 from cloudload.workers.plan import Plan
 
 CHANGED_ADVICE = (
-    "The data, the tokenizer or the transform changed, or the transform is not deterministic. "
-    "Restore them, or load an earlier state"
+    "The transform, the tokenizer or the data changed, which the state's fingerprints do not show, "
+    "or the transform is not deterministic. Restore them, or load an earlier state. To continue "
+    "with a changed transform, pass transform_id='NAME' and on_change={'transform': 'accept'}"
 )
 
 
@@ -130,14 +131,18 @@ class LaneDocuments:
             samples[chosen] = order(epoch)[positions[chosen]] + np.int64(component.first_sample)
         return epochs, samples
 
-    def read(self, found: FoundDocuments, has_begun: Flags | None = None) -> Documents:
+    def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> Documents:
         """Read and tokenize documents, in their order. Columns `BUFFER` and `START` are 0.
 
-        `has_begun` (bool [documents]) marks documents that are exempt from filtering, because they
-        were accepted before: the one that a cursor is inside, those in a residue or in rows of the
-        tail, and those that are traced. Raises `TokenizerError` if a text cannot be encoded,
-        `StreamChangedError` if such a document fails now, and the errors of `DocumentReader`.
+        `begun_sizes` (int64 [documents]) is not negative for documents that are exempt from
+        filtering, because they were accepted before: the one that a cursor is inside, those in a
+        residue or in rows of the tail, and those that are traced. It is the size that such a
+        document had, or 0 if that is not known.
+
+        Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
+        was accepted has another size now or is bad, and the errors of `DocumentReader`.
         """
+        has_begun = None if begun_sizes is None else begun_sizes >= 0
         table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
         table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
         streams = self._corpus.streams_of(found.samples)
@@ -156,6 +161,8 @@ class LaneDocuments:
             parts.append(self._tokenize(places, found.samples[places], texts))
         ids, offsets = merge_ids(parts)
         sizes = np.diff(offsets) + self._num_framing[streams]
+        if begun_sizes is not None:
+            self._check_sizes(found, sizes, begun_sizes)
         left_out[(sizes < self._min_tokens) & (left_out == 0)] = FILTERED
         if has_begun is not None:
             left_out[has_begun] = 0
@@ -164,6 +171,17 @@ class LaneDocuments:
         table[:, SIZE] = np.where(is_left_out, 0, sizes)
         table[:, COUNT] = np.where(is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
+
+    def _check_sizes(self, found: FoundDocuments, sizes: Ints, begun_sizes: Ints) -> None:
+        """Raise `StreamChangedError` if a document no longer has its size."""
+        changed = np.flatnonzero((begun_sizes > 0) & (sizes != begun_sizes))
+        if len(changed):
+            place = int(changed[0])
+            raise StreamChangedError(
+                f"{self._reader.where(int(found.samples[place]))} has {sizes[place]:,} tokens, but "
+                f"had {begun_sizes[place]:,} when the run read a part of it before, in lane "
+                f"{found.flat_lanes[place] % self._num_lanes}. {CHANGED_ADVICE}"
+            )
 
     def _find_left_out(
         self, texts: Sequence[TextOrError], streams: Ints, places: Ints, has_begun: Flags | None

@@ -137,7 +137,7 @@ class Tracer:
         numbers = np.fromiter(samples.values(), np.int64, len(samples))
         nowhere = np.zeros_like(numbers)
         documents = self._documents.read(
-            FoundDocuments(nowhere, nowhere, nowhere, numbers), np.ones(len(numbers), np.bool_)
+            FoundDocuments(nowhere, nowhere, nowhere, numbers), nowhere
         )
         sizes = documents.table[:, SIZE]
         pieces = np.column_stack(

@@ -15,7 +15,7 @@ import numpy as np
 from cloudload.arrays import Tokens
 from cloudload.cache.counters import FirstFetch
 from cloudload.packing.residue import split_residues
-from cloudload.packing.tables import SPAN_COLUMNS
+from cloudload.packing.tables import NUM_CURSOR_COLUMNS, SPAN_COLUMNS
 from cloudload.stats import COUNTS, Traffic
 from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
@@ -124,7 +124,7 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
         bounds=bounds,
         tokens=tokens,
         lengths=lengths,
-        cursors=cursors.reshape(-1, 2),
+        cursors=cursors.reshape(-1, NUM_CURSOR_COLUMNS),
         residues=split_residues(rest[8 * stops[-1] :], sizes.tolist()),
         spans=spans.reshape(-1, len(SPAN_COLUMNS)),
         counts=counts.reshape(len(bounds) - 1, num_streams, len(COUNTS)),

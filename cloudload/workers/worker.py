@@ -77,9 +77,9 @@ class _Worker:
     def _measure(self) -> Block:
         own = np.array(self._plan.own_lanes(self._worker), np.int64)
         lanes = self._lanes
-        heads, ends, begun = (each[own] for each in (lanes.next_ordinals, lanes.ends, lanes.begun))
+        heads, ends = lanes.next_ordinals[own], lanes.ends[own]
         block = BlockBuilder(own[:0], np.zeros(1, np.int64), self._packing, 0)
-        block.lengths = measure_rest(self._documents, own, heads, ends, begun)
+        block.lengths = measure_rest(self._documents, own, heads, ends, lanes.begun_sizes)
         return block.build(
             self._new_tokens(0, 0), NEVER, self._traffic, self._documents.take_doubts()
         )
