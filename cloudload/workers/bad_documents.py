@@ -18,25 +18,35 @@ from cloudload.mds.shard import BadDocumentError
 logger = logging.getLogger(__name__)
 
 # these depend on the memory, the stack, files, the network, installed packages or warning filters
-_NOT_OF_THE_DOCUMENT = (
-    *(MemoryError, RecursionError, OSError, ImportError, Warning, CloudloadError),
-)
+_FOREIGN = (MemoryError, RecursionError, OSError, ImportError, Warning, CloudloadError)
 
 
 def find_foreign_cause(error: BaseException) -> BaseException | None:
-    """The error, or the first of its causes, that does not depend on the document alone, or None.
+    """The error, or one of its causes, that may not depend on the document alone, or None.
 
-    Follows the causes and contexts that a traceback would show.
+    Follows the causes and contexts that a traceback would show, and the errors of a group.
     """
-    cause: BaseException | None = error
+    waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
-        if not isinstance(cause, Exception) or isinstance(cause, _NOT_OF_THE_DOCUMENT):
+    while waiting:
+        cause = waiting.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        if _is_foreign(cause):
             return cause
         seen.add(id(cause))
-        context = None if cause.__suppress_context__ else cause.__context__
-        cause = cause.__cause__ or context
+        waiting += [cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
+        grouped = getattr(cause, "exceptions", ())
+        if isinstance(grouped, tuple):
+            waiting += [each for each in grouped if isinstance(each, BaseException)]
     return None
+
+
+def _is_foreign(error: BaseException) -> bool:
+    if not isinstance(error, Exception) or isinstance(error, _FOREIGN):
+        return True
+    # a time limit depends on the machine's speed
+    return any("Timeout" in base.__name__ for base in type(error).__mro__)
 
 
 class SkipLog:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import json
 import logging
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -242,6 +245,7 @@ def test_by_default_the_error_names_the_document_and_the_choice_to_skip(
         SystemExit(3),
         GeneratorExit(),
         TokenizerError("cannot load"),
+        subprocess.TimeoutExpired("lynx", 5),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -258,6 +262,16 @@ def test_an_error_that_is_not_the_documents_is_never_skipped(
 def test_nor_is_an_error_that_one_of_these_caused(folder: Path) -> None:
     with pytest.raises(DatasetError, match="does not apply, because ConnectionResetError"):
         run_leg(ranks(folder, transform=wraps_store_error, on_error="skip"), Leg(batches=60))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of errors")
+def test_nor_is_a_group_that_has_one_of_these(folder: Path) -> None:
+    new_group: Any = vars(builtins)["ExceptionGroup"]
+    group = new_group("two", [ValueError("a"), new_group("inner", [TimeoutError("b")])])
+    transform = functools.partial(fails_within, group)
+    settings: dict[str, Any] = {"transform": transform, "transform_id": "x"}
+    with pytest.raises(DatasetError, match="does not apply, because TimeoutError"):
+        run_leg(ranks(folder, **settings, on_error="skip"), Leg(batches=60))
 
 
 def test_a_damaged_shard_and_a_tokenizer_that_fails_are_never_skipped(tmp_path: Path) -> None:
