@@ -103,7 +103,7 @@ class Tracer:
         if self._is_tokenized[stream]:
             return self._documents.decode(tokens)
         [text] = self._reader.read_texts(np.array([sample]))
-        return text or ""
+        return text if isinstance(text, str) else ""
 
     def _trace(
         self, spans: Ints, rows: Ints, tokens: Mapping[tuple[int, int], Tokens]
