@@ -94,7 +94,7 @@ class Mixture:
         streams = np.empty(rows.shape, np.int64)
         for entry in np.flatnonzero(np.bincount(entries)):
             chosen = entries == entry
-            indices, ends = _arcs(_shares(self.schedule[entry][1]))
+            indices, ends = list_arcs(self.schedule[entry][1])
             streams[chosen] = indices[np.searchsorted(ends, points[chosen], side="right")]
         return streams
 
@@ -213,6 +213,15 @@ def _merged(schedule: Sequence[tuple[int, Weights]]) -> tuple[tuple[int, Weights
     )
 
 
+def list_arcs(weights: Weights) -> tuple[Ints, Words]:
+    """The indices of the n streams with a nonzero weight, and the ends of their arcs.
+
+    Returns int64 [n] and uint64 [n - 1]. The end of the last arc is left out because it closes the
+    circle.
+    """
+    return _arcs(_shares(weights))
+
+
 @lru_cache(1024)
 def _shares(weights: Weights) -> tuple[float, ...]:
     total = sum(map(Fraction, weights))
@@ -221,11 +230,7 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 @lru_cache(1024)
 def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
-    """The indices of the n streams with a nonzero share, and the ends of their arcs.
-
-    Returns int64 [n] and uint64 [n - 1]. The end of the last arc is left out because it closes the
-    circle.
-    """
+    """`list_arcs` for shares of 1."""
     indices = [index for index, share in enumerate(shares) if share]
     sums = list(accumulate(Fraction(shares[index]) for index in indices))
     return np.array(indices, np.int64), np.array(

@@ -1,0 +1,16 @@
+"""Token lengths: the number of tokens of each sample, counted once and kept beside the dataset.
+
+    shards ──► groups of shards ──► 00000.lengths, 00001.lengths, …     index.json, written last
+               cut by the index     2 bytes a sample                    groups, hashes, totals
+
+    lengths of samples, order ──► lane tables ──► the cursor of every lane at any row
+
+A **length** is the number of tokens of a sample's text, without bos and eos. Lengths depend on the
+data, the tokenizer, the text column and the transform, which make up their key. They do not depend
+on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size, so one file serves
+every run. Lengths never change a row, a batch, a state or a statistic: they save work.
+
+    group_file   the bytes of a group           index     groups, and the index of a dataset's groups
+    open         read, verify, map              tables    sums of sizes in lanes
+    advance      cursors at a later row
+"""

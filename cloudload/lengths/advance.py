@@ -1,0 +1,184 @@
+"""The cursors and statistics of lanes at a later row, without reading a document.
+
+    lane        ····aaaaaaaa|bbbb|cccccccc|dd       cursor (a, 4), 2 rows of 6 units further
+                    └──────┴──────┘                 cursor (c, 2): tokens 4 to 8 of a, b, 2 of c
+
+Positions are found per component, for all of its lanes at once: the table by its totals, the block
+by bisection, the document within the block. The result is the one that reading gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloudload.arrays import Flags, Ints
+from cloudload.lengths.sizes import DocumentSizes, LaneSizes, units_of
+from cloudload.lengths.tables import UNITS, LaneTables
+from cloudload.packing.packers import Packing
+from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """Where lanes are after their next rows."""
+
+    cursors: Ints
+    """int64 [lanes, 2], with columns `packing.tables.CURSOR_ORDINAL` and `CURSOR_OFFSET`."""
+    counts: Ints
+    """int64 [streams of the component, counts]: the statistics of the rows in between."""
+    is_dry: Flags
+    """bool [lanes]: whether the lane ends before its rows, or has no tokens in a whole table. Its
+    cursor is then not meaningful."""
+
+
+class Walker:
+    """Advances the lanes of one component."""
+
+    def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
+        self._tables, self._sizes, self._packing = tables, sizes, packing
+        self._unit_tokens = 1 if packing.name == "concat" else packing.seq_len
+        self._row_units = packing.seq_len if packing.name == "concat" else 1
+
+    def advance(self, cursors: Ints, rows: Ints) -> Advanced:
+        """Advance each lane from its cursor (int64 [lanes, 2]) by `rows` (int64 [lanes]).
+
+        Raises `CacheError` if a table cannot be built, and `ValueError` if a cursor is past the end
+        of its document.
+        """
+        after, counts = cursors.copy(), np.zeros((len(self._tables.streams), len(COUNTS)), np.int64)
+        needed = rows * self._row_units
+        moving = np.flatnonzero(needed > 0)
+        begun = moving[cursors[moving, CURSOR_OFFSET] > 0]
+        if len(begun):
+            self._finish_begun(begun, after, needed, counts)
+        moving = np.flatnonzero(needed > 0)
+        is_dry = np.zeros(len(cursors), np.bool_)
+        if len(moving):
+            is_dry[moving] = self._walk(moving, after, needed[moving], counts)
+        return Advanced(after, counts, is_dry)
+
+    def _finish_begun(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> None:
+        """Use up the documents that cursors are inside, which `min_tokens` cannot filter any more.
+
+        Changes `cursors`, `needed` and `counts`.
+        """
+        ordinals, offsets = cursors[lanes].T
+        found = self._sizes.measure(lanes, ordinals)
+        if (too_far := np.flatnonzero(offsets > found.whole)).size:
+            lane, place = int(lanes[too_far[0]]), int(too_far[0])
+            raise ValueError(
+                f"lane {lane}: the cursor is at token {offsets[place]} of document "
+                f"{ordinals[place]}, but it has {found.whole[place]} tokens"
+            )
+        left = found.whole - offsets
+        units = units_of(self._packing, left)
+        used = np.minimum(units, needed[lanes])
+        tokens = np.minimum(left, used * self._unit_tokens)
+        is_past = used == units
+        cursors[lanes, CURSOR_ORDINAL] += is_past
+        cursors[lanes, CURSOR_OFFSET] = np.where(is_past, 0, offsets + tokens)
+        needed[lanes] -= used
+        own = found.streams - self._tables.streams.start
+        np.add.at(counts, (own, np.full_like(own, TOKENS)), tokens)
+        np.add.at(counts, (own, np.full_like(own, PADDING)), used * self._unit_tokens - tokens)
+        # the kind of a document that was accepted before is that of one with tokens
+        np.add.at(counts, (own[is_past], np.full(is_past.sum(), DOCUMENTS)), 1)
+
+    def _walk(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> Flags:
+        """Advance lanes that are between documents. Changes `cursors` and `counts`.
+
+        Returns which lanes are dry: bool [lanes].
+        """
+        numbers, within = np.divmod(cursors[lanes, CURSOR_ORDINAL], self._tables.num_ordinals)
+        sums = -self._sums_before(lanes, numbers, within)
+        targets = needed - sums[:, UNITS]
+        is_dry = np.zeros(len(lanes), np.bool_)
+        while (short := self._find_short(lanes, numbers, targets, is_dry)).size:
+            totals = self._totals(lanes[short], numbers[short])
+            sums[short] += totals
+            targets[short] -= totals[:, UNITS]
+            numbers[short] += 1
+            is_dry[short] |= totals[:, UNITS] == 0  # no tokens in an epoch, so perhaps none at all
+            if self._tables.end is not None:
+                is_dry |= numbers >= self._tables.end
+        live = np.flatnonzero(~is_dry)
+        ordinals, units_into, last = self._find(lanes[live], numbers[live], targets[live])
+        sums[live] += last
+        into = units_into * self._unit_tokens
+        cursors[lanes[live], CURSOR_ORDINAL] = ordinals
+        cursors[lanes[live], CURSOR_OFFSET] = into
+        counts += sums[live][:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
+        if (begun := np.flatnonzero(into)).size:
+            found = self._sizes.measure(lanes[live][begun], ordinals[begun])
+            own = found.streams - self._tables.streams.start
+            np.add.at(counts, (own, np.full_like(own, TOKENS)), into[begun])
+        return is_dry
+
+    def _find_short(self, lanes: Ints, numbers: Ints, targets: Ints, is_dry: Flags) -> Ints:
+        """The lanes whose target is beyond their table."""
+        totals = self._totals(lanes, np.where(is_dry, 0, numbers))[:, UNITS]
+        return np.flatnonzero((targets > totals) & ~is_dry)
+
+    def _totals(self, lanes: Ints, numbers: Ints) -> Ints:
+        return self._look_up(lanes, numbers, np.full(len(lanes), -1))
+
+    def _look_up(self, lanes: Ints, numbers: Ints, blocks: Ints) -> Ints:
+        """The sums before a block of a table, for each lane: int64 [lanes, columns]."""
+        sums = np.empty((len(lanes), self._tables.num_columns), np.int64)
+        for number in np.unique(numbers).tolist():
+            own = numbers == number
+            sums[own] = self._tables[number][blocks[own], lanes[own]]
+        return sums
+
+    def _sums_before(self, lanes: Ints, numbers: Ints, within: Ints) -> Ints:
+        """The sums of a table before its document `within`, for each lane: [lanes, columns]."""
+        blocks, places = np.divmod(within, self._tables.block)
+        found = self._measure_block(lanes, numbers, blocks)
+        return self._look_up(lanes, numbers, blocks) + self._sum_first(found, places)
+
+    def _find(self, lanes: Ints, numbers: Ints, targets: Ints) -> tuple[Ints, Ints, Ints]:
+        """Find the document that has each lane's target unit of a table.
+
+        Returns the ordinal of the cursor after that unit, and the units of its document before it
+        (int64 [lanes] both), with the sums of the table before that document: [lanes, columns].
+        """
+        blocks = np.empty(len(lanes), np.int64)
+        for number in np.unique(numbers).tolist():
+            own = np.flatnonzero(numbers == number)
+            blocks[own] = _bisect(self._tables[number], lanes[own], targets[own])
+        sums = self._look_up(lanes, numbers, blocks)
+        found = self._measure_block(lanes, numbers, blocks)
+        units = units_of(self._packing, found.sizes)
+        ends = sums[:, UNITS, None] + np.cumsum(units, axis=1)
+        places = (ends < targets[:, None]).sum(axis=1)
+        at = np.arange(len(lanes))
+        is_past = ends[at, places] == targets
+        into = np.where(is_past, 0, targets - ends[at, places] + units[at, places])
+        places += is_past
+        ordinals = numbers * self._tables.num_ordinals + blocks * self._tables.block + places
+        return ordinals, into, sums + self._sum_first(found, places)
+
+    def _measure_block(self, lanes: Ints, numbers: Ints, blocks: Ints) -> DocumentSizes:
+        """Measure the documents of a block of a table, for each lane: [lanes, block]."""
+        within = blocks[:, None] * self._tables.block + np.arange(self._tables.block)
+        within = np.minimum(within, self._tables.num_ordinals - 1)  # never beyond the target
+        ordinals = numbers[:, None] * self._tables.num_ordinals + within
+        return self._sizes.measure(np.broadcast_to(lanes[:, None], within.shape), ordinals)
+
+    def _sum_first(self, found: DocumentSizes, places: Ints) -> Ints:
+        """Sum the columns of the first `places` documents of each lane: [lanes, columns]."""
+        is_before = np.arange(self._tables.block) < places[:, None]
+        return self._tables.sum_columns(found, lambda column: (column * is_before).sum(axis=1))
+
+
+def _bisect(table: Ints, lanes: Ints, targets: Ints) -> Ints:
+    """The last block of each lane with fewer units before it than the target: int64 [lanes]."""
+    low, high = np.zeros(len(lanes), np.int64), np.full(len(lanes), len(table) - 1)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        is_below = table[middle, lanes, UNITS] < targets
+        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+    return low

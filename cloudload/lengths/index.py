@@ -1,0 +1,156 @@
+"""The groups of a dataset's lengths: how shards are grouped, and the index that lists the groups.
+
+    <place>/<key>/00000-<digest>.lengths     shards 0 to 15      named by what it was counted from
+    <place>/<key>/00001-<digest>.lengths     shards 16 to 31
+    <place>/<key>/index-<data>.json          all groups of one version of the data; written last
+
+The place is the folder `lengths` of the dataset, or any other location. A dataset that grows keeps
+its groups, except the last one. A file is complete as soon as it exists, because stores write
+objects whole, so counting resumes after the files that exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from cloudload.mds.index import ShardInfo
+
+PLACE = "lengths"
+"""The folder of a dataset that holds its lengths by default."""
+_GROUP_SAMPLES, _GROUP_BYTES = 1 << 20, 1 << 30
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LengthsKey:
+    """What lengths depend on, besides the data. Each field is a plain string."""
+
+    tokenizer: str
+    """The fingerprint of the tokenizer."""
+    token_ids: str
+    """A hash of the tokenizer's IDs of fixed texts."""
+    documents: str
+    """The column that holds the documents, and how they become text."""
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits, the name of the folder of these lengths."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class ShardRange:
+    """The shards of a group, before it is counted."""
+
+    number: int
+    """Index of the group."""
+    first: int
+    """Index of its first shard in the dataset."""
+    stop: int
+    """Index after its last shard."""
+    samples: int
+    """Number of samples in its shards."""
+    digest: str
+    """16 hex digits that identify its shards and the key."""
+
+    @property
+    def name(self) -> str:
+        """The name of the group's file."""
+        return f"{self.number:05}-{self.digest}.lengths"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A counted group."""
+
+    name: str
+    """The name of its file."""
+    hash: str
+    """SHA-256 of the file, in hex digits."""
+    bytes: int
+    """Size of the file."""
+    samples: int
+    """Number of samples in its shards."""
+    tokens: int
+    """Sum of their lengths, without bos and eos."""
+    empty: int
+    """Number of samples without tokens."""
+    filtered: int
+    """Number of samples that the transform filtered out."""
+    text_bytes: int
+    """Bytes of UTF-8 text that were tokenized; of token IDs, if the data is pre-tokenized."""
+
+
+@dataclass(frozen=True)
+class LengthsIndex:
+    """All groups of a dataset, in the order of its shards."""
+
+    key: Mapping[str, str]
+    """The fields of the `LengthsKey`."""
+    data: str
+    """The fingerprint of the data; see `Corpus.fingerprint`."""
+    groups: tuple[Group, ...]
+
+    def total(self, name: str) -> int:
+        """The sum of a field of the groups, such as `tokens`."""
+        return sum(getattr(group, name) for group in self.groups)
+
+    def encode(self) -> bytes:
+        """The bytes of the index's file."""
+        values = {"version": _VERSION, **asdict(self)}
+        return json.dumps(values, sort_keys=True, indent=1).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> LengthsIndex:
+        """Decode the file of an index. Raises `ValueError`, which says what is wrong."""
+        try:
+            values = json.loads(data)
+            if values["version"] != _VERSION:
+                raise ValueError(
+                    f"it has version {values['version']!r}, but this cloudload reads {_VERSION}"
+                )
+            groups = tuple(map(_read_group, values["groups"]))
+            return LengthsIndex(dict(values["key"]), str(values["data"]), groups)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"it is not an index of token lengths ({error!r})") from None
+
+
+def _read_group(values: Mapping[str, Any]) -> Group:
+    group = Group(**values)
+    numbers = {name: value for name, value in asdict(group).items() if name not in ("name", "hash")}
+    for name, value in numbers.items():
+        if type(value) is not int or not 0 <= value < 1 << 60:
+            raise ValueError(f"a group has {name} {value!r}")
+    if "/" in group.name or not group.name.endswith(".lengths"):
+        raise ValueError(f"a group has the name {group.name!r}")
+    return group
+
+
+def index_name(data: str) -> str:
+    """The name of the index of the data with this fingerprint."""
+    return f"index-{data[:16]}.json"
+
+
+def cut_groups(shards: Sequence[ShardInfo], key: LengthsKey) -> Iterator[ShardRange]:
+    """Group consecutive shards. A group ends after 1,048,576 samples or 1 GiB of raw bytes."""
+    first = samples = raw_bytes = number = 0
+    for place, shard in enumerate(shards, 1):
+        samples, raw_bytes = samples + shard.samples, raw_bytes + shard.raw.bytes
+        if samples >= _GROUP_SAMPLES or raw_bytes >= _GROUP_BYTES or place == len(shards):
+            digest = _identify(shards[first:place], key)
+            yield ShardRange(number, first, place, samples, digest)
+            first, samples, raw_bytes, number = place, 0, 0, number + 1
+
+
+def _identify(shards: Sequence[ShardInfo], key: LengthsKey) -> str:
+    digest = hashlib.sha256(key.digest.encode())
+    for shard in shards:
+        columns = [(column.name, column.encoding) for column in shard.columns]
+        hashes = sorted(shard.raw.hashes.items())
+        digest.update(f"{shard.samples} {shard.raw.bytes} {hashes} {columns}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,111 @@
+"""The sizes of the documents of lanes, from lengths and orders.
+
+    lane, ordinal ─► epoch, position ─► sample ─► length ─► + bos, eos ─► 0 if below min_tokens
+
+This is what `workers.documents` finds by reading and tokenizing. Here it takes two array lookups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloudload.arrays import Flags, Ints
+from cloudload.lengths.group_file import FILTERED as FILTERED_LENGTH
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.packing.packers import Packing
+from cloudload.run.components import Component
+from cloudload.stats import (
+    COUNTS,
+    DOCUMENTS,
+    EMPTY,
+    FILTERED,
+    PADDING,
+    READ,
+    TOKENS,
+    TRUNCATED,
+)
+
+ABSENT = -1
+"""The kind of a hole: a position at the end of an epoch that has no document."""
+
+
+@dataclass(frozen=True)
+class DocumentSizes:
+    """The sizes of documents. All arrays are int64, of the shape that was asked for."""
+
+    streams: Ints
+    """Index of each document's stream."""
+    sizes: Ints
+    """Number of tokens to pack, framing included; 0 if there is nothing to pack."""
+    whole: Ints
+    """Number of tokens, framing included, even if `min_tokens` filters the document out."""
+    kinds: Ints
+    """The statistic that each document counts toward (an index into `stats.COUNTS`), or
+    `ABSENT`."""
+
+
+@dataclass(frozen=True)
+class LaneSizes:
+    """Measures the documents of a component's lanes."""
+
+    component: Component
+    orders: EpochOrders
+    lengths_of: Callable[[Ints], Ints]
+    """The lengths of samples of the corpus."""
+    streams_of: Callable[[Ints], Ints]
+    """The streams of samples of the corpus."""
+    num_framing: Ints
+    """int64 [streams]: the number of bos and eos tokens around a document."""
+    min_tokens: int
+
+    def measure(self, lanes: Ints, ordinals: Ints) -> DocumentSizes:
+        """Measure documents, given by lane and ordinal: int64 of one shape.
+
+        Raises `CacheError` if the order of an epoch cannot be built.
+        """
+        division = self.component.lanes
+        epochs, positions = division.epoch_positions(lanes, ordinals)
+        is_there: Flags = positions < division.num_positions
+        if division.epochs is not None:
+            is_there &= epochs < division.epochs
+        samples = np.full(positions.shape, self.component.first_sample, np.int64)
+        for epoch in np.unique(epochs[is_there]).tolist():
+            chosen = (epochs == epoch) & is_there
+            samples[chosen] += np.asarray(self.orders(epoch)[positions[chosen]], np.int64)
+        streams, lengths = self.streams_of(samples), self.lengths_of(samples)
+        whole = np.maximum(lengths, 0) + self.num_framing[streams]
+        is_filtered = (lengths == FILTERED_LENGTH) | (whole < self.min_tokens)
+        kinds = np.where(is_filtered, FILTERED, np.where(whole > 0, DOCUMENTS, EMPTY))
+        return DocumentSizes(
+            streams=streams,
+            sizes=np.where(is_filtered | ~is_there, 0, whole),
+            whole=whole,
+            kinds=np.where(is_there, kinds, ABSENT),
+        )
+
+
+def units_of(packing: Packing, sizes: Ints) -> Ints:
+    """The number of units that documents fill: tokens with `concat`, rows with `one_per_row`."""
+    if packing.name == "concat":
+        return sizes
+    return np.minimum(sizes, 1) if packing.cuts else -(-sizes // packing.seq_len)
+
+
+def list_counts(packing: Packing, found: DocumentSizes) -> list[Ints]:
+    """What documents add to each of `stats.COUNTS` when their lane is past them.
+
+    Returns one int64 array per count, of the shape of `found.sizes`.
+    """
+    packed = np.minimum(found.sizes, packing.seq_len) if packing.cuts else found.sizes
+    is_padded = packing.name == "one_per_row"
+    full = units_of(packing, found.sizes) * packing.seq_len if is_padded else packed
+    counts = {
+        TOKENS: packed,
+        TRUNCATED: found.sizes - packed,
+        PADDING: full - packed,
+        **{kind: (found.kinds == kind).astype(np.int64) for kind in READ},
+    }
+    return [counts[number] for number in range(len(COUNTS))]

@@ -1,0 +1,156 @@
+"""Sums over the documents of lanes, by which any row's place in its lane is found.
+
+    lane 3      documents 0 … 255   256 … 511   512 … 767      sizes, from lengths and the order
+    table       0                   t(256)      t(512) … total units and statistics before each block
+
+A **unit** is what rows are made of: a token with `concat`, a row with `one_per_row`. A table covers
+the same ordinals in all lanes: those of an epoch, or of several small ones. Tables are kept in files
+that the processes of a node share, so the totals of past epochs are there without their orders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.errors import CacheError
+from cloudload.lengths.sizes import DocumentSizes, LaneSizes, list_counts, units_of
+from cloudload.packing.packers import Packing
+from cloudload.stats import COUNTS
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path, make_folder, partial_file
+from cloudload.system.verified_files import is_unmodified, mark_verified
+
+_MOST_BLOCK = 256
+UNITS = 0
+"""The column of units. The statistics of the component's streams follow, one stream after
+another."""
+_ENOUGH_ORDINALS, _MOST_EPOCHS = 1024, 16
+_KEPT_FROM_POSITIONS = 1 << 16  # below this, building a table is as fast as reading its file
+_KEPT_TABLES = 4
+_DOCUMENTS_AT_ONCE = 1 << 20
+
+
+class LaneTables:
+    """The tables of a component's lanes. `digest` identifies the lengths of its streams."""
+
+    def __init__(self, folder: Path, sizes: LaneSizes, packing: Packing, digest: str) -> None:
+        self._sizes, self._packing = sizes, packing
+        self._division = division = sizes.component.lanes
+        self._folder = folder / self._identify(digest)
+        self.num_lanes = division.num_lanes
+        epochs = _MOST_EPOCHS * division.stride // division.num_lanes
+        of_epoch = max(1, division.stride // division.num_lanes)
+        self.num_ordinals = max(of_epoch, min(epochs, -(-_ENOUGH_ORDINALS // of_epoch) * of_epoch))
+        """Number of ordinals that a table covers."""
+        self.block = min(_MOST_BLOCK, self.num_ordinals)
+        """Number of documents of a lane between two sums."""
+        self._tables: dict[int, Ints] = {}
+
+    def _identify(self, digest: str) -> str:
+        component, packing = self._sizes.component, self._packing
+        rows = [packing.seq_len, packing.overflow] if packing.name == "one_per_row" else []
+        facts = [
+            *(digest, asdict(component.order), asdict(component.lanes)),
+            asdict(component.sampling) if component.sampling else None,
+            hashlib.sha256(np.ascontiguousarray(component.shard_sizes).tobytes()).hexdigest(),
+            *(component.first_sample, self._sizes.num_framing.tolist(), self._sizes.min_tokens),
+            *(packing.name, rows),
+        ]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+    @property
+    def streams(self) -> range:
+        """The streams whose statistics are in the tables."""
+        return self._sizes.component.streams
+
+    @cached_property
+    def end(self) -> int | None:
+        """The number of tables of a finite run; None if it is endless."""
+        ends = [self._division.end(lane) for lane in range(self.num_lanes)]
+        known = [end for end in ends if end is not None]
+        return -(-max(known) // self.num_ordinals) if known else None
+
+    def __getitem__(self, number: int) -> Ints:
+        """Table `number`: int64 [blocks + 1, lanes, columns]. The last entry has the totals.
+
+        Raises `CacheError` if an order or the table cannot be built or written.
+        """
+        if number not in self._tables:
+            if len(self._tables) == _KEPT_TABLES:
+                self._tables.pop(next(iter(self._tables)))
+            is_kept = self._division.num_positions >= _KEPT_FROM_POSITIONS
+            self._tables[number] = self._open(number) if is_kept else self._build(number)
+        return self._tables[number]
+
+    def _open(self, number: int) -> Ints:
+        path = self._folder / f"table-{number}.int64"
+        try:
+            make_folder(self._folder)
+            if not _is_whole(path):
+                with locked(lock_path(path)):
+                    if not _is_whole(path):
+                        _write(path, self._build(number))
+            flat = np.memmap(path, np.int64, "r").view(np.ndarray)
+        except OSError as error:
+            raise CacheError(
+                f"cannot keep a table of token lengths in {path}: {error}. Free disk space, or "
+                "choose a different `local`"
+            ) from error
+        return flat.reshape(-1, self.num_lanes, self.num_columns)
+
+    @property
+    def num_columns(self) -> int:
+        """Number of columns of a table."""
+        return 1 + len(self.streams) * len(COUNTS)
+
+    def _build(self, number: int) -> Ints:
+        blocks = -(-self.num_ordinals // self.block)
+        table = np.zeros((blocks + 1, self.num_lanes, self.num_columns), np.int64)
+        step = max(1, _DOCUMENTS_AT_ONCE // (self.block * self.num_lanes))
+        for block in range(0, blocks, step):
+            stop = min(blocks, block + step)
+            table[block + 1 : stop + 1] = self._sum_blocks(number, block, stop)
+        return np.cumsum(table, axis=0)
+
+    def _sum_blocks(self, number: int, block: int, stop: int) -> Ints:
+        within = np.arange(block * self.block, min(stop * self.block, self.num_ordinals))
+        lanes, ordinals = np.meshgrid(
+            np.arange(self.num_lanes), number * self.num_ordinals + within
+        )
+        starts = np.arange(0, len(within), self.block)
+        return self.sum_columns(
+            self._sizes.measure(lanes, ordinals),
+            lambda column: np.add.reduceat(column, starts, axis=0),
+        )
+
+    def sum_columns(self, found: DocumentSizes, reduce: Callable[[Ints], Ints]) -> Ints:
+        """Reduce what documents add to each column: int64 [.., columns], shaped by `reduce`."""
+        sums = [reduce(units_of(self._packing, found.sizes))]
+        counts = list_counts(self._packing, found)
+        for stream in self.streams:
+            is_own = found.streams == stream
+            sums += [reduce(each if len(self.streams) == 1 else each * is_own) for each in counts]
+        return np.stack(sums, axis=-1)
+
+
+def _is_whole(path: Path) -> bool:
+    return path.exists() and is_unmodified(path.stat())
+
+
+def _write(path: Path, table: Ints) -> None:
+    with partial_file(path) as part:
+        with part.open("wb") as file:
+            file.write(table.data)
+            file.flush()
+            os.fsync(file.fileno())
+        mark_verified(part)
+        part.replace(path)

@@ -1,0 +1,80 @@
+"""The number of rows that each lane makes of each stream, between two rows of a mixture.
+
+    rows of lane l      at α, α + β, α + 2β, … modulo 2⁶⁴       β = num_lanes · step
+    below the end h     Σ ⌊x / 2⁶⁴⌋ - ⌊(x - h) / 2⁶⁴⌋           one floor sum each
+
+A floor sum takes logarithmic time by Euclid's algorithm, so rows of any distance are counted as
+quickly. The rows of short ranges are listed instead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.arrays import NEVER, Ints
+from cloudload.order.mixture import Mixture, list_arcs
+from cloudload.order.mixture_step import TURN, find_step
+
+_LISTED = 1 << 22
+
+
+def count_rows(mixture: Mixture, num_lanes: int, start: int, stop: int) -> Ints:
+    """Count the rows of `start ≤ row < stop` by stream and lane: int64 [streams, lanes]."""
+    num_streams = len(mixture.names)
+    if num_streams == 1:
+        return count_lane_rows(num_lanes, start, stop)[None]
+    if stop - start <= _LISTED:
+        rows = np.arange(start, stop)
+        cells = mixture.components(rows, num_lanes) * num_lanes + rows % num_lanes
+        counts = np.bincount(cells, minlength=num_streams * num_lanes)
+        return counts.reshape(num_streams, num_lanes)
+    counted = np.zeros((num_streams, num_lanes), np.int64)
+    firsts = [row for row, _ in mixture.schedule]
+    for first, after, (_, weights) in zip(
+        firsts, [*firsts[1:], NEVER], mixture.schedule, strict=True
+    ):
+        low, high = max(first, start), min(after, stop)
+        if low < high:
+            streams, ends = list_arcs(weights)
+            counted[streams] += _count_arcs(ends.tolist(), num_lanes, low, high)
+    return counted
+
+
+def count_lane_rows(num_lanes: int, start: int, stop: int) -> Ints:
+    """The number of rows of `start ≤ row < stop` in each lane: int64 [lanes]."""
+    lanes = np.arange(num_lanes)
+    counts: Ints = (stop - 1 - lanes) // num_lanes - (start - 1 - lanes) // num_lanes
+    return counts
+
+
+def _count_arcs(ends: list[int], num_lanes: int, start: int, stop: int) -> Ints:
+    """Count rows by arc and lane, int64 [arcs, lanes]. The last arc ends where the circle does."""
+    step = find_step(num_lanes)
+    counts = np.empty((len(ends) + 1, num_lanes), np.int64)
+    for lane, number in enumerate(count_lane_rows(num_lanes, start, stop).tolist()):
+        first = (start + (lane - start) % num_lanes) * step % TURN
+        stride = num_lanes * step % TURN
+        turns = floor_sum(number, TURN, stride, first)
+        below = [
+            turns - floor_sum(number, TURN, stride, first + TURN - end) + number for end in ends
+        ]
+        counts[:, lane] = np.diff([0, *below, number])
+    return counts
+
+
+def floor_sum(number: int, modulus: int, stride: int, first: int) -> int:
+    """The sum of ⌊(first + i · stride) / modulus⌋ for 0 ≤ i < number. Nothing may be negative.
+
+    Swaps the roles of the modulus and the stride, as Euclid's algorithm does.
+    """
+    total = 0
+    while True:
+        turns, stride = divmod(stride, modulus)
+        total += turns * (number * (number - 1) // 2)
+        turns, first = divmod(first, modulus)
+        total += turns * number
+        last = first + stride * number
+        if last < modulus:
+            return total
+        number, first = divmod(last, modulus)
+        modulus, stride = stride, modulus
