@@ -53,6 +53,9 @@ from cloudload.delivery.working_set import (
 )
 from cloudload.delivery.world import World, check_world, explain_few_cores, place_in_mesh
 from cloudload.errors import RanksDisagreeError
+from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.open import find_lengths, open_lengths
+from cloudload.lengths.run_lengths import RunLengths
 from cloudload.option_docs import explained_by
 from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW
@@ -147,6 +150,7 @@ class CloudLoader:
         predownload: int | None = None,
         download_threads: int = 4,
         cache_limit: int | str | None = None,
+        lengths: str | os.PathLike[str] = "auto",
         verify: Verification = "once",
         retry: Retry | None = None,
         stop_every: int | Literal["epoch"] | None = None,
@@ -190,7 +194,11 @@ class CloudLoader:
         self._iteration: Callable[[], Iteration | None] = _no_iteration
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
+        self._walked: tuple[Recipe, RunLengths] | None = None
         self._log = RunLog(Position.start(self._recipe))
+        self._found_lengths = find_lengths(
+            self._recipe, self._delivery.lengths, self._delivery.retry
+        )
 
     # ------------------------------------------------------------ iterating
 
@@ -252,23 +260,34 @@ class CloudLoader:
     def __len__(self) -> int:
         """Number of batches in a full pass, or in the whole run without `stop_every`.
 
-        With stop_every=N it is N. Without `stop_every`, it is known only for a finite run in which
-        every document becomes exactly one row, because otherwise it depends on the tokens. Raises
-        `TypeError` if it is unknown, as with stop_every="epoch".
+        With stop_every=N it is N. Without `stop_every`, it is known for a finite run that has token
+        lengths (see `lengths`; not with `best_fit`), or in which every document becomes exactly one
+        row. Raises `TypeError` if it is unknown, as with stop_every="epoch".
         """
         if isinstance(self._delivery.stop_every, int):
             return self._delivery.stop_every
-        if self._delivery.stop_every is not None or not self._recipe.has_row_per_document:
+        rows = None if self._delivery.stop_every is not None else self._count_all_rows()
+        if rows is None:
             raise TypeError(
-                "the number of batches is known only with stop_every=N, or if every document is "
-                "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
-                f"transform, stop_every, or min_tokens above 1. ({_NO_DATASET})"
+                "the number of batches is known only with stop_every=N; or with epochs=N and token "
+                "lengths, which cloudload count makes; or if every document is one row: "
+                "packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no transform, "
+                f"stop_every, or min_tokens above 1. ({_NO_DATASET})"
             )
-        lanes = self._recipe.components[0].lanes
-        before = self._log.position.origin.count_documents(lanes)
-        rows = (self._asked.epochs or 0) * lanes.num_positions - before
         global_batch = self._delivery.batch_size * self._find_world().size
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
+
+    def _count_all_rows(self) -> int | None:
+        """The number of rows of a finite run, at its current `seq_len`; None if it is unknown."""
+        if self._asked.epochs is None:
+            return None
+        origin = self._log.position.origin
+        if self._recipe.has_row_per_document:
+            lanes = self._recipe.components[0].lanes
+            return self._asked.epochs * lanes.num_positions - origin.count_documents(lanes)
+        if self._run_lengths is None:
+            return None
+        return self._run_lengths.count_rows(Position.start(self._recipe, origin))
 
     def __bool__(self) -> bool:
         return True  # otherwise Python would call len(), which may raise
@@ -325,7 +344,28 @@ class CloudLoader:
             num_workers=min(max(1, self._delivery.num_workers), lanes_of_rank),
             position=position,
             phase=Steady() if position.tail is None else Measuring(position.table_rows),
+            lengths=self._lengths,
         )
+
+    @functools.cached_property
+    def _lengths(self) -> CorpusLengths | None:
+        """The lengths of the samples, or None. Reads them into the cache folder if needed."""
+        if self._found_lengths is None:
+            return None
+        open_cache_folder(self._cache_root, self._recipe.corpus)
+        return open_lengths(
+            self._found_lengths, self._recipe.corpus, self._cache_root, self._delivery.retry
+        )
+
+    @property
+    def _run_lengths(self) -> RunLengths | None:
+        """The positions that follow from the lengths of the current recipe, or None."""
+        if self._lengths is None:
+            return None
+        key = self._recipe
+        if self._walked is None or self._walked[0] is not key:
+            self._walked = key, RunLengths(key, self._cache_root, self._lengths)
+        return self._walked[1]
 
     def _iterate(self) -> Iteration:
         self._stop_iteration("another was started")
@@ -470,6 +510,11 @@ class CloudLoader:
                 "earlier state"
             )
         self._stop_iteration("the loader was moved by seek")
+        if self._run_lengths is not None:
+            found = self._run_lengths.advance(position, rows)
+            if found is not None:
+                self._log.move_to(found)
+                return
         tail = position.tail
         tail = tail and next_stages(tail, self._asked.seq_len, position.table_rows, rows)
         self._log.move_to(replace(position, rows=rows, tail=tail))

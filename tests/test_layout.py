@@ -23,8 +23,9 @@ config
 mds order tokenization
 cache packing convert check
 run batch streaming_arguments inspect
+lengths
 workers
-delivery
+delivery count
 loader
 evaluation export
 integrations provenance testing

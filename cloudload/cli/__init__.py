@@ -4,6 +4,7 @@
     cloudload check     check an MDS dataset                  cloudload.check
     cloudload info      summarize an MDS dataset              cloudload.inspect
     cloudload head      print documents of an MDS dataset     cloudload.inspect
+    cloudload count     count the tokens of a dataset         cloudload.count
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
     cloudload rows      show the rows of steps as HTML        cloudload.provenance
@@ -24,6 +25,7 @@ from cloudload._version import __version__
 from cloudload.cli.check import add_check
 from cloudload.cli.command import CommandParser
 from cloudload.cli.convert import add_convert
+from cloudload.cli.count import add_count
 from cloudload.cli.export import add_export
 from cloudload.cli.head import add_head
 from cloudload.cli.info import add_info
@@ -74,6 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_check(commands)
     add_info(commands)
     add_head(commands)
+    add_count(commands)
     add_trace(commands)
     add_where(commands)
     add_rows(commands)

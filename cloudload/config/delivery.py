@@ -67,6 +67,11 @@ class DeliveryConfig:
     cache_limit: int | str | None = None
     """Maximum size of the node's shard cache, in bytes or as text such as `200gb`. None means no
     limit."""
+    lengths: str = "auto"
+    """Whether to use token lengths, which `cloudload count` makes. They save reading when the
+    loader seeks, and never change a row. `auto`: if all streams have them. `require`: an error if
+    one has none. `off`: no. A URL or folder: look for them there instead of in the folder `lengths`
+    of each dataset."""
     verify: Verification = "once"
     """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
     only if its file was modified. `always`: also whenever a process maps it, even from a local

@@ -10,7 +10,9 @@ data, the tokenizer, the text column and the transform, which make up their key.
 on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size, so one file serves
 every run. Lengths never change a row, a batch, a state or a statistic: they save work.
 
-    group_file   the bytes of a group           index     groups, and the index of a dataset's groups
-    open         read, verify, map              tables    sums of sizes in lanes
-    advance      cursors at a later row
+    group_file   the bytes of a group         index     the groups of a dataset, and their index
+    key          what lengths depend on       files     read, verify, map
+    open         what a run may use           sizes     the documents of lanes
+    tables       sums over a lane             advance   lanes at a later row
+    run_lengths  positions of a run
 """

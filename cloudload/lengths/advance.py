@@ -60,6 +60,24 @@ class Walker:
             is_dry[moving] = self._walk(moving, after, needed[moving], counts)
         return Advanced(after, counts, is_dry)
 
+    def count_units(self, cursors: Ints) -> int:
+        """The number of units from the cursors (int64 [lanes, 2]) to the end of a finite run."""
+        assert self._tables.end is not None
+        lanes = np.arange(len(cursors))
+        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
+        found = self._sizes.measure(begun, cursors[begun, CURSOR_ORDINAL])
+        left = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
+        numbers, within = np.divmod(
+            cursors[:, CURSOR_ORDINAL] + (cursors[:, CURSOR_OFFSET] > 0), self._tables.num_ordinals
+        )
+        is_live = numbers < self._tables.end
+        before = self._sums_before(lanes[is_live], numbers[is_live], within[is_live])[:, UNITS]
+        totals = [self._tables[number][-1, :, UNITS] for number in range(self._tables.end)]
+        after = sum(
+            int(total[lanes[numbers <= number]].sum()) for number, total in enumerate(totals)
+        )
+        return int(left.sum()) + after - int(before.sum())
+
     def _finish_begun(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> None:
         """Use up the documents that cursors are inside, which `min_tokens` cannot filter any more.
 

@@ -12,8 +12,9 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,14 +70,26 @@ def _damaged(url: str, error: Exception) -> DatasetError:
     )
 
 
+@dataclass(frozen=True)
+class CountedDataset:
+    """A dataset, and where the lengths of its samples are."""
+
+    dataset: Dataset
+    key: LengthsKey
+    place: str
+    index: LengthsIndex
+
+
 class DatasetLengths:
     """The length of each sample of a dataset."""
 
-    def __init__(self, short: Ids, places: Ints, values: Ints) -> None:
-        self._short, self._places, self._values = short, places, values
+    def __init__(self, short: Ids, places: Ints, values: Ints, path: Path | None = None) -> None:
+        self._short, self._places, self._values, self._path = short, places, values, path
 
-    def __len__(self) -> int:
-        return len(self._short)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._path is not None:
+            return _map_file, (self._path,)  # a worker maps the file, instead of receiving it
+        return DatasetLengths, (self._short, self._places, self._values)
 
     def of(self, samples: Ints) -> Ints:
         """The lengths of samples of the dataset, with `FILTERED`: int64 [samples]."""
@@ -87,21 +100,41 @@ class DatasetLengths:
         return lengths
 
 
-def open_dataset_lengths(
-    dataset: Dataset, index: LengthsIndex, key: LengthsKey, place: str, root: Path, retry: Retry
-) -> DatasetLengths:
+@dataclass(frozen=True)
+class CorpusLengths:
+    """The length of each sample of a corpus. Can be pickled."""
+
+    datasets: tuple[DatasetLengths, ...]
+    stream_starts: Ints
+    """First sample of each dataset, and the total number of samples: int64 [datasets + 1]."""
+    digest: str
+    """16 hex digits that identify the lengths."""
+
+    def of(self, samples: Ints) -> Ints:
+        """The lengths of samples of the corpus, with `FILTERED`: int64, shaped as `samples`."""
+        if len(self.datasets) == 1:
+            return self.datasets[0].of(samples)
+        streams = np.searchsorted(self.stream_starts, samples, side="right") - 1
+        lengths = np.empty_like(samples)
+        for stream in np.unique(streams).tolist():
+            own = streams == stream
+            lengths[own] = self.datasets[stream].of(samples[own] - self.stream_starts[stream])
+        return lengths
+
+
+def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> DatasetLengths:
     """Map the lengths of a dataset from the cache folder `root`, and read them first if needed.
 
     Raises `DatasetError` for a damaged or missing group, `StoreError` if a group cannot be read,
     and `CacheError` if the cache folder cannot be used.
     """
-    path = root / LENGTHS_FOLDER / f"{key.digest}-{index.data[:16]}.lengths"
+    path = root / LENGTHS_FOLDER / f"{counted.key.digest}-{counted.index.data[:16]}.lengths"
     try:
         make_folder(path.parent)
         if not _is_whole(path):
             with locked(lock_path(path)):
                 if not _is_whole(path):
-                    _join_groups(path, dataset, index, key, place, retry)
+                    _join_groups(path, counted, retry)
         return _map_file(path)
     except OSError as error:
         raise CacheError(
@@ -114,17 +147,15 @@ def _is_whole(path: Path) -> bool:
     return path.exists() and is_unmodified(path.stat())
 
 
-def _join_groups(
-    path: Path, dataset: Dataset, index: LengthsIndex, key: LengthsKey, place: str, retry: Retry
-) -> None:
-    samples, long = index.total("samples"), 0
+def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
+    samples, long = counted.index.total("samples"), 0
     places: list[Ints] = []
     values: list[Ints] = []
     with partial_file(path) as part:
         with part.open("wb") as file:
             file.write(np.array([samples, 0], "<i8").tobytes())
             start = 0
-            for group in _read_groups(dataset, index, key, place, retry):
+            for group in _read_groups(counted, retry):
                 file.write(group.short.tobytes())
                 places.append(group.places.astype(np.int64) + start)
                 values.append(widen(group.values))
@@ -145,32 +176,32 @@ def _map_file(path: Path) -> DatasetLengths:
     short = np.memmap(path, "<u2", "r", 16, (samples,)).view(np.ndarray)
     start = 16 + -(-2 * samples // 8) * 8
     listed = np.fromfile(path, "<i8", 2 * long, offset=start)
-    return DatasetLengths(short, listed[:long], listed[long:])
+    return DatasetLengths(short, listed[:long], listed[long:], path)
 
 
-def _read_groups(
-    dataset: Dataset, index: LengthsIndex, key: LengthsKey, place: str, retry: Retry
-) -> Iterator[GroupLengths]:
+def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths]:
     """Read and verify the groups, several at a time, in order."""
-    expected = list(cut_groups(dataset.shards, key))
-    _compare_groups(expected_names := [each.name for each in expected], index, place)
-    numbers = dict(zip(expected_names, (each.samples for each in expected), strict=True))
-    folder = join_url(place, key.digest)
+    expected = list(cut_groups(counted.dataset.shards, counted.key))
+    groups = counted.index.groups
+    _compare_groups([each.name for each in expected], counted)
+    folder = join_url(counted.place, counted.key.digest)
 
-    def read(group: Group) -> GroupLengths:
-        return _read_group(join_url(folder, group.name), group, numbers[group.name], retry)
+    def read(place: int) -> GroupLengths:
+        group = groups[place]
+        return _read_group(join_url(folder, group.name), group, expected[place].samples, retry)
 
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-        for first in range(0, len(index.groups), _READ_AT_ONCE):
-            yield from threads.map(read, index.groups[first : first + _READ_AT_ONCE])
+        for first in range(0, len(groups), _READ_AT_ONCE):
+            stop = min(first + _READ_AT_ONCE, len(groups))
+            yield from threads.map(read, range(first, stop))
 
 
-def _compare_groups(expected: Sequence[str], index: LengthsIndex, place: str) -> None:
-    listed = [group.name for group in index.groups]
+def _compare_groups(expected: Sequence[str], counted: CountedDataset) -> None:
+    listed = [group.name for group in counted.index.groups]
     if listed != list(expected):
         missing = [name for name in expected if name not in set(listed)]
         what = f"it lacks {missing[0]}" if missing else "its groups are in another order"
-        raise _damaged(place, ValueError(what))
+        raise _damaged(counted.place, ValueError(what))
 
 
 def _read_group(url: str, group: Group, samples: int, retry: Retry) -> GroupLengths:

@@ -5,8 +5,9 @@
              …  uint16 [samples]: the length, or 65,535 for a sample in the list below
              …  uint32 [long], uint32 [long]: sample and length of the others
 
-All integers are little-endian. A filtered sample has the length 2³² - 1, and an empty one 0. The
-bytes depend on nothing but the lengths and the header, so that any machine writes the same file.
+All integers are little-endian. A filtered sample has the length 2³² - 1, a bad document that is left
+out 2³² - 2, and an empty one 0. The bytes depend on nothing but the lengths and the header, so that
+any machine writes the same file.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from cloudload.arrays import Ids, Ints
 
 FILTERED = -1
 """The length of a sample that the transform filtered out."""
+FAILED = -2
+"""The length of a bad document that on_error="skip" leaves out."""
 LISTED = (1 << 16) - 1
 """The stored value of a sample whose length is in the list."""
-_STORED_FILTERED = (1 << 32) - 1
+_STORED_SIGN = 1 << 32
+_MOST_TOKENS = (1 << 32) - 3
 _MAGIC, _VERSION = b"CLLENGTH", 1
 _START = struct.Struct("<8sII")
 
@@ -43,24 +47,30 @@ class GroupLengths:
     values: Ids
     """uint32 [long]: their lengths."""
 
+    def widen(self) -> Ints:
+        """The length of each sample, `FILTERED` or `FAILED`: int64 [samples]."""
+        lengths = self.short.astype(np.int64)
+        lengths[self.places] = widen(self.values)
+        return lengths
+
 
 def narrow(lengths: Ints) -> tuple[Ids, Ids, Ids]:
     """Split lengths (int64 [samples]) into `short`, `places` and `values` of `GroupLengths`.
 
-    Raises `ValueError` for a length of 2³² - 1 tokens or more.
+    Raises `ValueError` for a length of 2³² - 2 tokens or more.
     """
-    if lengths.max(initial=0) >= _STORED_FILTERED:
-        raise ValueError(f"a sample has {int(lengths.max()):,} tokens. The most is 4,294,967,294")
-    is_long = (lengths == FILTERED) | (lengths >= LISTED)
+    if lengths.max(initial=0) > _MOST_TOKENS:
+        raise ValueError(f"a sample has {int(lengths.max()):,} tokens. The most is {_MOST_TOKENS:,}")
+    is_long = (lengths < 0) | (lengths >= LISTED)
     places = np.flatnonzero(is_long).astype("<u4")
-    values = np.where(lengths < 0, _STORED_FILTERED, lengths)[is_long].astype("<u4")
+    values = (lengths[is_long] % _STORED_SIGN).astype("<u4")
     return np.where(is_long, LISTED, lengths).astype("<u2"), places, values
 
 
 def widen(values: Ids) -> Ints:
-    """Convert `values` of `GroupLengths` to lengths: int64 [long], with `FILTERED`."""
+    """Convert `values` of `GroupLengths` to lengths: int64 [long]."""
     wide = values.astype(np.int64)
-    return np.where(wide == _STORED_FILTERED, FILTERED, wide)
+    return np.where(wide > _MOST_TOKENS, wide - _STORED_SIGN, wide)
 
 
 def encode_group(header: Mapping[str, Any], lengths: Ints) -> bytes:

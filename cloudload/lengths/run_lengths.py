@@ -1,20 +1,18 @@
 """The lengths of a run's documents, and the positions that follow from them.
 
-    recipe, lengths of its datasets ─► a walker for each component ─► position at any later row
+recipe, lengths of its datasets ─► a walker for each component ─► position at any later row
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from cloudload.arrays import Ints
 from cloudload.lengths.advance import Walker
-from cloudload.lengths.files import LENGTHS_FOLDER, DatasetLengths
+from cloudload.lengths.files import LENGTHS_FOLDER, CorpusLengths
 from cloudload.lengths.sizes import LaneSizes
 from cloudload.lengths.tables import LaneTables
 from cloudload.order.mixture_counts import count_rows
@@ -24,28 +22,10 @@ from cloudload.run.recipe import Recipe
 
 
 class RunLengths:
-    """The lengths of a run. `root` is the cache folder; `datasets` has one entry per stream.
+    """Positions of a run, from its lengths. `root` is the cache folder, for orders and tables."""
 
-    `digest` identifies the lengths.
-    """
-
-    def __init__(
-        self, recipe: Recipe, root: Path, datasets: Sequence[DatasetLengths], digest: str
-    ) -> None:
-        self._recipe, self._root, self._datasets, self._digest = recipe, root, datasets, digest
-
-    def of(self, samples: Ints) -> Ints:
-        """The lengths of samples of the corpus, with `FILTERED`: int64, shaped as `samples`."""
-        corpus = self._recipe.corpus
-        if len(self._datasets) == 1:
-            return self._datasets[0].of(samples)
-        streams = corpus.streams_of(samples)
-        lengths = np.empty_like(samples)
-        for stream in np.unique(streams).tolist():
-            own = streams == stream
-            within = samples[own] - corpus.stream_starts[stream]
-            lengths[own] = self._datasets[stream].of(within)
-        return lengths
+    def __init__(self, recipe: Recipe, root: Path, lengths: CorpusLengths) -> None:
+        self._recipe, self._root, self._lengths = recipe, root, lengths
 
     @cached_property
     def _walkers(self) -> list[Walker]:
@@ -57,27 +37,26 @@ class RunLengths:
         sizes = LaneSizes(
             component,
             component.orders(self._root),
-            self.of,
+            self._lengths.of,
             recipe.corpus.streams_of,
             np.array([sum(token is not None for token in frame) for frame in frames], np.int64),
             recipe.config.min_tokens,
         )
-        tables = LaneTables(self._root / LENGTHS_FOLDER, sizes, recipe.packing, self._digest)
+        tables = LaneTables(
+            self._root / LENGTHS_FOLDER, sizes, recipe.packing, self._lengths.digest
+        )
         return Walker(tables, sizes, recipe.packing)
-
-    @property
-    def can_advance(self) -> bool:
-        """Whether positions follow from lengths alone, as with `concat` and `one_per_row`."""
-        return not self._recipe.packing.has_residue
 
     def advance(self, position: Position, row: int) -> Position | None:
         """The position at a later row, as reading up to it would give.
 
-        None if a lane ends before that row, because the tail of a finite run has other rows. Raises
-        `CacheError` if an order or a table cannot be built, and `ValueError` if a cursor does not
-        match the lengths.
+        None if it does not follow from lengths alone: with `best_fit`, and in or beyond the tail of
+        a finite run. Raises `CacheError` if an order or a table cannot be built, and `ValueError`
+        if a cursor does not match the lengths.
         """
         recipe = self._recipe
+        if recipe.packing.has_residue or position.tail is not None:
+            return None
         rows = count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
         cursors, counts = position.cursors.copy(), position.counts.copy()
         for place, (walker, component) in enumerate(
@@ -91,3 +70,15 @@ class RunLengths:
             counts[streams.start : streams.stop] += advanced.counts
         lanes = LaneLog(LaneArrays(cursors, None, counts))
         return replace(position, rows=row, table_rows=row, lanes=lanes)
+
+    def count_rows(self, position: Position) -> int | None:
+        """The number of rows from a position to the end of a finite run, its tail included.
+
+        None if it does not follow from lengths alone: with `best_fit`, and in the tail. Raises
+        `CacheError` if an order or a table cannot be built.
+        """
+        packing = self._recipe.packing
+        if packing.has_residue or position.tail is not None or len(self._walkers) > 1:
+            return None
+        units = self._walkers[0].count_units(position.cursors[0])
+        return -(-units // packing.seq_len) if packing.name == "concat" else units

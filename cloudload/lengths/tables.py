@@ -1,11 +1,11 @@
 """Sums over the documents of lanes, by which any row's place in its lane is found.
 
     lane 3      documents 0 … 255   256 … 511   512 … 767      sizes, from lengths and the order
-    table       0                   t(256)      t(512) … total units and statistics before each block
+    table       0                   t(256)      t(512) …       units and statistics before a block
 
 A **unit** is what rows are made of: a token with `concat`, a row with `one_per_row`. A table covers
-the same ordinals in all lanes: those of an epoch, or of several small ones. Tables are kept in files
-that the processes of a node share, so the totals of past epochs are there without their orders.
+the same ordinals in all lanes: those of an epoch, or of several small ones. The processes of a node
+share the tables as files, so the totals of past epochs are there without their orders.
 """
 
 from __future__ import annotations

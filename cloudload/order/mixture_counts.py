@@ -1,7 +1,7 @@
 """The number of rows that each lane makes of each stream, between two rows of a mixture.
 
-    rows of lane l      at α, α + β, α + 2β, … modulo 2⁶⁴       β = num_lanes · step
-    below the end h     Σ ⌊x / 2⁶⁴⌋ - ⌊(x - h) / 2⁶⁴⌋           one floor sum each
+    rows of lane l      at x, x + d, x + 2d, … modulo 2⁶⁴       d = num_lanes · step
+    below the end h     sum of ⌊x / 2⁶⁴⌋ - ⌊(x - h) / 2⁶⁴⌋      two floor sums
 
 A floor sum takes logarithmic time by Euclid's algorithm, so rows of any distance are counted as
 quickly. The rows of short ranges are listed instead.

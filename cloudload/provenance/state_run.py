@@ -100,7 +100,7 @@ def open_run(
             "the state does not record the tokenizer's location. Pass the tokenizer (--tokenizer)"
         )
     if isinstance(transform, str):
-        transform = _import(transform)
+        transform = import_transform(transform)
     if transform is None and state["transform"] is not None:
         raise ValueError(f"the run had the transform {state['transform']!r}. Pass it (--transform)")
     global_batch = global_batch or saved.position.global_batch
@@ -161,7 +161,8 @@ def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]
     return [replace(stream, remote=url, split=None) for stream, url in pairs]
 
 
-def _import(path: str) -> Transform:
+def import_transform(path: str) -> Transform:
+    """Import a transform, given as `module:function`. Raises `ValueError` if that fails."""
     module, _, name = path.partition(":")
     try:
         transform: Transform = getattr(importlib.import_module(module), name)

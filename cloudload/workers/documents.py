@@ -18,7 +18,10 @@ import numpy as np
 from cloudload.arrays import NEVER, Flags, Ints, Tokens
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.config.choices import SKIP
-from cloudload.errors import StreamChangedError, TokenizerError
+from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
+from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.group_file import FAILED as FAILED_LENGTH
+from cloudload.lengths.group_file import FILTERED as FILTERED_LENGTH
 from cloudload.mds.shard import BadDocumentError
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.tables import (
@@ -86,10 +89,12 @@ class LaneDocuments:
         orders: Sequence[EpochOrders],
         reader: DocumentReader,
         tokenizer: DocumentTokenizer | None,
+        lengths: CorpusLengths | None = None,
     ) -> None:
         self._corpus, self._components = recipe.corpus, recipe.components
         self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
+        self._lengths = lengths
         self._text, self._labels = recipe.tokenizer.json, recipe.labels
         self._skips, self._skip_log = recipe.config.on_error == SKIP, SkipLog()
         self._is_tokenized = np.array([bool(each) for each in recipe.config.token_columns])
@@ -160,6 +165,8 @@ class LaneDocuments:
             left_out[places] = self._find_left_out(texts, streams[places], places, has_begun)
             parts.append(self._tokenize(places, found.samples[places], texts))
         ids, offsets = merge_ids(parts)
+        if self._lengths is not None:
+            self._check_lengths(self._lengths, found.samples, np.diff(offsets), left_out)
         sizes = np.diff(offsets) + self._num_framing[streams]
         if begun_sizes is not None:
             self._check_sizes(found, sizes, begun_sizes)
@@ -203,9 +210,26 @@ class LaneDocuments:
                         )
                     left_out[number] = FAILED
                     self._skip_log.record(labels[number], text)
+
         if None in texts:
             left_out[[text is None for text in texts]] = FILTERED
         return left_out
+
+    def _check_lengths(
+        self, lengths: CorpusLengths, samples: Ints, found: Ints, left_out: Ints
+    ) -> None:
+        """Raise `DatasetError` if a document does not have the length that was counted."""
+        counted, now = lengths.of(samples), found.copy()
+        now[left_out == FILTERED], now[left_out == FAILED] = FILTERED_LENGTH, FAILED_LENGTH
+        if (counted == now).all():
+            return
+        place = int(np.argmax(counted != now))
+        was, has = (_describe_length(int(each[place])) for each in (counted, now))
+        raise DatasetError(
+            f"{self._reader.where(int(samples[place]))} {was} in the token lengths, but now {has}. "
+            "The text, the transform, or the tokenizer changed. Run cloudload count again, or set "
+            "lengths='off' if the change is meant"
+        )
 
     def _tokenize(
         self, places: Ints, samples: Ints, texts: Sequence[TextOrError]
@@ -252,12 +276,18 @@ class LaneDocuments:
         self._reader.prefetch(samples)
 
 
+def _describe_length(length: int) -> str:
+    named = {FILTERED_LENGTH: "is filtered out", FAILED_LENGTH: "is left out as a bad document"}
+    return named.get(length) or f"has {length:,} tokens"
+
+
 def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
     """Open the documents of a plan's lanes, with the plan's orders and tokenizer."""
     recipe = plan.recipe
     orders = [component.orders(plan.cache_root) for component in recipe.components]
     tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name) if recipe.has_text else None
-    return LaneDocuments(recipe, orders, DocumentReader(recipe, cache), tokenizer)
+    reader = DocumentReader(recipe, cache)
+    return LaneDocuments(recipe, orders, reader, tokenizer, plan.lengths)
 
 
 def open_cache(plan: Plan) -> ShardCache:

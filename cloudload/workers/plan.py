@@ -19,6 +19,7 @@ import numpy as np
 from cloudload.arrays import NEVER, Ints
 from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
+from cloudload.lengths.files import CorpusLengths
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
 from cloudload.run.position import Position
@@ -75,6 +76,8 @@ class Plan:
     position: Position
     """The position to continue from."""
     phase: Phase
+    lengths: CorpusLengths | None = None
+    """The lengths of the samples, with which documents are compared as they are read."""
 
     @property
     def num_lanes(self) -> int:

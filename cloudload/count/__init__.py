@@ -1,0 +1,15 @@
+"""Count the tokens of a dataset: a length for each sample, written once, restartable anywhere.
+
+    index ─► groups of shards ─► units on any engine: read, tokenize, write 00000-….lengths
+                              ─► all files are there: index-….json, and a report
+
+    count     count_tokens: the steps above        unit      one group
+    estimate  a sample of the documents            report    totals, percentiles, histogram
+
+Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
+order, again, or twice at once.
+"""
+
+from __future__ import annotations
+
+from cloudload.count.count import count_tokens as count_tokens

@@ -1,0 +1,211 @@
+"""Count the tokens of a dataset, or resume counting."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any
+
+from cloudload.cache.folder import default_cache
+from cloudload.config.choices import TokenDtype, TokenizerBackend
+from cloudload.config.rows import TEXT_KEY, RowsConfig
+from cloudload.config.stream import Stream
+from cloudload.config.transform import Transform
+from cloudload.count.group import GroupJob, count_group, read_group
+from cloudload.count.report import CountReport, Distribution
+from cloudload.engines.local import open_processes
+from cloudload.engines.shares import Share
+from cloudload.engines.units import run_units
+from cloudload.errors import DatasetError, StoreError
+from cloudload.lengths.files import place_of
+from cloudload.lengths.index import LengthsIndex, cut_groups, index_name
+from cloudload.lengths.key import make_key
+from cloudload.mds.dataset import Corpus
+from cloudload.option_names import suggests_names
+from cloudload.run.recipe import Recipe, open_recipe
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import list_objects, write_object
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+from cloudload.system.progress_bar import open_progress_bar
+from cloudload.tokenization.backend import choose_backend
+
+logger = logging.getLogger(__name__)
+_READ_AT_ONCE = 8
+
+
+@suggests_names
+def count_tokens(
+    dataset: str | os.PathLike[str] | Stream,
+    *,
+    tokenizer: Any = None,
+    split: str | None = None,
+    text_key: str = TEXT_KEY,
+    tokens_key: str | None = None,
+    tokens_dtype: TokenDtype | None = None,
+    transform: Transform | None = None,
+    transform_id: str | None = None,
+    tokenizer_backend: TokenizerBackend = "auto",
+    out: str | os.PathLike[str] | None = None,
+    processes: int | None = None,
+    executor: Executor | None = None,
+    worker: str | None = None,
+    retry: Retry | None = None,
+    progress: bool = True,
+) -> CountReport | None:
+    """Count the tokens of each sample of a dataset, and keep the lengths for later runs.
+
+    A run that is stopped or killed resumes when this is called again. Lengths do not depend on
+    `seq_len`, packing, bos, eos, `min_tokens` or the world size, so one count serves every run with
+    this data, tokenizer, column and transform.
+
+    Args:
+        dataset: folder or URL of an MDS dataset.
+        tokenizer: as for `CloudLoader`.
+        split: the subfolder to count, such as `train`.
+        text_key: the column that holds the document.
+        tokens_key: the column that holds the document as token IDs, for pre-tokenized data.
+        tokens_dtype: dtype of the IDs, if that column holds bytes.
+        transform: as for `CloudLoader`.
+        transform_id: as for `CloudLoader`.
+        tokenizer_backend: as for `CloudLoader`.
+        out: where the lengths are kept. By default, in the folder `lengths` of the dataset.
+        processes: number of worker processes, one per available core by default.
+        executor: runs the units of work instead of local processes: any
+            `concurrent.futures.Executor`.
+        worker: `I/N` (from 0) or `auto`, for one job of an array: count every N-th group. The job
+            that finds all groups counted writes the index.
+        retry: how long to retry a request to the store.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The report; None if other jobs of the array have not finished.
+
+    Raises:
+        ValueError: an argument is invalid.
+        DatasetError: the dataset or a document is damaged.
+        TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
+        StoreError: the dataset cannot be read, or the lengths cannot be written.
+        WorkerError: a worker process failed or died.
+    """
+    began, retry = time.monotonic(), retry or Retry()
+    stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
+    config = RowsConfig(
+        streams=(stream,),
+        seq_len=1,
+        text_key=text_key,
+        tokens_key=tokens_key,
+        tokens_dtype=tokens_dtype,
+        transform=transform,
+        transform_id=transform_id,
+        bos=None,
+        eos=None,
+    )
+    recipe = open_recipe(config, tokenizer, retry)
+    text = recipe.tokenizer.json if recipe.has_text else ""
+    backend = choose_backend(text, tokenizer_backend, default_cache()).name
+    place = place_of(recipe.corpus.datasets[0], None if out is None else os.fspath(out))
+    jobs = _list_jobs(recipe, backend, place, retry)
+    left = _list_uncounted(jobs)
+    own = left if worker is None else _take_share(worker, jobs, left)
+    processes = len(os.sched_getaffinity(0)) if processes is None else processes
+    _count(own, min(processes, len(own)) or 1, executor, progress=progress)
+    if missing := _list_uncounted(jobs) if worker is not None else []:
+        logger.info("%d of %d groups are not counted yet, by other jobs", len(missing), len(jobs))
+        return None
+    return _finish(recipe, jobs, num_counted=len(own), began=began)
+
+
+def _list_jobs(recipe: Recipe, backend: str, place: str, retry: Retry) -> list[GroupJob]:
+    """The jobs of all groups. The recipe of each lists only the group's shards."""
+    [dataset], key = recipe.corpus.datasets, make_key(recipe, 0)
+    jobs = []
+    for shards in cut_groups(dataset.shards, key):
+        own = replace(dataset, shards=dataset.shards[shards.first : shards.stop])
+        small = replace(recipe, corpus=Corpus((own,)), components=())
+        jobs.append(GroupJob(small, backend, key, place, retry, shards))
+    return jobs
+
+
+def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
+    numbers = {job.shards.number for job in Share.parse(worker).take(jobs)}
+    return [job for job in left if job.shards.number in numbers]
+
+
+def _list_uncounted(jobs: Sequence[GroupJob]) -> list[GroupJob]:
+    """The jobs whose files do not exist."""
+    folder = join_url(jobs[0].place, jobs[0].key.digest)
+    try:
+        found = {item.url.rpartition("/")[2] for item in list_objects(folder, jobs[0].retry)}
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        found = set()
+    return [job for job in jobs if job.shards.name not in found]
+
+
+def _count(
+    jobs: Sequence[GroupJob], processes: int, executor: Executor | None, *, progress: bool
+) -> None:
+    total = sum(job.raw_bytes for job in jobs)
+    with open_progress_bar("count", total, shown=progress and bool(jobs)) as bar:
+        if executor is not None:
+            for _, size in run_units(count_group, jobs, executor):
+                bar.update(size)
+            return
+        with open_processes(processes) as pool:
+            for _, size in run_units(count_group, jobs, pool):
+                bar.update(size)
+
+
+def _finish(
+    recipe: Recipe, jobs: Sequence[GroupJob], *, num_counted: int, began: float
+) -> CountReport:
+    """Read all groups, write the index, and return the report."""
+    spread, groups = Distribution(), []
+    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+        for first in range(0, len(jobs), _READ_AT_ONCE):
+            for group, lengths in threads.map(_read_checked, jobs[first : first + _READ_AT_ONCE]):
+                groups.append(group)
+                spread.add(lengths)
+    data, key, place = recipe.corpus.fingerprint(range(1)), jobs[0].key, jobs[0].place
+    index = LengthsIndex(asdict(key), data, tuple(groups))
+    url = join_url(place, f"{key.digest}/{index_name(data)}")
+    write_object(url, index.encode(), jobs[0].retry)
+    samples, empty, filtered = (index.total(name) for name in ("samples", "empty", "filtered"))
+    tokens, text_bytes = index.total("tokens"), index.total("text_bytes")
+    return CountReport(
+        dataset=redact(recipe.corpus.datasets[0].url),
+        lengths=redact(url),
+        tokenizer=recipe.tokenizer.fingerprint,
+        samples=samples,
+        documents=samples - empty - filtered,
+        empty=empty,
+        filtered=filtered,
+        tokens=tokens,
+        text_bytes=text_bytes,
+        tokens_per_byte=tokens / max(1, text_bytes),
+        stats=spread.summarize(),
+        groups=len(groups),
+        length_bytes=index.total("bytes"),
+        counted_groups=num_counted,
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+def _read_checked(job: GroupJob) -> Any:
+    try:
+        group, lengths = read_group(job)
+        if len(lengths) != job.shards.samples:
+            raise ValueError(
+                f"it has {len(lengths):,} samples, but its shards have {job.shards.samples:,}"
+            )
+    except ValueError as error:
+        raise DatasetError(
+            f"{redact(job.url)} is damaged: {error}. Remove it and count again"
+        ) from error
+    return group, lengths

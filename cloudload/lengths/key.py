@@ -1,0 +1,17 @@
+"""The key of lengths: which recipe they were counted with, or may be used by."""
+
+from __future__ import annotations
+
+import json
+
+from cloudload.lengths.index import LengthsKey
+from cloudload.run.recipe import Recipe
+
+
+def make_key(recipe: Recipe, stream: int) -> LengthsKey:
+    """The key of the lengths of one stream of a recipe, given by its index."""
+    column = recipe.config.token_columns[stream]
+    if column is not None:
+        return LengthsKey("", "", json.dumps(["tokens", *column]))
+    documents = json.dumps(["text", recipe.config.text_key, recipe.config.transform_name])
+    return LengthsKey(recipe.tokenizer.fingerprint, recipe.tokenizer.token_ids, documents)

@@ -1,0 +1,95 @@
+"""Find the lengths that a run may use.
+
+lengths="auto"      those beside the datasets, if all streams have them
+lengths="require"   those, or an error that says how to count them
+lengths="off"       none
+lengths=URL         those at another location, for data in a bucket that is read-only
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cloudload.config.choices import AUTO, OFF, REQUIRE
+from cloudload.errors import DatasetError, StoreError
+from cloudload.lengths.files import (
+    CorpusLengths,
+    CountedDataset,
+    find_index,
+    open_dataset_lengths,
+    place_of,
+)
+from cloudload.lengths.key import make_key
+from cloudload.mds.dataset import Corpus
+from cloudload.run.recipe import Recipe
+from cloudload.storage.base import Retry
+from cloudload.storage.redaction import redact
+
+logger = logging.getLogger(__name__)
+_AT_ONCE = 16
+
+
+def open_lengths(
+    found: Sequence[CountedDataset], corpus: Corpus, root: Path, retry: Retry
+) -> CorpusLengths:
+    """Map the lengths of a corpus, and read them first unless the cache folder `root` has them.
+
+    Raises `StoreError`, `DatasetError` and `CacheError` as `open_dataset_lengths` does.
+    """
+    datasets = tuple(open_dataset_lengths(counted, root, retry) for counted in found)
+    digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
+    return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16])
+
+
+def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
+    """Find the lengths of all streams; None if they are off, or "auto" does not find all.
+
+    Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing ones
+    that were asked for; `StoreError` if a store that was asked for cannot be read.
+    """
+    if asked == OFF:
+        return None
+    place = None if asked in (AUTO, REQUIRE) else asked
+    datasets = recipe.corpus.datasets
+    keys = tuple(make_key(recipe, stream) for stream in range(len(datasets)))
+    places = tuple(place_of(dataset, place) for dataset in datasets)
+    data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
+    try:
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
+    except StoreError as error:
+        if asked != AUTO:
+            raise
+        logger.info("looking for token lengths failed, so the run has none: %s", error)
+        return None
+    missing = [stream for stream, index in enumerate(found) if index is None]
+    if missing and asked != AUTO:
+        raise _missing(recipe, missing, places)
+    if 0 < len(missing) < len(found):
+        logger.info(
+            "%d of %d streams have no token lengths, such as %s, so the run has none",
+            len(missing),
+            len(found),
+            redact(datasets[missing[0]].url),
+        )
+    if missing:
+        return None
+    return [
+        CountedDataset(dataset, key, place, index)
+        for dataset, key, place, index in zip(datasets, keys, places, found, strict=True)
+        if index is not None
+    ]
+
+
+def _missing(recipe: Recipe, missing: list[int], places: tuple[str, ...]) -> DatasetError:
+    dataset = recipe.corpus.datasets[missing[0]]
+    of = f"{len(missing):,} of {len(places):,} streams" if len(places) > 1 else "the dataset"
+    return DatasetError(
+        f"lengths are required, but {of} has none for this tokenizer, text column and transform "
+        f"(looked in {redact(places[missing[0]])}). Run: cloudload count {redact(dataset.url)} "
+        "--tokenizer NAME, or use lengths='auto'"
+    )
