@@ -197,7 +197,7 @@ class CloudLoader:
         self._walked: tuple[Recipe, RunLengths] | None = None
         self._log = RunLog(Position.start(self._recipe))
         self._found_lengths = find_lengths(
-            self._recipe, self._delivery.lengths, self._delivery.retry
+            self._recipe, os.fspath(self._delivery.lengths), self._delivery.retry
         )
 
     # ------------------------------------------------------------ iterating

@@ -20,6 +20,7 @@ STOREYS = """
 _version arrays errors file_kinds option_docs option_names stats system
 storage segments
 config
+engines
 mds order tokenization
 cache packing convert check
 run batch streaming_arguments inspect

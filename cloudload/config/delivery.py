@@ -9,7 +9,10 @@ from typing import Literal
 
 from cloudload.config.checks import check_choice, check_count, check_positive, parse_bytes
 from cloudload.config.choices import (
+    AUTO,
     EPOCH,
+    OFF,
+    REQUIRE,
     START_METHODS,
     TAILS,
     TOKENIZER_BACKENDS,
@@ -67,7 +70,7 @@ class DeliveryConfig:
     cache_limit: int | str | None = None
     """Maximum size of the node's shard cache, in bytes or as text such as `200gb`. None means no
     limit."""
-    lengths: str = "auto"
+    lengths: str | os.PathLike[str] = "auto"
     """Whether to use token lengths, which `cloudload count` makes. They save reading when the
     loader seeks, and never change a row. `auto`: if all streams have them. `require`: an error if
     one has none. `off`: no. A URL or folder: look for them there instead of in the folder `lengths`
@@ -105,6 +108,7 @@ class DeliveryConfig:
             raise ValueError(f"fields is {self.fields!r}. Use a list of {', '.join(FIELDS)}")
         given = (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
         object.__setattr__(self, "fields", given)
+        self._check_lengths()
         if self.local is not None:
             if not isinstance(self.local, str | os.PathLike):
                 raise ValueError(f"local is {self.local!r}. Use the path of a folder")
@@ -139,6 +143,15 @@ class DeliveryConfig:
                 "or neither"
             )
         self.cache_limit_bytes()
+
+    def _check_lengths(self) -> None:
+        is_place = isinstance(self.lengths, str | os.PathLike)
+        place = os.fspath(self.lengths) if is_place else ""
+        if place not in (AUTO, REQUIRE, OFF) and "/" not in place and not os.path.isdir(place):
+            raise ValueError(
+                f"lengths is {self.lengths!r}. Use auto, require, off, or a URL or folder"
+            )
+        object.__setattr__(self, "lengths", place)
 
     def cache_limit_bytes(self) -> int | None:
         """The cache limit in bytes, or None. Raises `ValueError` if it is not a size."""

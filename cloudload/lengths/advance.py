@@ -58,6 +58,8 @@ class Walker:
         is_dry = np.zeros(len(cursors), np.bool_)
         if len(moving):
             is_dry[moving] = self._walk(moving, after, needed[moving], counts)
+        # as in rows that are read, the first stream counts all padding
+        counts[0, PADDING], counts[1:, PADDING] = counts[:, PADDING].sum(), 0
         return Advanced(after, counts, is_dry)
 
     def count_units(self, cursors: Ints) -> int:

@@ -75,8 +75,7 @@ def without_place(state: dict[str, Any]) -> dict[str, Any]:
     case=CASES,
     shares=st.sampled_from([(None,), (None, None), (1.0, 3.0), (0.5, 1.0, 0.2)]),
     seq_lens=st.sampled_from([(16, 16), (16, 50), (90, 33)]),
-    batches=st.tuples(st.integers(0, 6), st.integers(1, 3)),
-    distance=st.sampled_from([0, 1, 7, 60, 400]),
+    moves=st.tuples(st.integers(0, 6), st.sampled_from([0, 1, 7, 60, 400]), st.integers(1, 3)),
 )
 @settings(max_examples=EXAMPLES)
 def test_a_seek_with_lengths_gives_the_rows_the_state_and_the_statistics_that_reading_gives(
@@ -84,10 +83,10 @@ def test_a_seek_with_lengths_gives_the_rows_the_state_and_the_statistics_that_re
     case: dict[str, Any],
     shares: tuple[float | None, ...],
     seq_lens: tuple[int, int],
-    batches: tuple[int, int],
-    distance: int,
+    moves: tuple[int, int, int],
 ) -> None:
     """Run, save, resume with another `seq_len`, seek, run."""
+    before, distance, after = moves
     options = dict(case)
     if options["packing"] != "one_per_row":
         del options["overflow"]
@@ -96,14 +95,14 @@ def test_a_seek_with_lengths_gives_the_rows_the_state_and_the_statistics_that_re
     data = streams_of(corpora, shares)
     first = make_loader(data, seq_len=seq_lens[0], lengths="off", **options)
     try:
-        list(first.take(batches[0]))
+        list(first.take(before))
         state = first.state_dict()
         found = []
         for lengths in ("off", "require"):
             loader = make_loader(data, seq_len=seq_lens[1], lengths=lengths, **options)
             loader.load_state_dict(state)
             loader.seek(loader.rows + distance)
-            rows = [batch["input_ids"].tolist() for batch in loader.take(batches[1])]
+            rows = [batch["input_ids"].tolist() for batch in loader.take(after)]
             found.append((rows, without_place(loader.state_dict()), loader.stats().as_dict()))
     except CloudloadError as error:
         # refused with lengths and without: a lane without tokens, a tail at another seq_len
