@@ -42,7 +42,7 @@ from cloudload.delivery.agreement import check_can_end, list_facts
 from cloudload.delivery.description import Description, describe
 from cloudload.delivery.environment import current_environment
 from cloudload.delivery.exchange import Exchange
-from cloudload.delivery.iteration import Iteration
+from cloudload.delivery.iteration import Iteration, join_ranges
 from cloudload.delivery.passes import WORKING, Pass, count_passes, reason_to_refuse_caller
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
@@ -194,7 +194,7 @@ class CloudLoader:
         self._iteration: Callable[[], Iteration | None] = _no_iteration
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
-        self._walked: tuple[Recipe, RunLengths] | None = None
+        self._run_lengths: RunLengths | None = None
         self._log = RunLog(Position.start(self._recipe))
         self._found_lengths = find_lengths(
             self._recipe, os.fspath(self._delivery.lengths), self._delivery.retry
@@ -215,12 +215,16 @@ class CloudLoader:
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first.
 
-        Call it on every rank with the same `number`. Skipped rows are still read, because later
-        rows begin where they end. They count as `skipped_rows`, and the state records them.
+        Call it on every rank with the same `number`. Without token lengths, skipped rows are still
+        read, because later rows begin where they end. They count as `skipped_rows`, and the state
+        records them.
         """
         with Wait(self._report_wait, WORKING):
             iteration = self._iteration()
             if iteration is None or iteration.is_over:
+                if number > 0 and (found := self._advance_batches(number)) is not None:
+                    self._log.record(found)
+                    return
                 iteration = self._iterate()
             iteration.skip(number)
 
@@ -229,6 +233,20 @@ class CloudLoader:
         world = self._find_world()
         rank = f"rank {world.rank} " if world.size > 1 else ""
         logger.warning("%swaited %.0f s for a batch: %s", rank, waited_s, what)
+
+    def _advance_batches(self, number: int) -> Position | None:
+        """The position after the next `number` batches, as skipped; None if lengths do not say."""
+        before, size = self._log.position, self._delivery.batch_size * self._find_world().size
+        stop = before.rows + number * size
+        found = self._advance(before, stop)
+        if found is None:
+            return None
+        return replace(
+            found,
+            skipped=join_ranges(before.skipped, (before.rows, stop)),
+            batches=before.batches + number,
+            global_batch=size,
+        )
 
     def _start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""
@@ -285,9 +303,8 @@ class CloudLoader:
         if self._recipe.has_row_per_document:
             lanes = self._recipe.components[0].lanes
             return self._asked.epochs * lanes.num_positions - origin.count_documents(lanes)
-        if self._run_lengths is None:
-            return None
-        return self._run_lengths.count_rows(Position.start(self._recipe, origin))
+        lengths = self._open_run_lengths()
+        return None if lengths is None else lengths.count_rows(Position.start(self._recipe, origin))
 
     def __bool__(self) -> bool:
         return True  # otherwise Python would call len(), which may raise
@@ -332,6 +349,8 @@ class CloudLoader:
 
     def _plan(self) -> Plan:
         world, position = self._find_world(), self._log.position
+        if position.table_rows < position.rows:
+            position = self._advance(position, position.rows) or position
         check_world(self.num_lanes, world.size)
         lanes_of_rank = self.num_lanes // world.size
         return Plan(
@@ -357,15 +376,18 @@ class CloudLoader:
             self._found_lengths, self._recipe.corpus, self._cache_root, self._delivery.retry
         )
 
-    @property
-    def _run_lengths(self) -> RunLengths | None:
-        """The positions that follow from the lengths of the current recipe, or None."""
+    def _advance(self, position: Position, row: int) -> Position | None:
+        """The position at a later row, from the lengths; None if they do not say."""
+        lengths = self._open_run_lengths()
+        return None if lengths is None else lengths.advance(position, row)
+
+    def _open_run_lengths(self) -> RunLengths | None:
+        """The lengths of the current recipe's run, or None if there are none."""
         if self._lengths is None:
             return None
-        key = self._recipe
-        if self._walked is None or self._walked[0] is not key:
-            self._walked = key, RunLengths(key, self._cache_root, self._lengths)
-        return self._walked[1]
+        if self._run_lengths is None or self._run_lengths.recipe is not self._recipe:
+            self._run_lengths = RunLengths(self._recipe, self._cache_root, self._lengths)
+        return self._run_lengths
 
     def _iterate(self) -> Iteration:
         self._stop_iteration("another was started")
@@ -390,6 +412,7 @@ class CloudLoader:
                 )
             self._knows_all_lanes = False
         facts = list_facts(self._recipe, self._delivery, world, self._log.position)
+        facts["lengths"] = self._lengths.digest if self._lengths else None
         self._exchange.compare(facts, world)
         return self._exchange
 
@@ -499,8 +522,9 @@ class CloudLoader:
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.
 
-        The next iteration reads the rows in between and drops them. The statistics count them,
-        unless row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the
+        With token lengths (see `lengths`; not with `best_fit`), this reads nothing. Without, the
+        next iteration reads the rows in between and drops them. The statistics count them, unless
+        row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the
         loader's position.
         """
         position = self._log.position
@@ -510,11 +534,9 @@ class CloudLoader:
                 "earlier state"
             )
         self._stop_iteration("the loader was moved by seek")
-        if self._run_lengths is not None:
-            found = self._run_lengths.advance(position, rows)
-            if found is not None:
-                self._log.move_to(found)
-                return
+        if (found := self._advance(position, rows)) is not None:
+            self._log.move_to(found)
+            return
         tail = position.tail
         tail = tail and next_stages(tail, self._asked.seq_len, position.table_rows, rows)
         self._log.move_to(replace(position, rows=rows, tail=tail))

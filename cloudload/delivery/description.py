@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -79,6 +80,7 @@ def describe(title: str, plan: Plan, world: World, *, is_resumed: bool) -> Descr
         *_layout(plan, is_resumed),
         *_rows(plan),
         *_tokenizer(plan),
+        *_lengths(plan),
         *_ranks(plan, world),
         *_cache(plan, world),
         *_streams(plan),
@@ -126,6 +128,14 @@ def _tokenizer(plan: Plan) -> Iterator[Setting]:
     origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
     versions = f"{backend.versions}, " * plan.recipe.has_text
     yield Setting("tokenizer_backend", backend.name, origin, f"({versions}because {backend.why})")
+
+
+def _lengths(plan: Plan) -> Iterator[Setting]:
+    asked = os.fspath(plan.delivery.lengths)
+    if plan.lengths is not None:
+        yield Setting("lengths", plan.lengths.digest, DATA if asked == AUTO else GIVEN)
+    else:
+        yield Setting("lengths", None, DEFAULT if asked == AUTO else GIVEN)
 
 
 def _ranks(plan: Plan, world: World) -> Iterator[Setting]:

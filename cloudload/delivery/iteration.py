@@ -245,7 +245,7 @@ class Iteration(Iterator[Batch]):
                 tail = next_stages(tail or (), seq_len, table_rows, fetched.stop)
         rows, skipped = fetched.stop, before.skipped
         if self._is_skipping:
-            skipped = _join_ranges(skipped, (before.rows, rows))
+            skipped = join_ranges(skipped, (before.rows, rows))
         self._position = Position(
             rows=rows,
             table_rows=table_rows,
@@ -314,9 +314,10 @@ class Iteration(Iterator[Batch]):
         self.close()
 
 
-def _join_ranges(
+def join_ranges(
     ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
 ) -> tuple[tuple[int, int], ...]:
+    """Append a range of rows, and merge it with the last one if they adjoin."""
     if ranges and ranges[-1][1] == new[0]:
         return (*ranges[:-1], (ranges[-1][0], new[1]))
     return (*ranges, new)

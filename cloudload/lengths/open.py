@@ -78,6 +78,11 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
         )
     if missing:
         return None
+    logger.info(
+        "token lengths: found for %s in %s",
+        "all streams" if len(found) > 1 else "the dataset",
+        ", ".join(dict.fromkeys(map(redact, places))),
+    )
     return [
         CountedDataset(dataset, key, place, index)
         for dataset, key, place, index in zip(datasets, keys, places, found, strict=True)

@@ -25,14 +25,14 @@ class RunLengths:
     """Positions of a run, from its lengths. `root` is the cache folder, for orders and tables."""
 
     def __init__(self, recipe: Recipe, root: Path, lengths: CorpusLengths) -> None:
-        self._recipe, self._root, self._lengths = recipe, root, lengths
+        self.recipe, self._root, self._lengths = recipe, root, lengths
 
     @cached_property
     def _walkers(self) -> list[Walker]:
-        return [self._open_walker(component) for component in self._recipe.components]
+        return [self._open_walker(component) for component in self.recipe.components]
 
     def _open_walker(self, component: Component) -> Walker:
-        recipe = self._recipe
+        recipe = self.recipe
         frames = recipe.tokenizer.frames
         sizes = LaneSizes(
             component,
@@ -54,7 +54,7 @@ class RunLengths:
         a finite run. Raises `CacheError` if an order or a table cannot be built, and `ValueError`
         if a cursor does not match the lengths.
         """
-        recipe = self._recipe
+        recipe = self.recipe
         if recipe.packing.has_residue or position.tail is not None:
             return None
         rows = count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
@@ -77,7 +77,7 @@ class RunLengths:
         None if it does not follow from lengths alone: with `best_fit`, and in the tail. Raises
         `CacheError` if an order or a table cannot be built.
         """
-        packing = self._recipe.packing
+        packing = self.recipe.packing
         if packing.has_residue or position.tail is not None or len(self._walkers) > 1:
             return None
         units = self._walkers[0].count_units(position.cursors[0])

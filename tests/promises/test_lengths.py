@@ -143,6 +143,40 @@ def test_a_seek_of_100_000_rows_reads_a_few_documents(corpora: list[Path], read:
     assert loader.stats().documents > 8_000
 
 
+def test_skipped_batches_are_not_read_and_leave_the_state_that_reading_leaves(
+    corpora: list[Path], read: list[int]
+) -> None:
+    states = []
+    for lengths in ("off", "require"):
+        loader = make_loader(str(corpora[2]), lengths=lengths)
+        list(loader.take(2))
+        loader.close()
+        read.clear()
+        loader.skip(300)
+        states.append(without_place(loader.state_dict()))
+        loader.close()
+    assert not read
+    assert states[0] == states[1]
+
+
+def test_a_state_between_exchanges_is_resumed_without_reading_its_batches_again(
+    corpora: list[Path], read: list[int]
+) -> None:
+    loader = make_loader(str(corpora[2]), exchange_every=50, lengths="off", batch_size=12)
+    list(loader.take(99))
+    state = loader.state_dict()
+    expected = [batch["input_ids"].tolist() for batch in loader.take(3)]
+    loader.close()
+    numbers = []
+    for lengths in ("off", "require"):
+        again = make_loader(str(corpora[2]), exchange_every=50, lengths=lengths, batch_size=12)
+        again.load_state_dict(state)
+        read.clear()
+        assert [batch["input_ids"].tolist() for batch in again.take(3)] == expected
+        numbers.append(sum(read))
+    assert numbers[1] < numbers[0] / 2
+
+
 def test_the_length_of_a_finite_run_is_known(corpora: list[Path]) -> None:
     for packing, tail in (("concat", "pad"), ("concat", "drop"), ("one_per_row", "pad")):
         loader = make_loader(

@@ -1,0 +1,87 @@
+"""Time the tables of token lengths on made-up lengths: building, finding a row, memory, disk.
+
+    python -m benchmarks.length_tables 1_000_000 10_000_000
+
+Prints one line of JSON per size. CPU times are in seconds of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.lengths.advance import Walker
+from cloudload.lengths.files import DatasetLengths
+from cloudload.lengths.group_file import narrow, widen
+from cloudload.lengths.sizes import LaneSizes
+from cloudload.lengths.tables import LaneTables
+from cloudload.order.lanes import Lanes
+from cloudload.order.spec import OrderConfig
+from cloudload.packing.packers import Packing
+from cloudload.run.components import Component
+
+SEQ_LEN, NUM_LANES, NUM_NODES, SHARD_SAMPLES = 2_048, 960, 64, 20_000
+
+
+def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
+    """Build the order and the table of an epoch of `documents`, and find rows in it."""
+    random = np.random.default_rng(0)
+    lengths = np.minimum(random.lognormal(6.2, 1.1, documents), 1e6).astype(np.int64)
+    sizes = np.full(-(-documents // SHARD_SAMPLES), SHARD_SAMPLES, np.int64)
+    sizes[-1] -= sizes.sum() - documents
+    component = Component(
+        streams=range(1),
+        first_sample=0,
+        shard_sizes=sizes,
+        raw_bytes=0,
+        sampling=None,
+        order=OrderConfig(True, shuffle_algo, 1 << 18, NUM_NODES, 17),
+        lanes=Lanes(NUM_LANES, documents, None, NUM_NODES),
+    )
+    short, places, values = narrow(lengths)
+    stored = DatasetLengths(short, places.astype(np.int64), widen(values))
+    orders = component.orders(folder)
+    began = time.process_time()
+    orders(0)
+    order_s = time.process_time() - began
+    lane_sizes = LaneSizes(component, orders, stored.of, np.zeros_like, np.array([1], np.int64), 0)
+    packing = Packing("concat", SEQ_LEN, 16, "cut")
+    tables = LaneTables(folder / "lengths", lane_sizes, packing, "made-up")
+    began = time.process_time()
+    table = tables[0]
+    table_s = time.process_time() - began
+    walker, start = Walker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 2), np.int64)
+    rows = int(lengths.sum() + documents) // SEQ_LEN // NUM_LANES
+    found = {}
+    for share in (0.01, 0.5, 0.99):
+        began = time.process_time()
+        walker.advance(start, np.full(NUM_LANES, int(rows * share)))
+        found[f"seek_to_{share:.0%}_ms"] = round(1e3 * (time.process_time() - began), 1)
+    return {
+        "documents": documents,
+        "shuffle_algo": shuffle_algo,
+        "order_cpu_s": round(order_s, 2),
+        "table_cpu_s": round(table_s, 2),
+        "table_bytes_per_document": round(table.nbytes / documents, 3),
+        "length_bytes_per_document": round((short.nbytes + 8 * len(places)) / documents, 3),
+        **found,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+    }
+
+
+def main() -> None:
+    for shuffle_algo in ("py1e", "seekable"):
+        for size in sys.argv[1:]:
+            with tempfile.TemporaryDirectory() as folder:
+                print(json.dumps(measure(int(size), Path(folder), shuffle_algo)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

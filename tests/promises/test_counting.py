@@ -1,0 +1,213 @@
+"""Counting writes the same bytes on any number of processes and machines, however often it is
+killed, and its report is right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudload.cli import main
+from cloudload.count import count_tokens
+from cloudload.count.report import Distribution
+from cloudload.errors import DatasetError
+from cloudload.lengths import index as lengths_index
+from cloudload.lengths.group_file import FILTERED, decode_group, encode_group
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+
+DOCUMENTS = random_documents(0, 900, max_words=60)
+
+
+def keep_odd(sample: dict[str, Any]) -> str | None:
+    """Filters out the documents with an even number."""
+    text = str(sample["text"])
+    return text if int(text.partition(":")[0]) % 2 else None
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A dataset of some 30 shards, in groups of at least 100 samples."""
+    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+    write_mds(tmp_path / "mds", DOCUMENTS, shard_bytes=8_000)
+    return tmp_path / "mds"
+
+
+def digest_of(folder: Path) -> str:
+    """The SHA-256 of the names and bytes of all files of a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def count(dataset: Path, out: Path, **settings: Any) -> Any:
+    return count_tokens(
+        dataset, tokenizer=byte_tokenizer(), out=out, progress=False, **{"processes": 1, **settings}
+    )
+
+
+def test_processes_machines_and_order_do_not_change_a_byte(dataset: Path, tmp_path: Path) -> None:
+    report = count(dataset, tmp_path / "one")
+    assert report.groups > 5
+    with ThreadPoolExecutor(3) as threads:
+        count(dataset, tmp_path / "threads", executor=threads)
+    for worker in (2, 0, 3, 1):
+        last = count(dataset, tmp_path / "array", worker=f"{worker}/4")
+    assert last is not None
+    assert last.tokens == report.tokens
+    digests = {digest_of(tmp_path / name) for name in ("one", "threads", "array")}
+    assert len(digests) == 1
+
+
+def test_a_job_of_an_array_that_is_not_the_last_writes_no_index(
+    dataset: Path, tmp_path: Path
+) -> None:
+    assert count(dataset, tmp_path / "out", worker="1/3") is None
+    assert not list((tmp_path / "out").rglob("index*"))
+
+
+def test_two_processes_write_what_one_writes(dataset: Path, tmp_path: Path) -> None:
+    count(dataset, tmp_path / "one")
+    count(dataset, tmp_path / "two", processes=2)
+    assert digest_of(tmp_path / "one") == digest_of(tmp_path / "two")
+
+
+def test_counting_that_is_killed_resumes_and_writes_the_same_bytes(tmp_path: Path) -> None:
+    write_mds(tmp_path / "mds", DOCUMENTS, shard_bytes=8_000)
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    program = f"""
+import sys
+from cloudload.lengths import index
+index._GROUP_SAMPLES = 40
+from cloudload.count import count_tokens
+count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.json")!r},
+             out=sys.argv[1], processes=1, progress=False)
+"""
+    (tmp_path / "count.py").write_text(program)
+    whole = tmp_path / "whole"
+    subprocess.run([sys.executable, tmp_path / "count.py", whole], check=True)
+    killed, chance = tmp_path / "killed", random.Random(0)
+    num_kills = 0
+    while num_kills < 5:
+        process = subprocess.Popen([sys.executable, tmp_path / "count.py", killed])
+        before = len(list(killed.rglob("*.lengths")))
+        # after it has written a group or two, or at any moment before
+        while process.poll() is None and len(list(killed.rglob("*.lengths"))) <= before:
+            time.sleep(chance.uniform(0, 0.01))
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        num_kills += 1
+    assert num_kills > 2
+    subprocess.run([sys.executable, tmp_path / "count.py", killed], check=True)
+    assert digest_of(whole) == digest_of(killed)
+
+
+def test_the_report_counts_documents_tokens_and_what_was_left_out(
+    dataset: Path, tmp_path: Path
+) -> None:
+    report = count(dataset, tmp_path / "out", transform=keep_odd)
+    kept = [text for number, text in enumerate(DOCUMENTS) if number % 2]
+    sizes = sorted(len(text.encode()) for text in kept)
+    assert (report.samples, report.documents, report.filtered) == (900, 450, 450)
+    assert report.tokens == report.text_bytes == sum(sizes)
+    assert report.stats.longest == sizes[-1]
+    assert report.stats.percentiles["50"] == sizes[224]
+    assert sum(each.documents for each in report.stats.histogram) == 450
+    for each in report.stats.fits:
+        assert each.documents == sum(size <= each.seq_len for size in sizes) / 450
+
+
+def test_a_dataset_that_grew_keeps_the_files_of_its_first_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+    data, out = tmp_path / "mds", tmp_path / "out"
+    write_mds(data, DOCUMENTS[:600], shard_samples=[50] * 12)
+    count(data, out)
+    write_mds(data, DOCUMENTS, shard_samples=[50] * 18)
+    report = count(data, out)
+    assert (report.groups, report.counted_groups) == (9, 3)
+
+
+def test_a_damaged_file_of_lengths_is_named(dataset: Path, tmp_path: Path) -> None:
+    count(dataset, tmp_path / "out")
+    victim = sorted((tmp_path / "out").rglob("*.lengths"))[2]
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(DatasetError, match=rf"{victim.name} is damaged.*Remove it"):
+        count(dataset, tmp_path / "out")
+    victim.unlink()
+    assert count(dataset, tmp_path / "out").counted_groups == 1
+
+
+def test_the_command_prints_the_report(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    assert main([*arguments, "--processes", "1", "--quiet", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["tokens"] == sum(len(text.encode()) for text in DOCUMENTS)
+    assert main([*arguments, "--processes", "1", "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{report['tokens']:,} tokens" in shown
+    assert "documents that fit in one row" in shown
+
+
+LENGTHS = st.lists(
+    st.one_of(
+        st.integers(0, 300),
+        st.sampled_from([FILTERED, 65_533, 65_534, 65_535, 65_536, (1 << 32) - 2]),
+    ),
+    max_size=50,
+)
+
+
+@given(lengths=LENGTHS)
+def test_the_file_of_a_group_holds_every_length(lengths: list[int]) -> None:
+    data = encode_group({"samples": len(lengths)}, np.array(lengths, np.int64))
+    assert decode_group(data).widen().tolist() == lengths
+
+
+@given(lengths=LENGTHS, cut=st.integers(0, 2_000), value=st.integers(0, 255))
+def test_a_damaged_file_of_a_group_is_refused_or_read_as_it_is(
+    lengths: list[int], cut: int, value: int
+) -> None:
+    """Never another exception than `ValueError`."""
+    data = bytearray(encode_group({"samples": len(lengths)}, np.array(lengths, np.int64)))
+    data[cut % len(data)] = value
+    for damaged in (bytes(data), bytes(data[: cut % len(data)])):
+        try:
+            decode_group(damaged)
+        except ValueError:
+            continue
+
+
+@given(parts=st.lists(LENGTHS, max_size=3))
+def test_percentiles_and_histogram_are_exact(parts: list[list[int]]) -> None:
+    spread = Distribution()
+    for part in parts:
+        spread.add(np.array(part, np.int64))
+    found, sizes = spread.summarize(), sorted(n for part in parts for n in part if n > 0)
+    assert sum(each.tokens for each in found.histogram) == sum(sizes)
+    for each in found.histogram:
+        assert each.documents == sum(each.low <= size < each.high for size in sizes)
+    for name, length in found.percentiles.items():
+        if sizes:
+            assert sum(size <= length for size in sizes) >= len(sizes) * float(name) / 100 - 1e-9
+            assert length in sizes
