@@ -41,6 +41,8 @@ if _TYPE_CHECKING:
     from cloudload.config.transform import Text as Text
     from cloudload.convert.convert import convert_to_mds as convert_to_mds
     from cloudload.convert.journal import ConvertReport as ConvertReport
+    from cloudload.count.count import count_tokens as count_tokens
+    from cloudload.count.report import CountReport as CountReport
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.evaluation import FromStart as FromStart
     from cloudload.export import ExportReport as ExportReport
@@ -59,6 +61,7 @@ _HOMES = {
     "CloudLoader": "loader",
     "CloudloadError": "errors",
     "ConvertReport": "convert.journal",
+    "CountReport": "count.report",
     "ExportReport": "export",
     "Finding": "check.findings",
     "FromStart": "evaluation",
@@ -70,6 +73,7 @@ _HOMES = {
     "check_dataset": "check.check",
     "config_from_yaml": "streaming_arguments.training_yaml",
     "convert_to_mds": "convert.convert",
+    "count_tokens": "count.count",
     "export_rows": "export",
     "merge_state_dicts": "run.state",
 }
@@ -79,6 +83,7 @@ __all__ = [
     "CloudLoader",
     "CloudloadError",
     "ConvertReport",
+    "CountReport",
     "ExportReport",
     "Finding",
     "FromStart",
@@ -90,6 +95,7 @@ __all__ = [
     "check_dataset",
     "config_from_yaml",
     "convert_to_mds",
+    "count_tokens",
     "export_rows",
     "merge_state_dicts",
 ]

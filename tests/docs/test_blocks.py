@@ -85,7 +85,9 @@ class Desk:
 
     def fill_in(self, code: str) -> str:
         """A block with the reader's own bucket and tokenizer."""
-        return code.replace("s3://my-bucket", self.bucket).replace('"gpt2"', repr(self.tokenizer))
+        code = code.replace("s3://my-bucket", self.bucket).replace("s3://my-other", self.bucket)
+        code = code.replace("--tokenizer gpt2", f"--tokenizer {self.tokenizer}")
+        return code.replace('"gpt2"', repr(self.tokenizer))
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's, of torch
@@ -186,7 +188,7 @@ def run_command(command: list[str], folder: Path) -> None:
     here = Path.cwd()
     os.chdir(folder)
     try:
-        more = ["--processes", "1"] if command[1] == "convert" else []
+        more = ["--processes", "1"] if command[1] in ("convert", "count") else []
         assert main([*command[1:], "--quiet", *more]) == 0, command
     finally:
         os.chdir(here)
