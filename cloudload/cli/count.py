@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
+    from cloudload.count.estimate import CountEstimate
     from cloudload.count.report import CountReport, LengthStats
 
 _COUNT_EXAMPLE = """\
@@ -17,6 +19,7 @@ lengths by itself.
 
 examples:
   cloudload count s3://bucket/mds --tokenizer gpt2
+  cloudload count s3://bucket/mds --tokenizer gpt2 --sample 1%       an estimate, in seconds
   cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job of an array of 64
 """
 _BAR = 40
@@ -48,23 +51,37 @@ def add_count(commands: Commands) -> None:
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     worker = "count every N-th group, as job I of N (from 0), or take both from the environment"
     add("--worker", metavar="I/N|auto", help=worker)
+    sample = "estimate from this share of the documents, such as 1%%, and write nothing"
+    add("--sample", type=parse_share, metavar="SHARE", help=sample)
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
 
+def parse_share(text: str) -> float:
+    """Parse `1%` or `0.01`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, such as 1% or 0.01")
+    return share
+
+
 def _count(options: argparse.Namespace) -> int:
-    from cloudload.count import count_tokens
+    from cloudload.count.count import count_tokens, estimate_tokens
     from cloudload.provenance.state_run import import_transform
 
+    names = ("tokenizer", "split", "text_key", "tokens_key", "tokens_dtype", "transform_id")
+    documents = {name: getattr(options, name) for name in names}
+    documents["transform"] = options.transform and import_transform(options.transform)
+    if options.sample is not None:
+        found = estimate_tokens(options.dataset, options.sample, **documents)
+        print(found.to_json() if options.json else describe_estimate(found))
+        return 0
     report = count_tokens(
         options.dataset,
-        tokenizer=options.tokenizer,
-        split=options.split,
-        text_key=options.text_key,
-        tokens_key=options.tokens_key,
-        tokens_dtype=options.tokens_dtype,
-        transform=options.transform and import_transform(options.transform),
-        transform_id=options.transform_id,
+        **documents,
         out=options.out,
         processes=options.processes,
         worker=options.worker,
@@ -92,6 +109,21 @@ def summarize(report: CountReport) -> str:
     ]
     if report.documents:
         lines += ["", *_describe_lengths(report.stats)]
+    return "\n".join(lines)
+
+
+def describe_estimate(found: CountEstimate) -> str:
+    """The estimate as text."""
+    error = "unknown error" if math.isnan(found.error) else f"± {found.error:.2%}, 95% confidence"
+    filtered = f", {found.filtered:.1%} filtered out" if found.filtered else ""
+    lines = [
+        f"{found.dataset}: about {found.tokens:,} tokens ({error})",
+        f"  samples    {found.samples:,}, of which {found.samples_read:,} were read{filtered}",
+        f"  shards     {found.shards:,}, of which {found.shards_read:,} were read",
+        f"  text       {found.tokens_per_byte:.4f} tokens per byte",
+    ]
+    if found.stats.histogram:
+        lines += ["", *_describe_lengths(found.stats)]
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -15,6 +15,7 @@ from cloudload.config.choices import TokenDtype, TokenizerBackend
 from cloudload.config.rows import TEXT_KEY, RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform
+from cloudload.count.estimate import CountEstimate, estimate
 from cloudload.count.group import GroupJob, count_group, read_group
 from cloudload.count.report import CountReport, Distribution
 from cloudload.engines.local import open_processes
@@ -94,20 +95,14 @@ def count_tokens(
     """
     began, retry = time.monotonic(), retry or Retry()
     stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
-    config = RowsConfig(
-        streams=(stream,),
-        seq_len=1,
-        text_key=text_key,
-        tokens_key=tokens_key,
-        tokens_dtype=tokens_dtype,
-        transform=transform,
-        transform_id=transform_id,
-        bos=None,
-        eos=None,
-    )
-    recipe = open_recipe(config, tokenizer, retry)
-    text = recipe.tokenizer.json if recipe.has_text else ""
-    backend = choose_backend(text, tokenizer_backend, default_cache()).name
+    documents = {
+        "text_key": text_key,
+        "tokens_key": tokens_key,
+        "tokens_dtype": tokens_dtype,
+        "transform": transform,
+        "transform_id": transform_id,
+    }
+    recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     place = place_of(recipe.corpus.datasets[0], None if out is None else os.fspath(out))
     jobs = _list_jobs(recipe, backend, place, retry)
     left = _list_uncounted(jobs)
@@ -118,6 +113,66 @@ def count_tokens(
         logger.info("%d of %d groups are not counted yet, by other jobs", len(missing), len(jobs))
         return None
     return _finish(recipe, jobs, num_counted=len(own), began=began)
+
+
+@suggests_names
+def estimate_tokens(
+    dataset: str | os.PathLike[str] | Stream,
+    share: float = 0.01,
+    *,
+    tokenizer: Any = None,
+    split: str | None = None,
+    text_key: str = TEXT_KEY,
+    tokens_key: str | None = None,
+    tokens_dtype: TokenDtype | None = None,
+    transform: Transform | None = None,
+    transform_id: str | None = None,
+    tokenizer_backend: TokenizerBackend = "auto",
+    retry: Retry | None = None,
+) -> CountEstimate:
+    """Estimate the tokens of a dataset from a sample of its documents. Writes nothing.
+
+    Args:
+        dataset: folder or URL of an MDS dataset.
+        share: the share of the samples to tokenize, above 0 and at most 1. At least 2,000 samples
+            of 16 shards are read, if there are as many.
+        tokenizer: as for `count_tokens`.
+        split: as for `count_tokens`.
+        text_key: as for `count_tokens`.
+        tokens_key: as for `count_tokens`.
+        tokens_dtype: as for `count_tokens`.
+        transform: as for `count_tokens`.
+        transform_id: as for `count_tokens`.
+        tokenizer_backend: as for `count_tokens`.
+        retry: as for `count_tokens`.
+
+    Raises:
+        ValueError: an argument is invalid.
+        DatasetError: the dataset or a document is damaged.
+        TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
+        StoreError: the dataset cannot be read.
+    """
+    retry = retry or Retry()
+    stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
+    documents = {
+        "text_key": text_key,
+        "tokens_key": tokens_key,
+        "tokens_dtype": tokens_dtype,
+        "transform": transform,
+        "transform_id": transform_id,
+    }
+    recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
+    return estimate(recipe, backend, share, retry)
+
+
+def _open(
+    stream: Stream, tokenizer: Any, backend: str, retry: Retry, documents: Mapping[str, Any]
+) -> tuple[Recipe, str]:
+    """Open the recipe of a run that reads only this stream, and choose its tokenizer backend."""
+    config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
+    recipe = open_recipe(config, tokenizer, retry)
+    text = recipe.tokenizer.json if recipe.has_text else ""
+    return recipe, choose_backend(text, backend, default_cache()).name
 
 
 def _list_jobs(recipe: Recipe, backend: str, place: str, retry: Retry) -> list[GroupJob]:

@@ -136,6 +136,10 @@ class LengthMeter:
         sizes = np.where(is_filtered, FILTERED, np.diff(offsets))
         return sizes, sum(len(text.encode()) for text in texts if text)
 
+    def sample_bytes(self, shard: int) -> Ints:
+        """The stored bytes of each sample of a shard, columns included: int64 [samples]."""
+        return self._cache.shard(shard).sample_bytes()
+
     def _measure_tokens(self, samples: Ints) -> tuple[Ints, int]:
         sizes = np.zeros(len(samples), np.int64)
         for places, _, found in self._reader.read_tokens(samples):

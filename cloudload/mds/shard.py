@@ -161,7 +161,11 @@ class Shard:
     @property
     def samples_hash(self) -> str:
         """The `SAMPLES_HASH` of the shard, in hex digits."""
-        return hash_samples(np.diff(self._offsets.astype(np.int64)), self.data[self._starts[0] :])
+        return hash_samples(self.sample_bytes(), self.data[self._starts[0] :])
+
+    def sample_bytes(self) -> Ints:
+        """The size of each sample in bytes, all columns included: int64 [samples]."""
+        return np.diff(self._offsets.astype(np.int64))
 
     def find_values(self, samples: Ints, column: int) -> tuple[Ints, Ints]:
         """Find the bytes [start, stop) of the column with index `column` of each of `samples`.

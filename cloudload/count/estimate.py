@@ -1,0 +1,154 @@
+"""Estimate the number of tokens from a sample of the documents.
+
+    shards spread over the dataset ─► documents spread over each ─► tokens per byte ─► tokens
+
+The estimator is a ratio (tokens per stored byte) over clusters (shards): see Cochran, Sampling
+Techniques, 3rd edition, sections 6.4 and 9A.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.count.group import LengthMeter, open_meter
+from cloudload.count.report import Distribution, LengthStats
+from cloudload.lengths.group_file import FILTERED
+from cloudload.run.recipe import Recipe
+from cloudload.storage.base import Retry
+from cloudload.storage.redaction import redact
+
+_LEAST_SHARDS, _LEAST_DOCUMENTS = 16, 2_000
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+_Z = 1.96  # of a 95 % interval
+
+
+@dataclass(frozen=True)
+class CountEstimate:
+    """An estimate of a dataset's tokens."""
+
+    dataset: str
+    """The dataset's location, without secrets."""
+    samples: int
+    """Number of samples in the dataset."""
+    tokens: int
+    """Estimated number of tokens, without bos and eos."""
+    error: float
+    """Half the width of the 95 % confidence interval, as a share of `tokens`. It is NaN if only one
+    of several shards was read, and 0 if all documents were."""
+    tokens_per_byte: float
+    """Tokens per byte of text, in the sample."""
+    filtered: float
+    """Share of the samples that the transform filtered out, in the sample."""
+    stats: LengthStats
+    """The lengths of the sample's documents."""
+    samples_read: int
+    """Number of samples that were tokenized."""
+    shards_read: int
+    """Number of shards that were read."""
+    shards: int
+    """Number of shards in the dataset."""
+
+    def to_json(self) -> str:
+        """Return the estimate as indented JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def estimate(recipe: Recipe, backend: str, share: float, retry: Retry) -> CountEstimate:
+    """Estimate the tokens of a recipe's only dataset from about `share` of its samples.
+
+    Reads at least 16 shards and 2,000 samples, if there are as many. Raises `ValueError` for a
+    share that is not above 0 and at most 1, and the errors of `LengthMeter.measure`.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"sample is {share:.3%}. Use a share above 0% and at most 100%")
+    corpus = recipe.corpus
+    [dataset] = corpus.datasets
+    full = np.flatnonzero(corpus.shard_sizes)
+    wanted = min(corpus.num_samples, max(_LEAST_DOCUMENTS, round(share * corpus.num_samples)))
+    num_shards = min(len(full), max(_LEAST_SHARDS, math.ceil(share * len(full))))
+    chosen = full[_spread(len(full), num_shards)]
+    spread, rows, text_bytes = Distribution(), [], 0
+    with (
+        tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
+        open_meter(recipe, backend, Path(folder), retry) as meter,
+    ):
+        for shard in chosen.tolist():
+            size = int(corpus.shard_sizes[shard])
+            number = max(1, round(wanted * size / int(corpus.shard_sizes[chosen].sum())))
+            within = _spread(size, min(size, number))
+            lengths, read = _measure(meter, int(corpus.shard_starts[shard]) + within)
+            spread.add(lengths)
+            text_bytes += read
+            sizes = meter.sample_bytes(shard)
+            rows.append((size, len(within), *_sums(lengths, sizes[within]), int(sizes.sum())))
+    table = np.array(rows, np.float64)
+    all_bytes = _sum_sample_bytes(recipe, chosen, table[:, -1])
+    tokens, error = _extrapolate(table, len(full), all_bytes)
+    return CountEstimate(
+        dataset=redact(dataset.url),
+        samples=corpus.num_samples,
+        tokens=round(tokens),
+        error=error,
+        tokens_per_byte=float(table[:, 2].sum()) / max(1, text_bytes),
+        filtered=float(table[:, 3].sum() / table[:, 1].sum()),
+        stats=spread.summarize(),
+        samples_read=int(table[:, 1].sum()),
+        shards_read=len(chosen),
+        shards=len(full),
+    )
+
+
+def _spread(number: int, wanted: int) -> Ints:
+    """Choose `wanted` of `number` places, evenly spread: int64 [wanted]."""
+    places: Ints = (2 * np.arange(wanted, dtype=np.int64) + 1) * number // (2 * wanted)
+    return places
+
+
+def _measure(meter: LengthMeter, samples: Ints) -> tuple[Ints, int]:
+    parts = [meter.measure(part) for part in np.array_split(samples, len(samples) // 1024 + 1)]
+    return np.concatenate([lengths for lengths, _ in parts]), sum(size for _, size in parts)
+
+
+def _sums(lengths: Ints, sizes: Ints) -> tuple[int, int, int]:
+    """Tokens, filtered samples, and stored bytes of the samples read from a shard."""
+    return int(lengths[lengths > 0].sum()), int((lengths == FILTERED).sum()), int(sizes.sum())
+
+
+def _sum_sample_bytes(recipe: Recipe, chosen: Ints, known: Floats) -> float:
+    """The bytes of all samples: those of the shards less offsets and headers, which are alike.
+
+    `known` has the bytes of the samples of the `chosen` shards.
+    """
+    [dataset] = recipe.corpus.datasets
+    bodies = np.array([shard.raw.bytes - 4 * (shard.samples + 2) for shard in dataset.shards])
+    header = (bodies[chosen] - known).mean()
+    return float((bodies - header)[recipe.corpus.shard_sizes > 0].sum())
+
+
+def _extrapolate(table: Floats, num_shards: int, all_bytes: float) -> tuple[float, float]:
+    """The estimated tokens, and half the width of their 95 % interval as a share.
+
+    `table` has a row for each shard read: samples, samples read, tokens, filtered, stored bytes
+    read, stored bytes.
+    """
+    samples, read, tokens, _, sample_bytes, _ = table.T
+    weights = samples / read
+    of_shards, bytes_of_shards = weights * tokens, weights * sample_bytes
+    ratio = of_shards.sum() / max(1.0, bytes_of_shards.sum())
+    number = len(table)
+    if (samples == read).all() and number == num_shards:
+        return float(tokens.sum()), 0.0
+    if number == 1:
+        return float(ratio * all_bytes), math.nan
+    strays = of_shards - ratio * bytes_of_shards
+    variance = number / (number - 1) * (strays**2).sum()
+    spread = math.sqrt(variance) / max(1.0, of_shards.sum())
+    return float(ratio * all_bytes), _Z * spread
