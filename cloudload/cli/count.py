@@ -46,6 +46,8 @@ def add_count(commands: Commands) -> None:
     add("--tokens-dtype", metavar="DTYPE", help="dtype of the IDs, if that column holds bytes")
     add("--transform", metavar="MODULE:FUNCTION", help="the transform of the run, if it has one")
     add("--transform-id", metavar="ID", help="the transform_id of the run, if it has one")
+    on_error = "skip leaves bad documents out, as the run does (default: raise)"
+    add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
     out = "where the lengths are kept (default: DATASET/lengths)"
     add("--out", metavar="URL", help=out)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
@@ -72,7 +74,15 @@ def _count(options: argparse.Namespace) -> int:
     from cloudload.count.count import count_tokens, estimate_tokens
     from cloudload.provenance.state_run import import_transform
 
-    names = ("tokenizer", "split", "text_key", "tokens_key", "tokens_dtype", "transform_id")
+    names = (
+        "tokenizer",
+        "split",
+        "text_key",
+        "tokens_key",
+        "tokens_dtype",
+        "transform_id",
+        "on_error",
+    )
     documents = {name: getattr(options, name) for name in names}
     documents["transform"] = options.transform and import_transform(options.transform)
     if options.sample is not None:
@@ -96,7 +106,11 @@ def summarize(report: CountReport) -> str:
     """The report as text."""
     left_out = [
         f"{number:,} {what}"
-        for number, what in ((report.empty, "empty"), (report.filtered, "filtered"))
+        for number, what in (
+            (report.empty, "empty"),
+            (report.filtered, "filtered"),
+            (report.failed, "bad"),
+        )
         if number
     ]
     more = f" ({', '.join(left_out)} left out)" if left_out else ""

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from cloudload.cache.folder import default_cache
-from cloudload.config.choices import TokenDtype, TokenizerBackend
+from cloudload.config.choices import OnError, TokenDtype, TokenizerBackend
 from cloudload.config.rows import TEXT_KEY, RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform
@@ -50,6 +50,7 @@ def count_tokens(
     tokens_dtype: TokenDtype | None = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
+    on_error: OnError = "raise",
     tokenizer_backend: TokenizerBackend = "auto",
     out: str | os.PathLike[str] | None = None,
     processes: int | None = None,
@@ -73,6 +74,7 @@ def count_tokens(
         tokens_dtype: dtype of the IDs, if that column holds bytes.
         transform: as for `CloudLoader`.
         transform_id: as for `CloudLoader`.
+        on_error: as for `CloudLoader`.
         tokenizer_backend: as for `CloudLoader`.
         out: where the lengths are kept. By default, in the folder `lengths` of the dataset.
         processes: number of worker processes, one per available core by default.
@@ -101,6 +103,7 @@ def count_tokens(
         "tokens_dtype": tokens_dtype,
         "transform": transform,
         "transform_id": transform_id,
+        "on_error": on_error,
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     place = place_of(recipe.corpus.datasets[0], None if out is None else os.fspath(out))
@@ -127,6 +130,7 @@ def estimate_tokens(
     tokens_dtype: TokenDtype | None = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
+    on_error: OnError = "raise",
     tokenizer_backend: TokenizerBackend = "auto",
     retry: Retry | None = None,
 ) -> CountEstimate:
@@ -143,6 +147,7 @@ def estimate_tokens(
         tokens_dtype: as for `count_tokens`.
         transform: as for `count_tokens`.
         transform_id: as for `count_tokens`.
+        on_error: as for `count_tokens`.
         tokenizer_backend: as for `count_tokens`.
         retry: as for `count_tokens`.
 
@@ -160,6 +165,7 @@ def estimate_tokens(
         "tokens_dtype": tokens_dtype,
         "transform": transform,
         "transform_id": transform_id,
+        "on_error": on_error,
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     return estimate(recipe, backend, share, retry)
@@ -231,16 +237,19 @@ def _finish(
     index = LengthsIndex(asdict(key), data, tuple(groups))
     url = join_url(place, f"{key.digest}/{index_name(data)}")
     write_object(url, index.encode(), jobs[0].retry)
-    samples, empty, filtered = (index.total(name) for name in ("samples", "empty", "filtered"))
+    samples, empty, filtered, failed = (
+        index.total(name) for name in ("samples", "empty", "filtered", "failed")
+    )
     tokens, text_bytes = index.total("tokens"), index.total("text_bytes")
     return CountReport(
         dataset=redact(recipe.corpus.datasets[0].url),
         lengths=redact(url),
         tokenizer=recipe.tokenizer.fingerprint,
         samples=samples,
-        documents=samples - empty - filtered,
+        documents=samples - empty - filtered - failed,
         empty=empty,
         filtered=filtered,
+        failed=failed,
         tokens=tokens,
         text_bytes=text_bytes,
         tokens_per_byte=tokens / max(1, text_bytes),

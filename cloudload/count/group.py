@@ -16,9 +16,10 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.config.choices import ONCE
-from cloudload.lengths.group_file import FILTERED, decode_group, encode_group
+from cloudload.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
 from cloudload.lengths.index import Group, LengthsKey, ShardRange
 from cloudload.mds.dataset import Corpus
+from cloudload.mds.shard import BadDocumentError
 from cloudload.run.recipe import Recipe
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object, write_object
@@ -70,6 +71,7 @@ def count_group(job: GroupJob) -> int:
         "tokens": int(lengths[lengths > 0].sum()),
         "empty": int((lengths == 0).sum()),
         "filtered": int((lengths == FILTERED).sum()),
+        "failed": int((lengths == FAILED).sum()),
         "text_bytes": text_bytes,
     }
     write_object(job.url, encode_group(header, lengths), job.retry)
@@ -83,7 +85,9 @@ def read_group(job: GroupJob) -> tuple[Group, Ints]:
     """
     data = read_object(job.url, job.retry)
     found = decode_group(data)
-    totals = {name: found.header[name] for name in ("tokens", "empty", "filtered", "text_bytes")}
+    totals = {
+        name: found.header[name] for name in ("tokens", "empty", "filtered", "failed", "text_bytes")
+    }
     group = Group(
         name=job.shards.name,
         hash=hashlib.sha256(data).hexdigest(),
@@ -131,10 +135,13 @@ class LengthMeter:
         if self._tokenizer is None:
             return self._measure_tokens(samples)
         texts = self._reader.read_texts(samples)
-        _, offsets = self._tokenizer.encode_flat([text or "" for text in texts])
-        is_filtered = np.array([text is None for text in texts], np.bool_)
-        sizes = np.where(is_filtered, FILTERED, np.diff(offsets))
-        return sizes, sum(len(text.encode()) for text in texts if text)
+        kept = [text if isinstance(text, str) else "" for text in texts]
+        _, offsets = self._tokenizer.encode_flat(kept)
+        lengths = np.diff(offsets)
+        if None in texts:
+            lengths[[text is None for text in texts]] = FILTERED
+        lengths[[isinstance(text, BadDocumentError) for text in texts]] = FAILED
+        return lengths, sum(len(text.encode()) for text in kept)
 
     def sample_bytes(self, shard: int) -> Ints:
         """The stored bytes of each sample of a shard, columns included: int64 [samples]."""

@@ -70,6 +70,8 @@ class CountReport:
     """Number of samples without tokens."""
     filtered: int
     """Number of samples that the transform filtered out."""
+    failed: int
+    """Number of bad documents that on_error="skip" left out."""
     tokens: int
     """Number of tokens, without bos and eos."""
     text_bytes: int

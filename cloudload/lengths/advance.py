@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.arrays import Flags, Ints
+from cloudload.errors import StreamChangedError
 from cloudload.lengths.sizes import DocumentSizes, LaneSizes, units_of
 from cloudload.lengths.tables import UNITS, LaneTables
 from cloudload.packing.packers import Packing
-from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL, CURSOR_SIZE
 from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
 
 
@@ -26,7 +27,7 @@ class Advanced:
     """Where lanes are after their next rows."""
 
     cursors: Ints
-    """int64 [lanes, 2], with columns `packing.tables.CURSOR_ORDINAL` and `CURSOR_OFFSET`."""
+    """int64 [lanes, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on."""
     counts: Ints
     """int64 [streams of the component, counts]: the statistics of the rows in between."""
     is_dry: Flags
@@ -43,10 +44,10 @@ class Walker:
         self._row_units = packing.seq_len if packing.name == "concat" else 1
 
     def advance(self, cursors: Ints, rows: Ints) -> Advanced:
-        """Advance each lane from its cursor (int64 [lanes, 2]) by `rows` (int64 [lanes]).
+        """Advance each lane from its cursor (int64 [lanes, 3]) by `rows` (int64 [lanes]).
 
-        Raises `CacheError` if a table cannot be built, and `ValueError` if a cursor is past the end
-        of its document.
+        Raises `CacheError` if a table cannot be built, and `StreamChangedError` if a cursor does
+        not match the length of its document.
         """
         after, counts = cursors.copy(), np.zeros((len(self._tables.streams), len(COUNTS)), np.int64)
         needed = rows * self._row_units
@@ -58,12 +59,21 @@ class Walker:
         is_dry = np.zeros(len(cursors), np.bool_)
         if len(moving):
             is_dry[moving] = self._walk(moving, after, needed[moving], counts)
+        self._set_sizes(after, rows > 0)
         # as in rows that are read, the first stream counts all padding
         counts[0, PADDING], counts[1:, PADDING] = counts[:, PADDING].sum(), 0
         return Advanced(after, counts, is_dry)
 
+    def _set_sizes(self, cursors: Ints, moved: Flags) -> None:
+        """Set the sizes of the documents that cursors are inside, in lanes that moved."""
+        cursors[moved, CURSOR_SIZE] = 0
+        inside = np.flatnonzero(moved & (cursors[:, CURSOR_OFFSET] > 0))
+        if len(inside):
+            found = self._sizes.measure(inside, cursors[inside, CURSOR_ORDINAL])
+            cursors[inside, CURSOR_SIZE] = found.whole
+
     def count_units(self, cursors: Ints) -> int:
-        """The number of units from the cursors (int64 [lanes, 2]) to the end of a finite run."""
+        """The number of units from the cursors (int64 [lanes, 3]) to the end of a finite run."""
         assert self._tables.end is not None
         lanes = np.arange(len(cursors))
         begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
@@ -85,13 +95,16 @@ class Walker:
 
         Changes `cursors`, `needed` and `counts`.
         """
-        ordinals, offsets = cursors[lanes].T
+        ordinals, offsets, sizes = cursors[lanes].T
         found = self._sizes.measure(lanes, ordinals)
-        if (too_far := np.flatnonzero(offsets > found.whole)).size:
-            lane, place = int(lanes[too_far[0]]), int(too_far[0])
-            raise ValueError(
-                f"lane {lane}: the cursor is at token {offsets[place]} of document "
-                f"{ordinals[place]}, but it has {found.whole[place]} tokens"
+        is_wrong = (offsets > found.whole) | ((sizes > 0) & (sizes != found.whole))
+        if is_wrong.any():
+            place = int(np.argmax(is_wrong))
+            raise StreamChangedError(
+                f"lane {lanes[place]}: the state is at token {offsets[place]:,} of document "
+                f"{ordinals[place]:,}, which had {sizes[place]:,} tokens (0 if not known), but has "
+                f"{found.whole[place]:,} in the token lengths. The data, the tokenizer or the "
+                "transform changed. Restore them, or set lengths='off'"
             )
         left = found.whole - offsets
         units = units_of(self._packing, left)

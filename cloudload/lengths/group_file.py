@@ -5,9 +5,9 @@
              …  uint16 [samples]: the length, or 65,535 for a sample in the list below
              …  uint32 [long], uint32 [long]: sample and length of the others
 
-All integers are little-endian. A filtered sample has the length 2³² - 1, a bad document that is left
-out 2³² - 2, and an empty one 0. The bytes depend on nothing but the lengths and the header, so that
-any machine writes the same file.
+All integers are little-endian. A filtered sample has the length 2³² - 1, a bad document that is
+left out 2³² - 2, and an empty one 0. The bytes depend on nothing but the lengths and the header, so
+that any machine writes the same file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def narrow(lengths: Ints) -> tuple[Ids, Ids, Ids]:
     Raises `ValueError` for a length of 2³² - 2 tokens or more.
     """
     if lengths.max(initial=0) > _MOST_TOKENS:
-        raise ValueError(f"a sample has {int(lengths.max()):,} tokens. The most is {_MOST_TOKENS:,}")
+        raise ValueError(
+            f"a sample has {int(lengths.max()):,} tokens. The most is {_MOST_TOKENS:,}"
+        )
     is_long = (lengths < 0) | (lengths >= LISTED)
     places = np.flatnonzero(is_long).astype("<u4")
     values = (lengths[is_long] % _STORED_SIGN).astype("<u4")

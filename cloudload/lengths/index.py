@@ -82,6 +82,8 @@ class Group:
     """Number of samples without tokens."""
     filtered: int
     """Number of samples that the transform filtered out."""
+    failed: int
+    """Number of bad documents that were left out."""
     text_bytes: int
     """Bytes of UTF-8 text that were tokenized; of token IDs, if the data is pre-tokenized."""
 

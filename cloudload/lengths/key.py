@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from cloudload.config.choices import RAISE
 from cloudload.lengths.index import LengthsKey
 from cloudload.run.recipe import Recipe
 
@@ -13,5 +14,7 @@ def make_key(recipe: Recipe, stream: int) -> LengthsKey:
     column = recipe.config.token_columns[stream]
     if column is not None:
         return LengthsKey("", "", json.dumps(["tokens", *column]))
-    documents = json.dumps(["text", recipe.config.text_key, recipe.config.transform_name])
+    config = recipe.config
+    skips = [config.on_error] if config.on_error != RAISE else []
+    documents = json.dumps(["text", config.text_key, config.transform_name, *skips])
     return LengthsKey(recipe.tokenizer.fingerprint, recipe.tokenizer.token_ids, documents)

@@ -51,8 +51,8 @@ class RunLengths:
         """The position at a later row, as reading up to it would give.
 
         None if it does not follow from lengths alone: with `best_fit`, and in or beyond the tail of
-        a finite run. Raises `CacheError` if an order or a table cannot be built, and `ValueError`
-        if a cursor does not match the lengths.
+        a finite run. Raises `CacheError` if an order or a table cannot be built, and
+        `StreamChangedError` if a cursor does not match the lengths.
         """
         recipe = self.recipe
         if recipe.packing.has_residue or position.tail is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.arrays import Flags, Ints
-from cloudload.lengths.group_file import FILTERED as FILTERED_LENGTH
+from cloudload.lengths.group_file import FAILED as FAILED_LENGTH
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.packers import Packing
 from cloudload.run.components import Component
@@ -21,6 +21,7 @@ from cloudload.stats import (
     COUNTS,
     DOCUMENTS,
     EMPTY,
+    FAILED,
     FILTERED,
     PADDING,
     READ,
@@ -77,11 +78,13 @@ class LaneSizes:
             samples[chosen] += np.asarray(self.orders(epoch)[positions[chosen]], np.int64)
         streams, lengths = self.streams_of(samples), self.lengths_of(samples)
         whole = np.maximum(lengths, 0) + self.num_framing[streams]
-        is_filtered = (lengths == FILTERED_LENGTH) | (whole < self.min_tokens)
-        kinds = np.where(is_filtered, FILTERED, np.where(whole > 0, DOCUMENTS, EMPTY))
+        has_failed = lengths == FAILED_LENGTH
+        is_left_out = (lengths < 0) | (whole < self.min_tokens)
+        kinds = np.where(is_left_out, FILTERED, np.where(whole > 0, DOCUMENTS, EMPTY))
+        kinds[has_failed] = FAILED
         return DocumentSizes(
             streams=streams,
-            sizes=np.where(is_filtered | ~is_there, 0, whole),
+            sizes=np.where(is_left_out | ~is_there, 0, whole),
             whole=whole,
             kinds=np.where(is_there, kinds, ABSENT),
         )

@@ -27,7 +27,7 @@ from cloudload.count.count import count_tokens, estimate_tokens
 from cloudload.count.report import Distribution
 from cloudload.errors import DatasetError
 from cloudload.lengths import index as lengths_index
-from cloudload.lengths.group_file import FILTERED, decode_group, encode_group
+from cloudload.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
 from tests.support.corpora import byte_tokenizer, random_documents, write_mds
 
 DOCUMENTS = random_documents(0, 900, max_words=60)
@@ -208,7 +208,7 @@ def test_an_estimate_from_all_documents_is_exact(dataset: Path) -> None:
 LENGTHS = st.lists(
     st.one_of(
         st.integers(0, 300),
-        st.sampled_from([FILTERED, 65_533, 65_534, 65_535, 65_536, (1 << 32) - 2]),
+        st.sampled_from([FILTERED, FAILED, 65_533, 65_534, 65_535, 65_536, (1 << 32) - 3]),
     ),
     max_size=50,
 )

@@ -26,6 +26,13 @@ def keep_most(sample: dict[str, Any]) -> str | None:
     return None if text.startswith(("1", "7")) else text
 
 
+def fail_on_some(sample: dict[str, Any]) -> str | None:
+    """As `keep_most`, and raises for about a tenth of the documents."""
+    if str(sample["text"]).startswith("3"):
+        raise ValueError("a bad document")
+    return keep_most(sample)
+
+
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Datasets of 3, 40 and 150 documents, some of them empty, with lengths for two transforms."""
@@ -34,11 +41,12 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         documents = random_documents(number, size, max_words=30 * (number + 1))
         documents[size // 2] = ""
         write_mds(root / f"of-{size}", documents, shard_bytes=3_000)
-        for transform in (None, keep_most):
+        for transform in (None, keep_most, fail_on_some):
             count_tokens(
                 root / f"of-{size}",
                 tokenizer=byte_tokenizer(),
                 transform=transform,
+                on_error="skip" if transform is fail_on_some else "raise",
                 processes=1,
                 progress=False,
             )
@@ -52,7 +60,7 @@ CASES = st.fixed_dictionaries(
         "overflow": st.sampled_from(["cut", "rows"]),
         "num_lanes": st.sampled_from([1, 4, 12, 30]),
         "min_tokens": st.sampled_from([0, 20]),
-        "transform": st.sampled_from([None, keep_most]),
+        "transform": st.sampled_from([None, keep_most, fail_on_some]),
         "bos": st.sampled_from([None, EOS]),
         "shuffle_algo": st.sampled_from(["py1e", "naive", "seekable"]),
         "seed": st.integers(0, 3),
@@ -87,7 +95,7 @@ def test_a_seek_with_lengths_gives_the_rows_the_state_and_the_statistics_that_re
 ) -> None:
     """Run, save, resume with another `seq_len`, seek, run."""
     before, distance, after = moves
-    options = dict(case)
+    options = {**case, "on_error": "skip" if case["transform"] is fail_on_some else "raise"}
     if options["packing"] != "one_per_row":
         del options["overflow"]
     if len(shares) > 1 and shares[0] is not None:
