@@ -107,7 +107,7 @@ def count_tokens(
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     place = place_of(recipe.corpus.datasets[0], None if out is None else os.fspath(out))
-    jobs = _list_jobs(recipe, backend, place, retry)
+    jobs = list_jobs(recipe, backend, place, retry)
     left = _list_uncounted(jobs)
     own = left if worker is None else _take_share(worker, jobs, left)
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
@@ -181,7 +181,7 @@ def _open(
     return recipe, choose_backend(text, backend, default_cache()).name
 
 
-def _list_jobs(recipe: Recipe, backend: str, place: str, retry: Retry) -> list[GroupJob]:
+def list_jobs(recipe: Recipe, backend: str, place: str, retry: Retry) -> list[GroupJob]:
     """The jobs of all groups. The recipe of each lists only the group's shards."""
     [dataset], key = recipe.corpus.datasets, make_key(recipe, 0)
     jobs = []
