@@ -8,7 +8,7 @@ A backend classifies its client's errors only in `failure_kind`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -56,6 +56,9 @@ class StoredObject:
 
     url: str
     bytes: int
+    tag: str = field(default="", compare=False)
+    """A value that changes with the object: the ETag, the generation in GCS, or the time of a local
+    file's last change. Empty if the store has none."""
 
 
 class Backend(Protocol):
@@ -68,16 +71,24 @@ class Backend(Protocol):
     must be thread-safe.
     """
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
         """Open a buffered stream of the object's stored bytes, without decompressing them.
 
-        Reading must raise an error if the body is shorter than its Content-Length, where that is
-        known; see `LengthCheckedReader`.
+        The stream begins at the byte `start`. With a `tag` from a listing, raise what
+        `clients.check_tag` raises if the object has another one. Reading must raise an error if the
+        body is shorter than its Content-Length, where that is known; see `LengthCheckedReader`.
         """
         ...
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         """Create or replace the object, atomically if the store supports it."""
+        ...
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        """Create the object, or leave it as it is if it exists.
+
+        A store that cannot do this in one step checks first, and uploads.
+        """
         ...
 
     def delete(self, url: str, retry: Retry) -> None:

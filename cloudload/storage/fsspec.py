@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
-from cloudload.storage.clients import LengthCheckedReader, call_with_timeout, failure_kind_of_any
+from cloudload.storage.clients import (
+    LengthCheckedReader,
+    call_with_timeout,
+    check_tag,
+    failure_kind_of_any,
+    skip_bytes,
+)
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 
@@ -21,25 +27,36 @@ _STREAMING_TOO = ("oci", "hf")
 class FsspecStore:
     """Any scheme that fsspec supports. Uploads are atomic only where the package makes them so."""
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
-            return StreamingStore().open(url, retry)
-        return call_with_timeout(retry.timeout_s, lambda: self._open(url, retry))
+            return StreamingStore().open(url, retry, start, tag)
+        if tag:
+            found = call_with_timeout(retry.timeout_s, lambda: _resolve(url)[0].info(url))
+            check_tag(url, tag, _tag(found))
+        return call_with_timeout(retry.timeout_s, lambda: self._open(url, retry, start))
 
-    def _open(self, url: str, retry: Retry) -> BinaryIO:
+    def _open(self, url: str, retry: Retry, start: int) -> BinaryIO:
         filesystem, _ = _resolve(url)
         # these options skip fsspec's preliminary request, which reports every failure as a missing
         # object
         options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
         with _evicted_on_failure(filesystem):
             opened = filesystem.open(url, "rb", **options)
-        size = getattr(opened, "size", None)
+            if start and not options:
+                opened.seek(start)
+        size = None if start else getattr(opened, "size", None)
         body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
         checked = LengthCheckedReader(body, size if isinstance(size, int) else None)
-        return io.BufferedReader(checked, CHUNK_BYTES)
+        stream = io.BufferedReader(checked, CHUNK_BYTES)
+        skip_bytes(stream, start if options else 0)  # a stream of options cannot seek
+        return stream
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         _resolve(url)[0].put_file(str(path), url)
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        if not _resolve(url)[0].exists(url):
+            self.upload(path, url, retry)
 
     def delete(self, url: str, retry: Retry) -> None:
         _resolve(url)[0].rm_file(url)
@@ -49,7 +66,7 @@ class FsspecStore:
         for name, info in filesystem.find(url, detail=True).items():
             # build on the caller's URL, because fsspec's may lack the host or change the scheme
             below = name.removeprefix(root.rstrip("/"))
-            yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0))
+            yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0), _tag(info))
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
@@ -84,6 +101,11 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
     except Exception:
         type(filesystem).clear_instance_cache()
         raise
+
+
+def _tag(info: Mapping[str, Any]) -> str:
+    """The ETag of an object, where the file system tells it."""
+    return str(info.get("ETag") or info.get("etag") or "").strip('"')
 
 
 def _resolve(url: str) -> tuple[Any, str]:

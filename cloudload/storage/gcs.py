@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import threading
@@ -13,6 +14,7 @@ from cloudload.errors import FailureKind
 from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
+    check_tag,
     failure_kind_of_connection,
     failure_kind_of_status,
     status_of,
@@ -36,7 +38,7 @@ class GCSStore:
             self._client = self._client or _make_client()
         return self._client.bucket(name)
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
         # send one request, because the library's stream requests ranges and returns no bytes before
@@ -45,14 +47,15 @@ class GCSStore:
         answer = self._client._http.get(
             f"{base}/download/storage/v1{blob.path}?alt=media",
             # request the stored bytes, because decoding gzip would change the size that is checked
-            headers={"Accept-Encoding": "gzip"},
+            headers={"Accept-Encoding": "gzip"} | ({"Range": f"bytes={start}-"} if start else {}),
             stream=True,
             timeout=retry.timeout_s,
         )
-        if answer.status_code != 200:
+        if answer.status_code not in (200, 206):
             from google.api_core.exceptions import from_http_response
 
             raise from_http_response(answer)
+        check_tag(url, tag, answer.headers.get("X-Goog-Generation", ""))
         size = answer.headers.get("Content-Length")
         body = LengthCheckedReader(answer.raw, None if size is None else int(size))
         return io.BufferedReader(body, CHUNK_BYTES)
@@ -62,6 +65,15 @@ class GCSStore:
         self._bucket(bucket).blob(key).upload_from_filename(
             str(path), timeout=retry.deadline_s, retry=None
         )
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        from google.api_core.exceptions import PreconditionFailed
+
+        bucket, key = split_url(url)
+        with contextlib.suppress(PreconditionFailed):  # it exists
+            self._bucket(bucket).blob(key).upload_from_filename(
+                str(path), timeout=retry.deadline_s, retry=None, if_generation_match=0
+            )
 
     def delete(self, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -73,7 +85,8 @@ class GCSStore:
             prefix=prefix, timeout=retry.timeout_s, retry=None
         ):
             if is_below(blob.name, prefix):
-                yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size)
+                tag = str(blob.generation or "")
+                yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size, tag)
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         from google.auth.exceptions import GoogleAuthError, TransportError

@@ -1,7 +1,7 @@
-"""Seven functions that read, write, list, and delete objects.
+"""Eight functions that read, write, list, and delete objects.
 
     read_object  open_object  download_object        list_objects
-    write_object  upload_file  delete_object
+    write_object  create_object  upload_file  delete_object
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
@@ -71,22 +71,29 @@ def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = N
 
 
 def download_object(
-    url: str, target: BinaryIO, retry: Retry | None = None, most_bytes: int | None = None
+    url: str,
+    target: BinaryIO,
+    retry: Retry | None = None,
+    most_bytes: int | None = None,
+    *,
+    start: int = 0,
+    tag: str = "",
 ) -> int:
     """Write an object to the seekable `target` from its current position. Return the byte count.
 
     `target` is truncated after the object. A retry starts over. With `most_bytes`, only the
     first `most_bytes` + 1 bytes are written, so that the caller can detect a larger object.
+    `start` and `tag` are those of `open_object`.
     """
     retry, backend = retry or Retry(), backend_of(url)
-    start = target.tell()
+    place = target.tell()
     # an abandoned attempt keeps running in its thread and must not write to a reused target
     writing, is_over = threading.Lock(), False
 
     def attempt() -> int:
-        target.seek(start)
+        target.seek(place)
         left = sys.maxsize if most_bytes is None else most_bytes + 1
-        with contextlib.closing(backend.open(url, retry)) as source:
+        with contextlib.closing(backend.open(url, retry, start, tag)) as source:
             while chunk := source.read(min(left, CHUNK_BYTES)):
                 with writing:
                     if is_over:
@@ -98,7 +105,7 @@ def download_object(
                 return 0
             # truncate last, so that the target keeps its reserved disk space until then
             target.truncate()
-            return target.tell() - start
+            return target.tell() - place
 
     try:
         return _retrying("read", url, backend, retry, attempt)
@@ -107,10 +114,14 @@ def download_object(
             is_over = True
 
 
-def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
-    """Open an object as a stream. Retries and the deadline apply to opening it, not to reads."""
+def open_object(url: str, retry: Retry | None = None, *, start: int = 0, tag: str = "") -> BinaryIO:
+    """Open an object as a stream that begins at the byte `start`.
+
+    Retries and the deadline apply to opening it, not to reads. With a `tag` from a listing, raises
+    `StoreError` if the object has changed since then.
+    """
     retry, backend = retry or Retry(), backend_of(url)
-    return _retrying("open", url, backend, retry, lambda: backend.open(url, retry))
+    return _retrying("open", url, backend, retry, lambda: backend.open(url, retry, start, tag))
 
 
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
@@ -130,6 +141,25 @@ def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
         file.write(data)
         file.flush()
         upload_file(Path(file.name), url, retry)
+
+
+def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
+    """Store `data` as an object unless it exists, and return the bytes that it has then.
+
+    If several clients do this at once, all get the bytes of one of them. In stores that cannot
+    create in one step (fsspec, and GCS with an HMAC key), a client may get its own bytes although
+    another client replaces them.
+    """
+    retry, backend = retry or Retry(), backend_of(url)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        path = Path(file.name)
+        _retrying(
+            "write", url, backend, retry, lambda: backend.create(path, url, retry), may_be_long=True
+        )
+    # a lost answer makes an object of our own look like another client's
+    return read_object(url, retry)
 
 
 def delete_object(url: str, retry: Retry | None = None) -> None:

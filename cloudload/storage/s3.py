@@ -17,6 +17,7 @@ from cloudload.errors import FailureKind
 from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
+    check_tag,
     failure_kind_of_connection,
     failure_kind_of_status,
     status_of,
@@ -74,9 +75,13 @@ class S3Store:
         buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
         return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
 
-    def open(self, url: str, retry: Retry) -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
         bucket, key = split_url(url)
-        answer = self._client(retry).get_object(Bucket=bucket, Key=key, **self._payer(bucket))
+        part = {"Range": f"bytes={start}-"} if start else {}
+        answer = self._client(retry).get_object(
+            Bucket=bucket, Key=key, **part, **self._payer(bucket)
+        )
+        check_tag(url, tag, _tag(answer))
         body = LengthCheckedReader(answer["Body"], answer.get("ContentLength"))
         return io.BufferedReader(body, CHUNK_BYTES)
 
@@ -84,6 +89,30 @@ class S3Store:
         bucket, key = split_url(url)
         with path.open("rb") as file:  # boto3's upload_file hides the error's class and code
             self._client(retry).upload_fileobj(file, bucket, key, ExtraArgs=self._payer(bucket))
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        from botocore.exceptions import ClientError, ParamValidationError
+
+        bucket, key = split_url(url)
+        client = self._client(retry)
+        try:
+            with path.open("rb") as file:
+                client.put_object(
+                    Bucket=bucket, Key=key, Body=file, IfNoneMatch="*", **self._payer(bucket)
+                )
+        except ClientError as error:
+            if status_of(error) == 409:  # another client is creating it
+                raise ConnectionError(f"the object is being created ({error})") from error
+            if status_of(error) not in (412, 501):
+                raise
+            if status_of(error) == 501:
+                self._create_after_check(path, url, retry)
+        except ParamValidationError:  # an older botocore
+            self._create_after_check(path, url, retry)
+
+    def _create_after_check(self, path: Path, url: str, retry: Retry) -> None:
+        if not list(self.list(url, retry)):
+            self.upload(path, url, retry)
 
     def delete(self, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -95,7 +124,8 @@ class S3Store:
         for page in pages.paginate(Bucket=bucket, Prefix=prefix, **self._payer(bucket)):
             for item in page.get("Contents", []):
                 if is_below(item["Key"], prefix):
-                    yield StoredObject(f"{self.scheme}://{bucket}/{item['Key']}", item["Size"])
+                    name = f"{self.scheme}://{bucket}/{item['Key']}"
+                    yield StoredObject(name, item["Size"], _tag(item))
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         from botocore import exceptions
@@ -145,6 +175,14 @@ class GCSByHMAC(S3Store):
 
     def _payer(self, bucket: str) -> dict[str, str]:
         return {}
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        # the S3 API of GCS does not support If-None-Match
+        self._create_after_check(path, url, retry)
+
+
+def _tag(answer: dict[str, Any]) -> str:
+    return str(answer.get("ETag", "")).strip('"')
 
 
 def _config(retry: Retry, **options: Any) -> Any:
