@@ -19,7 +19,7 @@ PACKAGE = Path(cloudload.__file__).parent
 STOREYS = """
 _version arrays errors option_docs option_names stats system
 storage segments
-config
+config engines
 mds order tokenization
 cache packing convert check
 run batch streaming_arguments

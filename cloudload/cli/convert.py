@@ -51,7 +51,13 @@ def add_convert(commands: Commands) -> None:
     add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
     size = "maximum raw size of a shard that holds several documents (default: 64m)"
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
+    parts = "stored input bytes of a segment, the part that a process converts (default: 256m)"
+    add("--segment-bytes", type=_bytes, default="256m", metavar="SIZE", help=parts)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
+    share = "convert a share of the segments: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
+    add("--worker", metavar="I/N", help=share)
+    join = "convert nothing; write the index if all segments are finished, or list the others"
+    add("--finish", action="store_true", help=join)
     skip = "leave out and count bad records instead of stopping"
     add("--skip-bad", action="store_true", help=skip)
     remove = "first remove the dataset or unfinished conversion at OUT"
@@ -78,7 +84,8 @@ def _convert(options: argparse.Namespace) -> int:
             f"--report is {options.report}, but there is no folder {options.report.parent}. Create "
             "it first"
         )
-    names = "text_key id_key keep format split shard_bytes processes skip_bad overwrite"
+    names = "text_key id_key keep format split shard_bytes segment_bytes processes worker finish "
+    names += "skip_bad overwrite"
     report = convert_to_mds(
         options.inputs,
         options.out,

@@ -12,19 +12,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cloudload.convert.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
-from cloudload.convert.input_files import InputFile
+from cloudload.convert.input_files import FilePart, InputFile
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.errors import ConvertError
+from cloudload.storage.base import StoredObject
 from cloudload.storage.objects import list_objects
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location, is_local, local_path
@@ -33,8 +34,17 @@ FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
 _MAX_BLOCK_FILES = 1024
 
 
-def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[InputUnit]:
-    """List the units to read, in order.
+@dataclass(frozen=True)
+class FolderFiles:
+    """The files of one input, in order, below its root: a folder, a file, or a glob's folder."""
+
+    root: str
+    """What the URLs of all files begin with; without secrets, it identifies the input."""
+    files: list[InputFile]
+
+
+def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
+    """List the inputs in order: the files of each, or the unit of one that has no files.
 
     `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
     `hf://NAME`, a `datasets` object, or an iterable of rows. Raises `ValueError` for anything else,
@@ -46,25 +56,37 @@ def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) ->
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
         raise ValueError("no inputs. Pass files, folders, globs, a dataset, or - for stdin")
-    found: list[list[InputFile] | InputUnit] = [_resolve(item, format, split) for item in several]
-    named = iter(_unique_names([files for files in found if isinstance(files, list)]))
+    found = [_resolve(item, format, split) for item in several]
+    named = iter(unique_names([item.files for item in found if isinstance(item, FolderFiles)]))
+    return [
+        replace(item, files=next(named)) if isinstance(item, FolderFiles) else item
+        for item in found
+    ]
+
+
+def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> list[InputUnit]:
+    """List the units of inputs from `list_inputs`, in order."""
     units: list[InputUnit] = []
-    for item in found:
-        units.extend(_group(next(named), block_bytes) if isinstance(item, list) else [item])
+    for item in inputs:
+        if isinstance(item, FolderFiles):
+            units.extend(group_units(map(FilePart, item.files), block_bytes))
+        else:
+            units.append(item)
     return units
 
 
-def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | InputUnit:
+def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUnit:
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
-            return [InputFile("-", "stdin", None, "jsonl" if format == "auto" else format, None)]
+            form = "jsonl" if format == "auto" else format
+            return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
         if text.startswith("hf://") and not text.startswith("hf://datasets/"):
             return _load_dataset(text, split)
-        files = _find_files(text)
+        root, found = _find_files(text)
         if format == "auto":
-            _refuse_binary([url for url, _, _ in files])
-        return [_input_file(url, name, size, format) for url, name, size in files]
+            _refuse_binary([item.url for item, _ in found])
+        return FolderFiles(root, [make_file(item, name, format) for item, name in found])
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
@@ -123,33 +145,46 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
     return RowsUnit(PurePosixPath(name).name, loaded)
 
 
-def _find_files(location: str) -> list[tuple[str, str, int]]:
-    """List (URL, relative name, bytes) of each file at a path, folder or glob, sorted by URL.
+def list_roots(inputs: Any) -> list[str]:
+    """The roots of inputs that are locations of files, as `list_inputs` finds them."""
+    several = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return [_root_of(str(item))[0] for item in several]
+
+
+def _root_of(location: str) -> tuple[str, bool]:
+    """Return the root of a path, folder or glob, and whether it is a glob."""
+    location = str(local_path(location)) if is_local(location) else location
+    is_glob = any(sign in location for sign in "*?[") and not (
+        is_local(location) and Path(location).exists()
+    )
+    return (_folder_before_wildcard(location) if is_glob else location.rstrip("/")), is_glob
+
+
+def _find_files(location: str) -> tuple[str, list[tuple[StoredObject, str]]]:
+    """Return the root of a path, folder or glob, and (file, relative name) of each file, sorted.
 
     Skips hidden files, files in hidden folders, and `_SUCCESS`. Raises `ConvertError` if there are
     no files, and `StoreError` if the location cannot be listed.
     """
     check_location(location)
+    root, is_glob = _root_of(location)
     location = str(local_path(location)) if is_local(location) else location
-    is_glob = any(sign in location for sign in "*?[") and not (
-        is_local(location) and Path(location).exists()
-    )
-    root = _folder_before_wildcard(location) if is_glob else location.rstrip("/")
     pattern = re.compile(_glob_pattern(location)) if is_glob else None
     files = []
     for item in list_objects(root):
-        name = _name_below(item.url, root)
+        name = name_below(item.url, root)
         if (_is_hidden(name) and item.url != root) or (pattern and not pattern.fullmatch(item.url)):
             continue
-        files.append((item.url, name, item.bytes))
+        files.append((item, name))
     if not files:
         raise ConvertError(
             f"no files in {redact(location)}. Check the location (hidden files are skipped)"
         )
-    return files
+    return root, files
 
 
-def _name_below(url: str, root: str) -> str:
+def name_below(url: str, root: str) -> str:
+    """The path of a file below its input's root, or its file name if it is the root."""
     if url == root:
         return PurePosixPath(url).name
     if is_local(url):
@@ -193,14 +228,15 @@ def _refuse_binary(urls: list[str]) -> None:
         )
 
 
-def _input_file(url: str, name: str, size: int, format: str) -> InputFile:
+def make_file(item: StoredObject, name: str, format: str) -> InputFile:
+    """Describe a listed file; `auto` chooses its format by its name."""
     extension, compression = split_name(name)
     if format == "auto":
         format = FORMATS_BY_EXTENSION.get(extension, "text")
-    return InputFile(url, name, size, format, compression)
+    return InputFile(item.url, name, item.bytes, format, compression, item.tag)
 
 
-def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
+def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     """If two files have the same name, prefix every name with the index of its input in `inputs`.
 
     Names must be unique because IDs are derived from them. `inputs` are the files of each input
@@ -221,14 +257,14 @@ def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     ]
 
 
-def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
-    """Yield the units of an input's files.
+def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUnit]:
+    """Yield the units of parts of one input's files.
 
     Consecutive text files share a unit of about `block_bytes` and at most 1,024 files. Every other
-    file is a unit.
+    part is a unit.
     """
     group: list[InputFile] = []
-    for file in files:
+    for file, part in parts:
         full = len(group) == _MAX_BLOCK_FILES or sum_bytes(group) >= block_bytes
         if group and (full or file.format != "text"):
             yield TextUnit(tuple(group))
@@ -236,8 +272,8 @@ def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
         if file.format == "text":
             group.append(file)
         elif file.format == "parquet":
-            yield ParquetUnit(file)
+            yield ParquetUnit(file, part)
         else:
-            yield LinesUnit(file)
+            yield LinesUnit(file, part)
     if group:
         yield TextUnit(tuple(group))

@@ -14,6 +14,7 @@ from cloudload.errors import FailureKind
 from cloudload.storage.base import Retry, StoredObject
 from cloudload.storage.clients import check_tag
 from cloudload.storage.urls import local_path
+from cloudload.system.temp_files import creation, register, unregister
 
 
 class LocalStore:
@@ -71,11 +72,14 @@ def _copied(path: Path, target: Path) -> Iterator[tuple[Path, Path]]:
     target.parent.mkdir(parents=True, exist_ok=True)
     # unique among threads, and among machines that share the folder
     temporary = target.with_name(f".{target.name}.{secrets.randbits(62)}.tmp")
+    with creation():
+        register(temporary)
     try:
         shutil.copyfile(path, temporary)
         yield temporary, target
     finally:
         temporary.unlink(missing_ok=True)
+        unregister(temporary)
 
 
 def _describe(url: str, status: os.stat_result) -> StoredObject:

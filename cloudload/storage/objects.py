@@ -19,7 +19,6 @@ import contextlib
 import io
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from cloudload.storage.clients import call_with_timeout
 from cloudload.storage.local import LocalStore
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.registry import backend_of
+from cloudload.system.temp_files import scratch_file
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
 
 def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
     """Store `data` as an object, with the guarantees of `upload_file`."""
-    with tempfile.NamedTemporaryFile() as file:
+    with scratch_file() as file:
         file.write(data)
         file.flush()
         upload_file(Path(file.name), url, retry)
@@ -151,7 +151,7 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
     another client replaces them.
     """
     retry, backend = retry or Retry(), backend_of(url)
-    with tempfile.NamedTemporaryFile() as file:
+    with scratch_file() as file:
         file.write(data)
         file.flush()
         path = Path(file.name)
