@@ -19,7 +19,8 @@ PACKAGE = Path(cloudload.__file__).parent
 STOREYS = """
 _version arrays errors option_docs option_names stats system
 storage segments
-config engines
+config
+engines
 mds order tokenization
 cache packing convert check
 run batch streaming_arguments

@@ -315,16 +315,16 @@ def _agree_on_plan(
     """
     url = join_url(journal.location, PLAN_NAME)
     inputs = tuple(map(plan_input, folders))
-    formats = {file.format for item in folders for file in item.files}
-    versions = list_versions(config, formats)
     data = read_if_exists(url)
     if data is None:
         blocks = PeekableBlocks(read_blocks(units, InputPosition(), config))
-        plan = Plan(journal.claim, infer_columns(config, blocks), versions, inputs)
+        columns = infer_columns(config, blocks)
+        formats = {file.format for item in folders for file in item.files}
+        plan = Plan(journal.claim, columns, list_versions(config, formats), inputs)
         data = create_object(url, plan.encoded)
     plan = Plan.parse(data)
     compare_claims(journal.location, plan.claim, journal.claim, plan.sizes, journal.files)
-    check_versions(plan.versions, versions)
+    check_versions(plan.versions)
     check_files(plan, inputs)
     return plan
 

@@ -20,10 +20,9 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import PurePosixPath
 from typing import Any
 
 from cloudload.convert.changed_files import describe_changes
@@ -199,7 +198,7 @@ class Journal:
                 or _SHARD_NAME.fullmatch(name)
             ):
                 delete_object(join_url(self.location, name))
-        self._remove_folders(names)
+        self._remove_empty_folders()
 
     def finished_report(self) -> ConvertReport | None:
         """Return the report if this conversion is already complete, otherwise None.
@@ -313,27 +312,27 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the journal, those of all segments, and the temporary files of killed writers."""
-        names = self._list()
-        for name in names:
+        for name in self._list():
             if _JOURNAL_NAME.fullmatch(name) or _LEFTOVER_NAME.fullmatch(name):
                 delete_object(join_url(self.location, name))
-        self._remove_folders(names)
+        self._remove_empty_folders()
 
     def remove_entries(self) -> None:
-        """Remove the journal of a segment. A copy of its work may still write temporary files."""
-        names = [name for name in self._list() if name.startswith(f"{JOURNAL_FOLDER}/")]
-        for name in names:
-            delete_object(join_url(self.location, name))
-        self._remove_folders(names)
+        """Remove the journal of a segment.
 
-    def _remove_folders(self, names: Iterable[str]) -> None:
-        """Remove the folders on this machine that have become empty, of these objects."""
+        Its folder and temporary files remain, because a copy of the work may still write to it.
+        """
+        for name in self._list():
+            if _ENTRY_NAME.fullmatch(name) or name == f"{JOURNAL_FOLDER}/config.json":
+                delete_object(join_url(self.location, name))
+
+    def _remove_empty_folders(self) -> None:
         if not is_local(self.location):
             return
-        folders = {parent for name in names for parent in PurePosixPath(name).parents}
-        for folder in sorted(folders - {PurePosixPath(".")}, reverse=True):
-            with contextlib.suppress(OSError):
-                (local_path(self.location) / folder).rmdir()
+        for pattern in (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*"):
+            for folder in local_path(self.location).glob(pattern):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
     def _list(self) -> dict[str, int]:
         """Map the name of each object at the output to its size in bytes."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -132,32 +133,37 @@ def _url(root: str, name: str) -> str:
 
 def list_versions(config: ConvertConfig, formats: Iterable[str]) -> dict[str, str]:
     """The versions on which the bytes depend: of cloudload, the shards' codec, and readers."""
-    versions = {"cloudload": __version__}
     codec = (config.compression or "").partition(":")[0]
-    if codec == "zstd":
-        versions["zstd"] = ".".join(map(str, zstandard.ZSTD_VERSION))
-    elif codec == "gz":
-        versions["zlib"] = zlib.ZLIB_RUNTIME_VERSION
-    elif codec == "br":
-        import brotli
-
-        versions["brotli"] = brotli.__version__
-    if "parquet" in formats:
-        import pyarrow
-
-        versions["pyarrow"] = pyarrow.__version__
-    return versions
+    names = {"cloudload", _CODECS.get(codec), *("pyarrow" for form in formats if form == "parquet")}
+    return {name: _VERSIONS[name]() for name in sorted(filter(None, names))}
 
 
-def check_versions(planned: Mapping[str, str], now: Mapping[str, str]) -> None:
+def check_versions(planned: Mapping[str, str]) -> None:
     """Raise `ConvertError` if this process has other versions than the plan."""
-    for name in sorted(planned.keys() | now.keys()):
-        if planned.get(name) != now.get(name):
+    for name, version in planned.items():
+        if (found := _VERSIONS[name]()) != version:
             raise ConvertError(
-                f"this worker has {name} {now.get(name)}, but the conversion was planned with "
-                f"{name} {planned.get(name)}, which may write other bytes. Install that version, "
-                "or start over (--overwrite)"
+                f"this worker has {name} {found}, but the conversion was planned with {name} "
+                f"{version}, which may write other bytes. Install that version, or start over "
+                "(--overwrite)"
             )
+
+
+def _package_version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+_CODECS = {"zstd": "zstd", "gz": "zlib", "br": "brotli"}
+_VERSIONS: dict[str, Callable[[], str]] = {
+    "cloudload": lambda: __version__,
+    "zstd": lambda: ".".join(map(str, zstandard.ZSTD_VERSION)),
+    "zlib": lambda: zlib.ZLIB_RUNTIME_VERSION,
+    "brotli": lambda: _package_version("brotli"),
+    "pyarrow": lambda: _package_version("pyarrow"),
+}
 
 
 def check_files(planned: Plan, now: Sequence[PlannedInput]) -> None:

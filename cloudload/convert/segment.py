@@ -32,7 +32,7 @@ from cloudload.convert.journal import (
     Journal,
     read_if_exists,
 )
-from cloudload.convert.plan import check_versions, list_versions
+from cloudload.convert.plan import check_versions
 from cloudload.convert.records import BlockStart, InputBlock, InputUnit
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.convert.shards import (
@@ -101,7 +101,7 @@ def convert_segment(
     """
     number, parts = numbered
     size = sum(map(count_bytes, parts))
-    check_versions(work.versions, list_versions(work.config, {part.file.format for part in parts}))
+    check_versions(work.versions)
     if read_note(work.location, number, work.plan) is not None:
         on_bytes(size)
         return size

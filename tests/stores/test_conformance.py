@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from cloudload.convert.process_pool import open_executor
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage import registry
 from cloudload.storage.base import StoredObject
@@ -352,13 +351,3 @@ def test_the_kind_of_an_error_survives_pickling() -> None:
     for kind in FailureKind:
         copy = pickle.loads(pickle.dumps(StoreError("why", kind=kind)))
         assert (str(copy), copy.kind, copy.is_missing) == ("why", kind, kind.is_missing)
-
-
-def test_an_error_of_a_worker_process_keeps_its_kind(tmp_path: Path) -> None:
-    with open_executor(None, 2) as executor, pytest.raises(StoreError) as caught:
-        executor.submit(read_missing, str(tmp_path / "not-there")).result(60)
-    assert caught.value.kind is FailureKind.MISSING_OBJECT
-
-
-def read_missing(_: None, url: str) -> bytes:
-    return read_object(url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def read(unit: InputUnit, block_bytes: int, start: BlockStart | None = None) -> 
 def ranges(size: int, cuts: list[int]) -> list[tuple[int, int]]:
     """The ranges of a file of that size between these places."""
     bounds = sorted({0, size, *(cut for cut in cuts if cut < size)})
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(itertools.pairwise(bounds))
 
 
 LINES = st.lists(
