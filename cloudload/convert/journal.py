@@ -216,6 +216,12 @@ class Journal:
                 )
             stored = json.loads(data)
             self._compare(stored)
+            plan = self._read(f"{JOURNAL_FOLDER}/plan.json")
+            if plan is not None and json.loads(plan)["base"] is not None:
+                raise ConvertError(
+                    f"data is being appended to {redact(self.location)}. Run again with append "
+                    "(--append) and the files that were appended, to finish"
+                )
             self.remove()
             return ConvertReport.from_dict(stored["report"])
         journals = {f"{JOURNAL_FOLDER}/config.json", f"{JOURNAL_FOLDER}/plan.json"}
@@ -278,11 +284,16 @@ class Journal:
         )
 
     def finish(
-        self, index: bytes, stored: Mapping[str, int], report: ConvertReport
+        self,
+        index: bytes,
+        stored: Mapping[str, int],
+        report: ConvertReport,
+        base: Mapping[str, Any] | None = None,
     ) -> ConvertReport:
         """Store the report and then the index, remove the journal, and return the report.
 
-        `stored` has the size in bytes of each shard's file. Adds the duration to the report. Raises
+        `stored` has the size in bytes of each shard's file. `base` is the stored report of the
+        dataset to which data was appended. Adds the duration to the report. Raises
         `ConvertError` if a stored shard is missing or has the wrong size.
         """
         names = self._list()
@@ -293,7 +304,10 @@ class Journal:
             )
         report = replace(report, seconds=self.seconds())
         claim = self.claim if report.segments > 1 else self._claim_of_one()
-        content = {"claim": claim, "files": self.files, "report": asdict(report)}
+        content: dict[str, Any] = {"claim": claim, "files": self.files, "report": asdict(report)}
+        if base is not None:
+            appended = [*base.get("appended", []), self.claim["inputs"]]
+            content |= {"claim": base["claim"], "files": base["files"], "appended": appended}
         write_object(join_url(self.location, REPORT_NAME), json.dumps(content, indent=2).encode())
         write_object(join_url(self.location, INDEX_NAME), index)
         self.remove()

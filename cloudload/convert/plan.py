@@ -14,7 +14,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -60,7 +60,7 @@ class Plan:
     first_segment: int = 0
     """The number of the first segment; more than 0 for data that is appended."""
     base: Mapping[str, Any] | None = field(default=None)
-    """The dataset to which data is appended: `index` is its index's digest, `stored` its report."""
+    """The dataset to which data is appended; see `cloudload.convert.append`."""
 
     @cached_property
     def encoded(self) -> bytes:
@@ -99,7 +99,10 @@ class Plan:
             rows = zip(item.names, item.sizes, item.tags, strict=True)
             objects = [StoredObject(_url(root, name), size, tag) for name, size, tag in rows]
             found.append([make_file(one, name_below(one.url, root), format) for one in objects])
-        return [file for files in unique_names(found) for file in files]
+        named = [file for files in unique_names(found) for file in files]
+        if self.base is None:
+            return named
+        return [replace(file, name=f"+{self.first_segment}/{file.name}") for file in named]
 
     def segments(self, roots: Sequence[str], format: str) -> list[tuple[int, Segment]]:
         """(number, parts) of each segment, in order."""

@@ -30,8 +30,8 @@ _STOPPED = (SIGTERM_STATUS, -signal.SIGTERM)
 def open_processes(number: int) -> Iterator[LocalProcesses | None]:
     """Yield an executor of `number` processes, or None if the work belongs in this process.
 
-    It does with 1, or if other processes could not import the program. At the end, units that have
-    not started are canceled.
+    It does with at most 1, or if other processes could not import the program. At the end, units
+    that have not started are canceled.
     """
     if number > 1 and (script := find_missing_script()):
         logger.warning(
@@ -41,7 +41,7 @@ def open_processes(number: int) -> Iterator[LocalProcesses | None]:
             number,
         )
         number = 1
-    if number == 1:
+    if number <= 1:
         yield None
         return
     raise_open_file_limit()

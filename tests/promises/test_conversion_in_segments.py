@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cloudload.convert import convert_to_mds
 from cloudload.convert.journal import ConvertReport
 from cloudload.convert.plan import PLAN_NAME
 from cloudload.errors import ConvertError, StoreError
+from cloudload.storage.objects import write_object
 from tests.support.conversions import (
     convert_lines,
     dataset_bytes,
@@ -267,3 +269,90 @@ def test_one_segment_in_an_array_is_the_work_of_worker_0(tmp_path: Path) -> None
     assert convert_lines(tmp_path, lines, worker="0/3").documents == 1
     assert convert_lines(tmp_path, lines, worker="2/3").already_complete
     assert texts(str(tmp_path / "out"), tmp_path) == ["a"]
+
+
+# ---------------------------------------------------------------- append
+
+
+@pytest.fixture(params=[1000, 1 << 20], ids=["segments", "one segment"])
+def finished(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A dataset of 150 documents."""
+    write_lines(tmp_path / "in", "abc")
+    options = {**OPTIONS, "segment_bytes": request.param, "shard_bytes": 1200}
+    convert_to_mds(tmp_path / "in", tmp_path / "out", **options)
+    return tmp_path / "out"
+
+
+def write_lines(folder: Path, names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        line = json.dumps({"text": f"of {name} in {folder.name}"}) + "\n"
+        (folder / f"{name}.jsonl").write_text(50 * line)
+    return folder
+
+
+APPENDED: dict[str, Any] = {**OPTIONS, "append": True, "shard_bytes": 1200}
+
+
+def test_appending_adds_documents_and_never_touches_what_is_there(
+    finished: Path, tmp_path: Path
+) -> None:
+    before = dataset_bytes(str(finished))
+    expected = texts(str(finished), tmp_path)
+    for folder in ("more", "most"):
+        report = convert_to_mds(write_lines(tmp_path / folder, "ab"), finished, **APPENDED)
+        expected += [f"of {name} in {folder}" for name in "ab" for _ in range(50)]
+        documents = read_dataset(str(finished), tmp_path)
+        assert [sample["text"] for sample in documents] == expected
+        assert report.documents == len(documents)
+        assert len({sample["id"] for sample in documents}) == len(documents)
+        assert all(re.match(r"\+\d+/[ab]\.jsonl:@", sample["id"]) for sample in documents[150:])
+        after = dataset_bytes(str(finished))
+        assert before.items() - after.items() <= {("/index.json", before["/index.json"])}
+    assert not (finished / ".convert").exists()
+
+
+def test_what_is_appended_again_is_complete_and_the_rest_is_named(
+    finished: Path, tmp_path: Path
+) -> None:
+    more = write_lines(tmp_path / "more", "ab")
+    first = convert_to_mds(more, finished, **APPENDED)
+    again = convert_to_mds(more, finished, **APPENDED)
+    assert again.already_complete
+    assert (again.documents, again.shards) == (first.documents, first.shards)
+    assert convert_to_mds(tmp_path / "in", finished, **APPENDED).already_complete
+    with pytest.raises(ConvertError, match=r"the recipe of .* changed: shard_bytes"):
+        convert_to_mds(more, finished, **{**APPENDED, "shard_bytes": 5000})
+    with pytest.raises(ConvertError, match="holds no finished conversion to append to"):
+        convert_to_mds(more, tmp_path / "nothing", **APPENDED)
+
+
+def test_appending_resumes_wherever_it_was_cut_short(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = write_lines(tmp_path / "more", "abcd")
+    shutil.copytree(finished, tmp_path / "whole")
+    convert_to_mds(more, tmp_path / "whole", **APPENDED)
+    before = (finished / "index.json").read_bytes()
+    stop_after(monkeypatch, 3)
+    with pytest.raises(StoreError, match="no room"):
+        convert_to_mds(more, finished, **APPENDED)
+    monkeypatch.undo()
+    assert (finished / "index.json").read_bytes() == before
+    with pytest.raises(ConvertError, match="data is being appended"):
+        convert_to_mds(tmp_path / "in", finished, **{**APPENDED, "append": False})
+    for last in ("convert-report.json", "index.json"):
+
+        def stopping(url: str, data: bytes, last: str = last) -> None:
+            write_object(url, data)
+            if url.endswith(last):
+                raise StoreError("killed")
+
+        monkeypatch.setattr("cloudload.convert.journal.write_object", stopping)
+        with pytest.raises(StoreError, match="killed"):
+            convert_to_mds(more, finished, **APPENDED)
+        monkeypatch.undo()
+    report = convert_to_mds(more, finished, **APPENDED)
+    assert report.documents == 350
+    assert dataset_bytes(str(finished)) == dataset_bytes(str(tmp_path / "whole"))
+    assert convert_to_mds(more, finished, **APPENDED).already_complete
