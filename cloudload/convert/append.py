@@ -56,11 +56,24 @@ def read_base(location: str, claim: Mapping[str, Any]) -> dict[str, Any]:
     return {"index": _digest(entries), "stored": stored, "segments": following}
 
 
-def find_appended(base: Mapping[str, Any], claim: Mapping[str, Any]) -> ConvertReport | None:
-    """Return the dataset's report if it has these inputs already."""
+def find_appended(
+    location: str, base: Mapping[str, Any], claim: Mapping[str, Any]
+) -> ConvertReport | None:
+    """Return the dataset's report if these files were appended before, unchanged.
+
+    Raises `ConvertError` if they have the names and sizes of the files of which it was made,
+    because nothing else is known of those.
+    """
     stored = base["stored"]
-    parts = [stored["claim"]["inputs"], *stored.get("appended", [])]
-    return ConvertReport.from_dict(stored["report"]) if claim["inputs"] in parts else None
+    if claim["inputs"] in stored.get("appended", []):
+        return ConvertReport.from_dict(stored["report"])
+    first = stored["claim"]["inputs"]
+    if all(claim["inputs"].get(key) == value for key, value in first.items()):
+        raise ConvertError(
+            f"{redact(location)} was made of files with the names and sizes of those to append. "
+            "If these are others, rename one of them"
+        )
+    return None
 
 
 def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:

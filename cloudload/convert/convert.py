@@ -161,7 +161,8 @@ def convert_to_mds(
         raise ValueError(
             f"the output {redact(location)} contains inputs. Choose a folder beside them"
         )
-    journal = Journal(location, {"recipe": recipe, "inputs": _identify(units)}, list_sizes(units))
+    claim = {"recipe": recipe, "inputs": _identify(units, with_tags=append)}
+    journal = Journal(location, claim, list_sizes(units))
     if overwrite:
         journal.clear()
     return _convert(run, listed, units, journal, append)
@@ -229,11 +230,18 @@ def _check_not_within(location: str, inputs: Any) -> None:
             )
 
 
-def _identify(units: Sequence[InputUnit]) -> dict[str, Any]:
-    """Return a digest of the names and sizes by which a rerun recognizes its input, with totals."""
+def _identify(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
+    """Return a digest of the names and sizes by which a rerun recognizes its input, with totals.
+
+    With tags, files of the same names and sizes differ if their contents do.
+    """
     files = [file for unit in units for file in unit.files]
     listing = [
         [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
     ]
     digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-    return {"names and sizes": digest[:32], "files": len(files), "bytes": sum_bytes(files)}
+    found = {"names and sizes": digest[:32], "files": len(files), "bytes": sum_bytes(files)}
+    if not with_tags:
+        return found
+    tags = json.dumps([file.tag for file in files]).encode()
+    return found | {"tags": hashlib.sha256(tags).hexdigest()[:32]}

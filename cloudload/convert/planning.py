@@ -57,7 +57,7 @@ def agree_on_plan(
     if data is None:
         if append:
             base = read_base(journal.location, journal.claim)
-            if report := find_appended(base, journal.claim):
+            if report := find_appended(journal.location, base, journal.claim):
                 return report
         columns = (
             base_columns(base)

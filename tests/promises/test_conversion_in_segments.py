@@ -320,7 +320,8 @@ def test_what_is_appended_again_is_complete_and_the_rest_is_named(
     again = convert_to_mds(more, finished, **APPENDED)
     assert again.already_complete
     assert (again.documents, again.shards) == (first.documents, first.shards)
-    assert convert_to_mds(tmp_path / "in", finished, **APPENDED).already_complete
+    with pytest.raises(ConvertError, match="was made of files with the names and sizes"):
+        convert_to_mds(tmp_path / "in", finished, **APPENDED)
     with pytest.raises(ConvertError, match=r"the recipe of .* changed: shard_bytes"):
         convert_to_mds(more, finished, **{**APPENDED, "shard_bytes": 5000})
     with pytest.raises(ConvertError, match="holds no finished conversion to append to"):
