@@ -11,8 +11,8 @@ from cloudload.convert.input_files import InputFile
 from cloudload.convert.inputs import FolderFiles, list_inputs
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, count_bytes, cut_segments
 
-_CORE_BYTES_PER_S = {None: 60e6, "gz": 25e6, "zstd": 20e6, "bz2": 8e6, "xz": 10e6, "parquet": 40e6}
-"""Stored input bytes that a core of a server of 2023 converts in a second, to one digit."""
+_CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
+"""Stored input bytes that a core of a server converts in a second, roughly; by compression."""
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,4 @@ def count_kinds(files: Iterable[InputFile]) -> tuple[FileKind, ...]:
 
 def _bytes_per_s(file: InputFile) -> float:
     key = "parquet" if file.format == "parquet" else file.compression
-    return _CORE_BYTES_PER_S.get(key, 40e6)
+    return _CORE_BYTES_PER_S.get(key, 20e6)
