@@ -106,8 +106,14 @@ def hash_outputs(folder: Path) -> list[Row]:
     rows: list[Row] = []
     for processes in HASHED_PROCESSES:
         out, inputs = folder / f"out{processes}", folder / "jsonl.gz"
-        options = {"shard_bytes": 4 << 20, "segment_bytes": SEGMENT_BYTES // 8}
-        convert_to_mds(inputs, out, processes=processes, progress=False, **options)
+        convert_to_mds(
+            inputs,
+            out,
+            processes=processes,
+            progress=False,
+            shard_bytes=4 << 20,
+            segment_bytes=SEGMENT_BYTES // 8,
+        )
         digest = hashlib.sha256()
         for path in sorted([*out.rglob("shard.*"), out / "index.json"]):
             digest.update(str(path.relative_to(out)).encode() + path.read_bytes())

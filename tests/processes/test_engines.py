@@ -86,7 +86,7 @@ def test_a_process_that_dies_is_said_to_be_dead(how: str, message: str) -> None:
 
 def test_what_cannot_be_sent_is_an_error() -> None:
     with open_processes(2) as executor, pytest.raises(WorkerError, match="pickle"):
-        list(run_units(square, [lambda: "not picklable"], executor))  # type: ignore[list-item]
+        list(run_units(str, [lambda: "not picklable"], executor))
 
 
 # ---------------------------------------------------------------- shares
