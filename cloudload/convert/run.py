@@ -25,7 +25,7 @@ from cloudload.convert.segment import SegmentWork, convert_segment, convert_unit
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
-from cloudload.engines.units import run_units
+from cloudload.engines.units import Engine, run_units
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.storage.redaction import redact
@@ -151,7 +151,7 @@ def _run_segments(
 
 
 @contextmanager
-def _open_executor(run: Run, units: int) -> Iterator[Executor | None]:
+def _open_executor(run: Run, units: int) -> Iterator[Engine | None]:
     with (
         nullcontext(run.executor) if run.executor else open_processes(min(run.processes, units))
     ) as executor:

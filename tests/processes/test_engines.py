@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
-from cloudload.engines.units import run_units
+from cloudload.engines.units import Engine, run_units
 from cloudload.errors import ConvertError, FailureKind, StoreError, WorkerError
 from cloudload.storage.objects import read_object
 
 
 @pytest.fixture(params=["inline", "threads", "processes"])
-def executor(request: pytest.FixtureRequest) -> Iterator[Executor | None]:
+def executor(request: pytest.FixtureRequest) -> Iterator[Engine | None]:
     """Each kind of executor in turn."""
     if request.param == "threads":
         with ThreadPoolExecutor(2) as threads:
@@ -49,12 +50,12 @@ def die(how: str) -> None:
     time.sleep(60)
 
 
-def test_every_unit_has_one_result(executor: Executor | None) -> None:
+def test_every_unit_has_one_result(executor: Engine | None) -> None:
     found = dict(run_units(square, range(50), executor))
     assert found == {number: number**2 for number in range(50)}
 
 
-def test_no_units_are_no_results(executor: Executor | None) -> None:
+def test_no_units_are_no_results(executor: Engine | None) -> None:
     assert list(run_units(square, [], executor)) == []
 
 
@@ -81,7 +82,25 @@ def test_the_error_of_a_unit_is_raised_as_it_was(processes: bool) -> None:
 )
 def test_a_process_that_dies_is_said_to_be_dead(how: str, message: str) -> None:
     with open_processes(2) as executor, pytest.raises(WorkerError, match=message):
-        list(run_units(die, [how] + ["never"] * 0, executor))
+        list(run_units(die, [how], executor))
+
+
+def work_slowly(data: bytes) -> int:
+    time.sleep(0.002)
+    return len(data)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
+def test_a_process_killed_while_large_units_are_sent_is_an_error_not_a_wait(
+    seconds: float,
+) -> None:
+    units = [bytes(10 if number % 3 else 300_000) for number in range(20_000)]
+    with open_processes(2) as processes:
+        assert processes is not None
+        victim = next(iter(processes._workers.values()))
+        threading.Timer(seconds, os.kill, args=(victim.pid, signal.SIGKILL)).start()
+        with pytest.raises(WorkerError, match="killed by SIGKILL"):
+            list(run_units(work_slowly, units, processes))
 
 
 def test_what_cannot_be_sent_is_an_error() -> None:
