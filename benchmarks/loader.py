@@ -31,6 +31,7 @@ from benchmarks.packing.sizes import draw_sizes
 from cloudload import CloudLoader
 from cloudload.arrays import Ints
 from cloudload.packing.packers import Packing
+from cloudload.packing.tables import CURSOR_SIZE
 from cloudload.run.position import Position
 
 SEQ_LEN, BATCH_SIZE, OPEN_ROWS = 2048, 8, 16
@@ -182,7 +183,7 @@ def run_lanes(start: Position, packing: Packing, sizes: Ints) -> Position:
         for ordinal, size in enumerate(drawn):
             packer.add(ordinal, size)
         last = packer.rows[-1]
-        cursors[0, lane] = last.cursor
+        cursors[0, lane, :CURSOR_SIZE] = last.cursor
         if residues is not None:
             residues[0, lane] = last.residue
     rows = num_lanes * DOCUMENTS_OF_A_LANE

@@ -16,11 +16,12 @@
       delivery        blocks to batches, ranks in step    ┘
     convert           raw corpora to MDS                  integrations    training frameworks
     check             problems of a dataset               provenance      rows back to documents
-    export            rows to pre-tokenized MDS           system          files, threads, processes
+    export            rows to pre-tokenized MDS           inspect         what a dataset holds
+    system            files, threads, processes
     streaming_arguments   MosaicML Streaming's arguments and llm-foundry's YAML, as options
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
-`.testing`, `.provenance` and `.integrations`. Everything else may change.
+`.testing`, `.inspect`, `.provenance` and `.integrations`. Everything else may change.
 """
 
 from __future__ import annotations

@@ -42,8 +42,14 @@ class FailureKind(Enum):
     """This machine does not trust the store's certificate."""
     BUSY = auto()
     """The store answered with a transient error, such as throttling or a 5xx status."""
+    REFUSED = auto()
+    """The address refused the connection, because no server listens there."""
+    UNKNOWN_HOST = auto()
+    """The host's name has no address, or could not be looked up."""
+    TIMED_OUT = auto()
+    """The store did not answer in time."""
     UNREACHABLE = auto()
-    """The store could not be reached or did not answer in time, or the connection broke."""
+    """The store could not be reached for another reason, or the connection broke."""
     OTHER = auto()
     """Any other failure, such as a missing package."""
 
@@ -55,7 +61,17 @@ class FailureKind(Enum):
     @property
     def is_transient(self) -> bool:
         """Whether a retry of the same request may succeed."""
-        return self in (FailureKind.BUSY, FailureKind.UNREACHABLE)
+        return self is FailureKind.BUSY or self.is_of_connection
+
+    @property
+    def is_of_connection(self) -> bool:
+        """Whether the store gave no answer, or only a part of one."""
+        return self in (
+            FailureKind.REFUSED,
+            FailureKind.UNKNOWN_HOST,
+            FailureKind.TIMED_OUT,
+            FailureKind.UNREACHABLE,
+        )
 
 
 class CloudloadError(Exception):
@@ -82,7 +98,8 @@ class StoreError(CloudloadError):
 class DatasetError(CloudloadError):
     """An index, shard or sample cannot be used, the data has no tokens, or a transform failed.
 
-    The message names the dataset, shard or sample where these are known.
+    Also raised for a location that has raw files, or several datasets, instead of an index. The
+    message names the dataset, shard or sample where these are known.
     """
 
 

@@ -23,6 +23,7 @@ from cloudload.batch import Batch
 from cloudload.cache.folder import default_cache, open_cache_folder
 from cloudload.config.choices import (
     AUTO,
+    OnError,
     Overflow,
     PackingName,
     ShuffleAlgorithm,
@@ -42,7 +43,7 @@ from cloudload.delivery.description import Description, describe
 from cloudload.delivery.environment import current_environment
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.iteration import Iteration
-from cloudload.delivery.passes import Pass, count_passes, reason_to_refuse_caller
+from cloudload.delivery.passes import WORKING, Pass, count_passes, reason_to_refuse_caller
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.working_set import (
@@ -58,12 +59,13 @@ from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe, open_recipe
-from cloudload.run.resume import keep_framing, resume_position
+from cloudload.run.resume import keep_framing, resume_mixture, resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state
 from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
 from cloudload.streaming_arguments.objects import adopt_streaming
+from cloudload.system.activity import Wait
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
@@ -133,6 +135,7 @@ class CloudLoader:
         transform: Transform | None = None,
         transform_id: str | None = None,
         min_tokens: int = 0,
+        on_error: OnError = "raise",
         bos: str | int | None = AUTO,
         eos: str | int | None = AUTO,
         tail: TailMode = "pad",
@@ -207,10 +210,17 @@ class CloudLoader:
         Call it on every rank with the same `number`. Skipped rows are still read, because later
         rows begin where they end. They count as `skipped_rows`, and the state records them.
         """
-        iteration = self._iteration()
-        if iteration is None or iteration.is_over:
-            iteration = self._iterate()
-        iteration.skip(number)
+        with Wait(self._report_wait, WORKING):
+            iteration = self._iteration()
+            if iteration is None or iteration.is_over:
+                iteration = self._iterate()
+            iteration.skip(number)
+
+    def _report_wait(self, waited_s: float, what: str) -> None:
+        """Log that a batch has not arrived after `waited_s`, because of `what`."""
+        world = self._find_world()
+        rank = f"rank {world.rank} " if world.size > 1 else ""
+        logger.warning("%swaited %.0f s for a batch: %s", rank, waited_s, what)
 
     def _start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""
@@ -398,9 +408,13 @@ class CloudLoader:
         end take effect with the next row. Any other change that could affect the rows is refused.
         If the state was saved at an exchange and before the tail of a finite run, you can accept
         changes of some fields: `on_change={"min_tokens": "accept"}`, and likewise `open_rows`,
-        `epochs`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`, `transform`
-        and `overflow`. If one of the last eight changes, each lane drops the rest of the documents
-        that it was reading.
+        `epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
+        `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
+        the documents that it was reading. `on_error` may change without acceptance if no document
+        has failed so far, as after an error of a bad document. If data was written again with the
+        same samples in each shard, for example with another compression, nothing is dropped. The
+        index of a converted dataset shows it. For other data, `on_change={"data": "same"}` says
+        that the samples are the same.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
@@ -410,9 +424,7 @@ class CloudLoader:
         check_world(saved.layout.num_lanes, self._find_world().size)
         recipe = keep_framing(saved, self._opened.settle(saved.layout))
         position = resume_position(saved, recipe, on_change or {})
-        names = recipe.mixture.names[: len(saved.mixture.names)]
-        mixture = recipe.mixture.resume(replace(saved.mixture, names=names), position.rows)
-        self._recipe = replace(recipe, mixture=mixture)
+        self._recipe = replace(recipe, mixture=resume_mixture(saved, recipe))
         if state["tokenizer_backend"] != self._backend.versions and self._is_first:
             logger.info(
                 "the state was saved with %s, and the run continues with %s, %s",
@@ -536,9 +548,16 @@ class CloudLoader:
         if row is not None and not 0 <= row < len(rows):
             raise ValueError(f"row is {row}. Use 0 to {len(rows) - 1}, the rows of the batch")
         spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
+        return self.open_tracer().trace(spans, rows)
+
+    def open_tracer(self) -> Tracer:
+        """Return the reader of the documents of batches. It is created once, and `close` ends it.
+
+        Raises the errors of `plan`.
+        """
         if self._tracer is None:
             self._tracer = Tracer(self.plan())
-        return self._tracer.trace(spans, rows)
+        return self._tracer
 
     def close(self) -> None:
         """End the workers and close the connections.

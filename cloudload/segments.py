@@ -35,18 +35,19 @@ def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """Compute the segment ID of each token: int64 [num_rows, seq_len].
 
     The IDs in each row are 1, 2, 3, …, and 0 on padding. Raises `ValueError` if the spans of a row
-    are longer than seq_len.
+    are longer than seq_len, or if there is no such row.
     """
+    padded = _padded(rows, lengths, shape)
     numbers = np.zeros(len(rows) + shape[0], np.int64)
     numbers[_places(rows)] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
-    return np.repeat(numbers, _padded(rows, lengths, shape)).reshape(shape)
+    return np.repeat(numbers, padded).reshape(shape)
 
 
 def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """Compute the position of each token within its segment, from 0: int64 [num_rows, seq_len].
 
     Positions in the padding also start at 0. Raises `ValueError` if the spans of a row are longer
-    than seq_len.
+    than seq_len, or if there is no such row.
     """
     padded = _padded(rows, lengths, shape)
     starts = np.repeat((np.cumsum(padded) - padded) % shape[1], padded).reshape(shape)
@@ -60,7 +61,8 @@ def cu_seqlens(
 
     Pass them to `flash_attn_varlen_func` as `cu_seqlens_q` (a tensor) and `max_seqlen_q`, and as
     their `_k` counterparts. The bounds are int32 [segments + 1]. The last one is
-    `num_rows * seq_len`. Raises `ValueError` if the spans of a row are longer than seq_len.
+    `num_rows * seq_len`. Raises `ValueError` if the spans of a row are longer than seq_len,
+    or if there is no such row.
     """
     padded = _padded(rows, lengths, shape)
     padded = padded[padded > 0]
@@ -73,8 +75,9 @@ def mask_document_edges(labels: Ints, rows: Ints, lengths: Ints) -> None:
     """Set `labels` (int64 [num_rows, seq_len]) to -100 at the first token of each span, in place.
 
     Models shift labels by one. Without the mask, the last token of one document would have to
-    predict the first token of the next.
+    predict the first token of the next. Raises `ValueError` for a row that `labels` does not have.
     """
+    _check_rows(rows, len(labels))
     before = np.cumsum(lengths) - lengths
     labels[rows, before - before[np.searchsorted(rows, rows)]] = IGNORED_LABEL
 
@@ -97,6 +100,7 @@ def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     3 1 2 5 and shape (2, 8) give 3 1 2 2 5 3.
     """
     num_rows, seq_len = shape
+    _check_rows(rows, num_rows)
     bounds = np.searchsorted(rows, np.arange(num_rows + 1))
     ends = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
@@ -111,6 +115,15 @@ def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     padded[_places(rows)] = lengths
     padded[bounds[1:] + np.arange(num_rows)] = seq_len - filled
     return padded
+
+
+def _check_rows(rows: Ints, num_rows: int) -> None:
+    """Raise `ValueError` if a span is in a row that the batch does not have. `rows` ascend."""
+    if len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows:
+        raise ValueError(
+            f"the spans are in rows {rows[0]} to {rows[-1]}, but the batch has {num_rows} rows. "
+            "Pass the shape of the batch that the spans are from"
+        )
 
 
 def _places(rows: Ints) -> Ints:

@@ -7,13 +7,15 @@ count only their own rows. `Stats.delivery` covers one rank and one loader, and 
 
 from __future__ import annotations
 
+import operator
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding")
-TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING = range(len(COUNTS))
-READ = (DOCUMENTS, FILTERED, EMPTY)
+COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding", "failed")
+TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED = range(len(COUNTS))
+READ = (DOCUMENTS, FILTERED, EMPTY, FAILED)
 """Indices of the counts whose sum is the number of documents read."""
 _NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
@@ -32,6 +34,8 @@ class StreamStats:
     """Number of documents without tokens that were not filtered out."""
     truncated: int
     """Number of tokens cut off by `one_per_row`."""
+    failed: int
+    """Number of documents left out by on_error="skip"."""
     epoch: float
     """Progress in epochs: 1.5 is halfway through the second epoch. Streams that are not mixed all
     have the same value."""
@@ -48,9 +52,11 @@ class Traffic(NamedTuple):
     """Number of shards opened after a fetch, by this process or another one."""
     bytes_downloaded: int = 0
     """Number of stored bytes in completed downloads, valid or not."""
+    retries: int = 0
+    """Number of requests for shards that failed and were tried again."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
-        return Traffic(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+        return Traffic(*map(operator.add, self, other))
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ class DeliveryStats:
 
     stall_s: float
     """Seconds that the training loop spent in `next()` or `skip`, mostly waiting for workers
-    (including their start) or other ranks. Excludes the setup of an iteration."""
+    (including their start) or other ranks. Excludes the setup of an iteration. Another thread that
+    reads the statistics sees it grow during a wait."""
     cache_hits: int
     """Number of shards that workers opened without a fetch. A shard counts again if it is opened
     again. Shards that are mapped in place are not counted."""
@@ -71,17 +78,35 @@ class DeliveryStats:
     """Number of shards that workers opened after a fetch, by themselves or another process."""
     bytes_downloaded: int
     """Number of stored bytes in the workers' completed downloads, valid or not."""
+    retries: int
+    """Number of the workers' requests for shards that failed and were tried again."""
 
 
 class DeliveryMeter:
     """Adds up the delivery statistics of one loader and its workers."""
 
     def __init__(self) -> None:
-        self.stall_s, self.traffic = 0.0, Traffic()
+        self.traffic = Traffic()
+        # one tuple, so that a thread that reads it never sees a wait twice
+        self._stall: tuple[float, float | None] = (0.0, None)
+        """Seconds of all completed waits, and when the current wait began."""
+
+    def begin_wait(self) -> None:
+        """Begin to count the time as stall."""
+        self._stall = (self._stall[0], time.perf_counter())
+
+    def end_wait(self) -> None:
+        """Add the time since `begin_wait` to the stall."""
+        stall_s, began = self._stall
+        if began is not None:
+            self._stall = (stall_s + time.perf_counter() - began, None)
 
     def stats(self) -> DeliveryStats:
-        """The statistics so far."""
-        return DeliveryStats(self.stall_s, *self.traffic)
+        """The statistics so far, including the current wait."""
+        stall_s, began = self._stall
+        if began is not None:
+            stall_s += time.perf_counter() - began
+        return DeliveryStats(stall_s, *self.traffic)
 
 
 @dataclass(frozen=True)
@@ -101,6 +126,7 @@ class Stats:
     truncated: int
     padding: int
     """Number of padding tokens in rows."""
+    failed: int
     skipped_rows: int
     """Number of rows skipped by `skip`."""
     dropped: int

@@ -44,7 +44,7 @@ def main() -> None:
         stop_every=args.epoch_batches,
     )
     gpt = GPT(loader.vocab_size, args)
-    # the loader is not prepared: it knows its rank, and would be read ahead of its state
+    # the loader needs no prepare(), because it knows its rank
     model, optimizer = accelerator.prepare(
         gpt, torch.optim.AdamW(gpt.parameters(), lr=args.lr, betas=(0.9, 0.95))
     )

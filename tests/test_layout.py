@@ -17,13 +17,13 @@ PACKAGE = Path(cloudload.__file__).parent
 
 # each box imports only from the lines above its own; those of one line do not know each other
 STOREYS = """
-_version arrays errors option_docs option_names stats system
+_version arrays errors file_kinds option_docs option_names stats system
 storage segments
 config
 engines
 mds order tokenization
 cache packing convert check
-run batch streaming_arguments
+run batch streaming_arguments inspect
 workers
 delivery
 loader

@@ -45,6 +45,8 @@ FIRST_RELEASE = {
         "find_samples",
         "load_state",
         "open_run",
+        "open_runs",
+        "split_steps",
         "trace_steps",
     ],
     "cloudload.segments": [

@@ -46,6 +46,11 @@ class TrafficCounter:
         with self._lock:
             self._traffic += Traffic(bytes_downloaded=number)
 
+    def count_retry(self) -> None:
+        """Count a request that failed and is tried again."""
+        with self._lock:
+            self._traffic += Traffic(retries=1)
+
     def count_open(self, shard: int) -> None:
         """Count the opening of the shard with index `shard` as a hit or a miss."""
         with self._lock:

@@ -19,20 +19,22 @@ import logging
 import os
 import stat
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudload.cache.counters import TrafficCounter
-from cloudload.cache.download import check_hash, check_header, download_shard
 from cloudload.cache.folder import dataset_folder, reserve
+from cloudload.cache.republished import check_fetched
 from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Dataset
+from cloudload.mds.download import check_hash, check_header, download_shard
 from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import ShardInfo
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
+from cloudload.system.activity import refresh
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import PART_SUFFIX, lock_path, make_folder
 from cloudload.system.verified_files import is_unmodified, mark_verified
@@ -50,6 +52,8 @@ class Fetcher:
     verify: str
     """When to check hashes: `once`, `always` or `off`."""
     traffic: TrafficCounter
+    _failed: dict[str, str] = field(default_factory=dict)
+    """What has failed so far, by the URL of each shard that is being downloaded again."""
 
     def fetch(
         self, number: int, dataset: Dataset, info: ShardInfo, *, wait: bool = True
@@ -58,7 +62,8 @@ class Fetcher:
 
         `number` is the shard's index in the corpus. Returns None if `wait` is False and another
         thread or process is fetching the shard. Raises `StoreError` if the download fails,
-        `DatasetError` if two downloads are invalid, and `CacheError` if the shard does not fit in
+        `DatasetError` if two downloads are invalid, or if the shard has no hash and is newer than
+        the cache folder, and `CacheError` if the shard does not fit in
         the cache or cannot be written to it.
         """
         folder = dataset_folder(self.root, dataset)
@@ -74,14 +79,20 @@ class Fetcher:
                     f"{path} is outside {folder}, because of a symbolic link. Remove the link and "
                     "run again"
                 )
-            with locked(lock_path(path), wait=wait) as is_held:
+            url = join_url(dataset.url, info.stored.name)
+            with locked(lock_path(path), wait=wait, what=f"download {redact(url)}") as is_held:
                 if not is_held:
                     return None
                 if not self._is_valid(path, info):
-                    self._fetch_locked(join_url(dataset.url, info.stored.name), info, path)
+                    self._fetch_locked(folder, dataset, info)
         except OSError as error:
             raise CacheError(self._explain(error, info)) from error
         return path
+
+    def describe(self, dataset: Dataset, info: ShardInfo) -> str:
+        """Describe the download of a shard for a message, with its last error, if any."""
+        url = join_url(dataset.url, info.stored.name)
+        return f"downloading {redact(url)}{self._failed.get(url, '')}"
 
     def discard(self, path: Path, info: ShardInfo) -> None:
         """Remove a shard if its size or header is still invalid.
@@ -117,25 +128,42 @@ class Fetcher:
             logger.warning("%s %s; fetching it again", path, fault_found)
         return False
 
-    def _fetch_locked(self, url: str, info: ShardInfo, path: Path) -> None:
+    def _fetch_locked(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
+        path, url = folder / info.raw.name, join_url(dataset.url, info.stored.name)
         path.unlink(missing_ok=True)
         for part in path.parent.glob(f"{path.name}.*{PART_SUFFIX}"):
             part.unlink(missing_ok=True)
+        try:
+            self._download(folder, dataset, info)
+        finally:
+            self._failed.pop(url, None)
+
+    def _download(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
+        path, url = folder / info.raw.name, join_url(dataset.url, info.stored.name)
+
+        def note_failure(attempts: int, error: str) -> None:
+            self.traffic.count_retry()
+            self._failed[url] = f" (attempt {attempts + 1}; attempt {attempts} failed: {error})"
+            refresh()
+
         began = time.monotonic()
         with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
             for attempt in (1, 2):
-                fault = download_shard(
+                fault, version = download_shard(
                     url,
                     info,
                     file,
                     self.retry,
                     checks_hash=self.verify != OFF,
                     count_bytes=self.traffic.count_bytes,
+                    on_retry=note_failure,
                 )
                 if fault is None:
                     file.flush()
                     fault = check_header(part, info)
                 if fault is None:
+                    if self.verify != OFF:
+                        check_fetched(folder, dataset, info, version)
                     # without fsync, a crash could leave unwritten bytes in a file that looks valid
                     os.fsync(file.fileno())
                     if self.verify != OFF:

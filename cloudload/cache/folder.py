@@ -1,6 +1,7 @@
 """The cache folder of a node: names, disk space, and cleanup after killed processes.
 
     root/<dataset>-<hash>/CACHEDIR.TAG                        marks a folder made by cloudload
+    root/<dataset>-<hash>/STARTED                             if there are shards without a hash
     root/<dataset>-<hash>/shard.00000.mds                     a complete raw shard
     root/<dataset>-<hash>/shard.00000.mds.lock                held while the shard is fetched
     root/<dataset>-<hash>/shard.00000.mds.<random>.part       a partial download
@@ -9,7 +10,9 @@
     root/tokenizers/                                          tokenizer backend comparisons
 
 A dataset folder belongs to one published version of a dataset, because its name contains a hash of
-the URL and the index. Only shards and partial downloads count toward `cache_limit`.
+the URL and the index. If shards have no hash, another version may have the same index, so the name
+also depends on what the store tells about `index.json` (`storage.versions`). Only shards and
+partial downloads count toward `cache_limit`.
 """
 
 from __future__ import annotations
@@ -38,6 +41,10 @@ from cloudload.system.temp_files import (
 
 ORDERS_FOLDER = "orders"
 
+STARTED = "STARTED"
+"""The file with the time at which a folder of shards without hashes was started, in seconds since
+1970; see `republished`."""
+
 
 def default_cache() -> Path:
     """The user's cache: `$CLOUDLOAD_CACHE`, else `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
@@ -49,7 +56,10 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
     """The folder of one published version of a dataset."""
     url = redact(dataset.url)
     name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-40:]
-    digest = hashlib.sha256(f"{url}\n{dataset.index_hash}".encode()).hexdigest()[:16]
+    parts = [url, dataset.index_hash]
+    if dataset.num_without_hash and dataset.version.is_known:
+        parts.append(dataset.version.key)
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return root / f"{name}-{digest}"
 
 
@@ -145,15 +155,16 @@ def _remove_if_orphaned(path: Path) -> bool:
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
     """Yield the files of all folders with a `CACHEDIR.TAG` in the subfolders `places` of `root`.
 
-    The tags themselves are left out. Folders without a tag are ignored, because they may not be
-    cloudload's.
+    The tags themselves and `STARTED` are left out. Folders without a tag are ignored, because they
+    may not be cloudload's.
     """
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for folder in (root / place).iterdir():
                 if (folder / TAG).is_file():
                     for parent, _, names in os.walk(folder):
-                        yield from (Path(parent, name) for name in names if name != TAG)
+                        own = (name for name in names if name not in (TAG, STARTED))
+                        yield from (Path(parent, name) for name in own)
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -9,6 +9,7 @@ mapped in place, and never copied or modified.
 
 from __future__ import annotations
 
+import logging
 import resource
 import time
 from collections import OrderedDict
@@ -17,18 +18,22 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from cloudload.cache.counters import TrafficCounter
-from cloudload.cache.download import check_hash
 from cloudload.cache.fetch import Fetcher
-from cloudload.config.choices import ALWAYS
+from cloudload.cache.republished import check_in_place
+from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Corpus, Dataset, is_in_place
+from cloudload.mds.download import check_hash
 from cloudload.mds.index import ShardInfo
 from cloudload.mds.shard import Shard
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url, local_path
+from cloudload.system.activity import Wait, doing
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.verified_files import mark_used
+
+logger = logging.getLogger(__name__)
 
 # each mapped shard uses a file descriptor, and shards use at most half of the process's limit
 _MOST_OPEN_SHARDS = 2_048
@@ -38,6 +43,10 @@ _TOUCH_EVERY_S = 10.0
 _ATTEMPTS = 3
 
 _CLOSE_S = 2.0
+
+
+def _report_wait(waited_s: float, what: str) -> None:
+    logger.warning("waited %.0f s for a shard: %s", waited_s, what)
 
 
 class ShardCache:
@@ -58,6 +67,7 @@ class ShardCache:
         self._fetcher = Fetcher(root, retry, limit_bytes, verify, self.traffic)
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
         self._last_check = time.monotonic()
+        self._wait = Wait(_report_wait, "reading")
         self._fetches: dict[int, Future[Path | None]] = {}
         self._threads = DaemonThreadPool(threads, "cloudload-fetch")
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -117,7 +127,11 @@ class ShardCache:
     def _map_cached(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
         for attempt in range(_ATTEMPTS):
             fetch = self._fetches.pop(number, None)
-            path = (fetch and fetch.result()) or self._fetcher.fetch(number, dataset, info)
+            with (
+                self._wait,
+                doing(lambda: self._fetcher.describe(dataset, info)),
+            ):
+                path = (fetch and fetch.result()) or self._fetcher.fetch(number, dataset, info)
             assert path is not None
             try:
                 return Shard(path, info)
@@ -136,6 +150,8 @@ class ShardCache:
         path = local_path(dataset.url) / info.raw.name
         try:
             shard = Shard(path, info)
+            if self._verify != OFF:
+                check_in_place(dataset, info, path)
             if self._verify == ALWAYS and (fault := check_hash(path, info)):
                 raise DatasetError(f"{path} {fault}. Convert or copy it again")
         except FileNotFoundError:

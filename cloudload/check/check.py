@@ -12,13 +12,13 @@ from cloudload.check.index import check_index
 from cloudload.check.objects import check_files, check_others, check_url, list_folder
 from cloudload.check.shards import check_shard
 from cloudload.config.stream import Stream
-from cloudload.errors import FailureKind, StoreError
-from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo
+from cloudload.errors import DatasetError, FailureKind, StoreError
+from cloudload.mds.dataset import read_index
+from cloudload.mds.index import INDEX_NAME, ShardInfo
 from cloudload.option_names import suggests_names
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local, join_url, local_path
+from cloudload.storage.urls import is_local, local_path
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.ordered_results import run_in_order
 from cloudload.system.progress_bar import open_progress_bar
@@ -59,12 +59,16 @@ def check_dataset(
     if sample is not None and sample < 0:
         raise ValueError(f"sample is {sample}. Use at least 0, or None for all shards")
     began, retry, findings = time.monotonic(), retry or Retry(), Findings()
-    given = Stream(os.fspath(dataset), split=split).url
+    stream = Stream(os.fspath(dataset), split=split)
+    given = stream.url
     url = str(local_path(given)) if is_local(given) else given
     shards: list[ShardInfo] = []
     chosen: Sequence[ShardInfo] = ()
     try:
-        data = read_object(join_url(url, INDEX_NAME), retry, MOST_INDEX_BYTES)
+        data, _ = read_index(stream, retry)
+    except DatasetError as error:
+        what, _, advice = str(error).partition(". ")
+        findings.add([find("index-missing", INDEX_NAME, what, advice=advice)])
     except StoreError as error:
         if not error.is_missing:
             raise

@@ -23,7 +23,7 @@ from cloudload.check.objects import size_finding
 from cloudload.check.rules import BOTH, CLOUDLOAD, STREAMING
 from cloudload.errors import DatasetError, StoreError
 from cloudload.mds.codecs import check_codec, decompress
-from cloudload.mds.hashes import fastest_hash, new_hash
+from cloudload.mds.hashes import SAMPLES_HASH, fastest_hash, new_hash
 from cloudload.mds.index import Column, FileInfo, ShardInfo
 from cloudload.mds.shard import REPAIR_ADVICE, Shard
 from cloudload.storage.base import Retry
@@ -142,6 +142,9 @@ def _check_raw(path: Path, info: ShardInfo, text_key: str) -> Iterator[Finding]:
     if layout_fault := _layout_fault(shard):
         yield find("sample-layout", info.raw.name, layout_fault)
         return
+    if info.samples_hash not in (None, found := shard.samples_hash):
+        what = f"has {SAMPLES_HASH} {found}, but the index says {info.samples_hash}"
+        yield find("hash-mismatch", info.raw.name, what, readers=(CLOUDLOAD,))
     for number, column in enumerate(info.columns):
         is_bytes_text = column.name == text_key and column.encoding == "bytes"
         if column.encoding in ("str", *_DECODERS) or is_bytes_text:

@@ -2,8 +2,11 @@
 
     cloudload convert   convert raw corpora to MDS            cloudload.convert
     cloudload check     check an MDS dataset                  cloudload.check
+    cloudload info      summarize an MDS dataset              cloudload.inspect
+    cloudload head      print documents of an MDS dataset     cloudload.inspect
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
+    cloudload rows      show the rows of steps as HTML        cloudload.provenance
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
@@ -22,7 +25,10 @@ from cloudload.cli.check import add_check
 from cloudload.cli.command import CommandParser
 from cloudload.cli.convert import add_convert
 from cloudload.cli.export import add_export
+from cloudload.cli.head import add_head
+from cloudload.cli.info import add_info
 from cloudload.cli.provenance import add_trace, add_where
+from cloudload.cli.rows import add_rows
 from cloudload.errors import CloudloadError
 
 _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
@@ -66,7 +72,10 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_convert(commands)
     add_check(commands)
+    add_info(commands)
+    add_head(commands)
     add_trace(commands)
     add_where(commands)
+    add_rows(commands)
     add_export(commands)
     return parser

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from cloudload.cli.command import Commands
     from cloudload.convert.journal import ConvertReport
 
+# `config.choices.INPUT_FORMATS`, whose import would make the help slow; a test compares them
+_NAMES = "auto jsonl json csv tsv parquet arrow webdataset mds text lines"
+FORMATS = tuple(_NAMES.split())
+
 _CONVERT_EXAMPLE = """\
 A conversion that was stopped or killed resumes when you run it again, without --overwrite. It
 recognizes its input by file names and sizes.
@@ -36,13 +40,15 @@ def add_convert(commands: Commands) -> None:
         epilog=_CONVERT_EXAMPLE,
         after_interrupt="To resume, run the same command again, without --overwrite",
     ).add_argument
-    where = "a file, folder or glob, local or in a store; - for stdin; hf://OWNER/NAME"
+    where = (
+        "a file, folder or glob, local or in a store, such as hf://datasets/OWNER/NAME/PATH; the "
+        "folder of an MDS dataset; - for stdin; hf://OWNER/NAME"
+    )
     add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="write to OUT/NAME; also the split of hf:// inputs")
-    formats = ["auto", "jsonl", "parquet", "text", "lines"]
     form = "format of all files (default: by file name; text if unknown, jsonl for stdin)"
-    add("--format", default="auto", choices=formats, help=form)
+    add("--format", default="auto", choices=FORMATS, help=form)
     text = "field that holds the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
     identifier = "field that holds the ID; without it, the ID is FILE or FILE:LINE (default: id)"
@@ -138,13 +144,10 @@ def _print_outline(options: argparse.Namespace) -> int:
     if options.json:
         print(outline.to_json())
         return 0
-    for kind in outline.kinds:
-        name = f"{kind.format}, {kind.compression}" if kind.compression else kind.format
-        print(f"  {name:16} {kind.files:>11,} files {kind.bytes:>21,} bytes")
-    print(f"  {'all':16} {outline.files:>11,} files {outline.bytes:>21,} bytes")
+    print(*outline.table, sep="\n")
     print(
-        f"  {outline.segments:,} segments, the largest of {outline.largest_segment_bytes:,} bytes\n"
-        f"  about {outline.core_seconds:,.0f} s on one core; no less than "
+        f"{outline.segments:,} segments, the largest of {outline.largest_segment_bytes:,} bytes\n"
+        f"about {outline.core_seconds:,.0f} s on one core; no less than "
         f"{outline.largest_segment_seconds:,.0f} s, which the largest segment takes"
     )
     return 0

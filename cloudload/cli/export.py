@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
-from cloudload.cli.provenance import add_run_options, open_run_of, parse_steps
+from cloudload.cli.provenance import add_run_options, open_runs_of, parse_steps
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -51,7 +51,7 @@ def add_export(commands: Commands) -> None:
 def _export(options: argparse.Namespace) -> int:
     from cloudload.export import export_rows
 
-    run, delivery = open_run_of(options)
+    [run], delivery = open_runs_of(options)
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         if options.steps:
             loader.seek(run.rows_of_step(options.steps[0]).start)

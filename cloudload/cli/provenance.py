@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,17 @@ _TRACE_EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. In
 an endless run, --row is much faster for a few steps, because it reads one lane per step.
 
+If the run was resumed from that state with another seq_len, mixture or other options, also pass a
+state saved after the resume, which has the new options. Steps between two states start at the
+earlier one and use the options of the later one.
+
 example:
   cloudload trace checkpoint.pt --steps 81200:81205 --row 3
+  cloudload trace before.pt after.pt --steps 81200:81205
 """
 _WHERE_EXAMPLE = """\
-Reads every row up to the last step, so pass the last state saved before the steps.
+Reads every row up to the last step, so pass the last state saved before the steps. If options
+changed at a resume from that state, also pass a state saved after the resume.
 
 example:
   cloudload where checkpoint.pt --id wiki/10472 --until 90000
@@ -43,7 +50,7 @@ def add_trace(commands: Commands) -> None:
         epilog=_TRACE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
-    add_run_options(parser)
+    add_run_options(parser, num_states="+")
     add = parser.add_argument
     steps = "steps from A up to, but not including, B; or a single step"
     add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
@@ -62,7 +69,7 @@ def add_where(commands: Commands) -> None:
         epilog=_WHERE_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
-    add_run_options(parser)
+    add_run_options(parser, num_states="+")
     document = parser.add_mutually_exclusive_group(required=True).add_argument
     document("--id", metavar="DOC", help="the document's ID; finding it reads all shards")
     number = "the document's index in its stream; STREAM is the stream's index (default: 0)"
@@ -73,11 +80,16 @@ def add_where(commands: Commands) -> None:
     parser.add_argument("--quick", action="store_true", help=quick)
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add the state, and the options that locate its run's data and tokenizer."""
+def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 1) -> None:
+    """Add the states (`num_states` as argparse's `nargs`), and options that locate the run's data.
+
+    The options also locate its tokenizer.
+    """
     add = parser.add_argument
     state = "a checkpoint with a state: a JSON file, a torch file, or a folder"
-    add("state", metavar="STATE", type=Path, help=state)
+    if num_states == "+":
+        state += "; and later ones of the run, if its options changed"
+    add("states", metavar="STATE", type=Path, nargs=num_states, help=state)
     data = "if the data has moved: a stream's folder with index.json; once per stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, if it has moved or the state does not record it"
@@ -110,30 +122,31 @@ def _sample(text: str) -> tuple[int, int]:
     return int(stream or 0), int(number)
 
 
-def open_run_of(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
-    """Open the run that the options name. Also returns options of `DeliveryConfig`."""
-    from cloudload.provenance import load_state, open_run
+def open_runs_of(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
+    """Open the parts of the run that the options name. Also returns options of `DeliveryConfig`."""
+    from cloudload.provenance import load_state, open_runs
 
-    run = open_run(
-        load_state(options.state),
+    runs = open_runs(
+        [load_state(path) for path in options.states],
         data=options.data,
         tokenizer=options.tokenizer,
         transform=options.transform,
         global_batch=options.global_batch,
     )
-    return run, {"local": options.local, "num_workers": options.workers}
+    return runs, {"local": options.local, "num_workers": options.workers}
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from cloudload.provenance import trace_steps
+    from cloudload.provenance import split_steps, trace_steps
 
-    run, delivery = open_run_of(options)
+    runs, delivery = open_runs_of(options)
     num_steps = 0
-    for step, spans in trace_steps(run, options.steps, options.row, **delivery):
-        num_steps += 1
-        first_row = run.rows_of_step(step).start
-        for span in spans:
-            print(_describe_span(step, span.row - first_row, span, options))
+    for run, steps in split_steps(runs, options.steps):
+        for step, spans in trace_steps(run, steps, options.row, **delivery):
+            num_steps += 1
+            first_row = run.rows_of_step(step).start
+            for span in spans:
+                print(_describe_span(step, span.row - first_row, span, options))
     if num_steps < len(options.steps):
         missing = options.steps.start + num_steps
         print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
@@ -154,30 +167,48 @@ def _describe_span(step: int, row: int, span: TracedSpan, options: argparse.Name
 
 
 def _where(options: argparse.Namespace) -> int:
-    from cloudload.provenance import find_document, find_samples
+    from cloudload.provenance import explain_absence, find_samples
 
-    run, delivery = open_run_of(options)
+    runs, delivery = open_runs_of(options)
     if options.sample is not None:
         samples = [options.sample]
     else:
-        samples = find_samples(run, options.id, **delivery)
+        samples = find_samples(runs[-1], options.id, **delivery)
     is_found = False
-    for stream, number in samples:
-        for occurrence in find_document(
-            run, stream, number, options.until, quick=options.quick, **delivery
-        ):
-            is_found = True
-            if options.json:
-                print(json.dumps(asdict(occurrence), ensure_ascii=False))
-            else:
-                print(_describe_occurrence(occurrence))
+    for occurrence in _find(runs, samples, options, delivery):
+        is_found = True
+        if options.json:
+            print(json.dumps(asdict(occurrence), ensure_ascii=False))
+        else:
+            print(_describe_occurrence(occurrence))
     if not is_found:
         until, found = f"{options.until:,}", "was found to read" if options.quick else "reads"
         print(
             f"cloudload: no step after the state, up to step {until}, {found} the document",
             file=sys.stderr,
         )
+        for stream, number in samples:
+            if reason := explain_absence(runs[-1], stream, number, **delivery):
+                print(f"cloudload: {reason}", file=sys.stderr)
     return 0
+
+
+def _find(
+    runs: list[Run],
+    samples: list[tuple[int, int]],
+    options: argparse.Namespace,
+    delivery: Mapping[str, Any],
+) -> Iterator[Occurrence]:
+    from cloudload.provenance import find_document, split_steps
+
+    first = runs[0].saved.position.batches + 1
+    steps = range(min(first, options.until), options.until + 1)
+    for stream, number in samples:
+        for run, own in split_steps(runs, steps):
+            if stream < len(run.labels) or run.last_step is None:  # it may be added later
+                yield from find_document(
+                    run, stream, number, own[-1], quick=options.quick, **delivery
+                )
 
 
 def _describe_occurrence(found: Occurrence) -> str:

@@ -12,6 +12,7 @@ HF = "hf"
 FASTOKENS = "fastokens"
 SAME = "same"
 NO_BACKEND = "none"
+RAISE, SKIP = "raise", "skip"
 
 ShuffleAlgorithm = Literal["py1e", "py1br", "py1s", "py2s", "naive", "seekable"]
 PackingName = Literal["concat", "best_fit", "one_per_row"]
@@ -20,13 +21,19 @@ TailMode = Literal["pad", "drop"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 Verification = Literal["once", "always", "off"]
 TokenizerBackend = Literal["auto", "hf", "fastokens"]
+OnError = Literal["raise", "skip"]
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+InputFormat = Literal[
+    "auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "webdataset", "mds", "text", "lines"
+]
 
 SHUFFLE_ALGORITHMS = get_args(ShuffleAlgorithm)
 PACKINGS = get_args(PackingName)
 OVERFLOWS = get_args(Overflow)
+ON_ERROR = get_args(OnError)
 TAILS = get_args(TailMode)
 START_METHODS = (None, *get_args(StartMethod))
 VERIFICATIONS = get_args(Verification)
 TOKENIZER_BACKENDS = get_args(TokenizerBackend)
 TOKEN_DTYPES = get_args(TokenDtype)
+INPUT_FORMATS = get_args(InputFormat)

@@ -70,7 +70,8 @@ class DeliveryConfig:
     verify: Verification = "once"
     """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
     only if its file was modified. `always`: also whenever a process maps it, even from a local
-    dataset. `off`: never. Sizes and headers are always checked."""
+    dataset. `off`: never. Sizes and headers are always checked. A shard that has no hash in
+    the index must not be newer than its cache folder, except with `off`."""
     retry: Retry = field(default_factory=Retry)
     """How long to retry requests to stores. By default `Retry()`."""
     stop_every: int | Literal["epoch"] | None = None

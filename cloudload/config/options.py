@@ -61,6 +61,11 @@ def _pick(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
 def _as_streams(data: Any) -> tuple[Stream, ...]:
     items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
+        if type(wrong[0]).__module__.partition(".")[0] == "datasets":
+            raise ValueError(
+                f"data is a datasets.{type(wrong[0]).__name__}. Convert it with "
+                "cloudload.convert_to_mds(data, 'corpus-mds'), and pass 'corpus-mds'"
+            )
         raise ValueError(
             f"data is {wrong[0]!r}. Pass the URL or folder of an MDS dataset, a Stream, or a "
             "list of them"

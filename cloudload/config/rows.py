@@ -18,10 +18,13 @@ from cloudload.config.checks import (
 )
 from cloudload.config.choices import (
     AUTO,
+    ON_ERROR,
     OVERFLOWS,
     PACKINGS,
+    RAISE,
     SAME,
     SHUFFLE_ALGORITHMS,
+    OnError,
     Overflow,
     PackingName,
     ShuffleAlgorithm,
@@ -119,6 +122,12 @@ class RowsConfig:
     when the loader is created."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
+    on_error: OnError = "raise"
+    """What to do with a document whose text is not UTF-8, or whose transform raises an error or
+    returns no text. `raise` ends the run with an error that names the document. `skip` leaves the
+    document out, as a filter does, logs it, and counts it as `failed`. It never skips errors of the
+    machine, the store, the shard, or the tokenizer, and it does not apply to token IDs. On resume,
+    `raise` may become `skip`."""
     bos: str | int | None = AUTO
     """Token before each document: a token, its ID, None, or `auto`, which is the bos that the
     tokenizer's template adds, if any."""
@@ -154,6 +163,7 @@ class RowsConfig:
         for name in ("bos", "eos"):
             check_token(name, getattr(self, name))
         self._check_tokens_columns()
+        check_choice("on_error", self.on_error, ON_ERROR)
         check_choice("packing", self.packing, PACKINGS)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_positive("open_rows", self.open_rows)
@@ -190,6 +200,11 @@ class RowsConfig:
             raise ValueError(
                 f"text_key is {self.text_key!r}, but all documents are token IDs, because of "
                 "tokens_key. Omit one of them"
+            )
+        if self.on_error != RAISE and all(columns):
+            raise ValueError(
+                f"on_error is {self.on_error!r}, but it does not apply to token IDs, and all "
+                "documents are token IDs, because of tokens_key. Omit one of them"
             )
 
     @property

@@ -48,13 +48,16 @@ def name_function(function: Callable[..., Any]) -> str:
     It ends in 12 hex digits of a `CodeDigest`. Warns if the digest leaves values out, once for each
     name.
     """
-    inner = function.func if isinstance(function, functools.partial) else function
-    qualified = getattr(inner, "__qualname__", type(inner).__qualname__)
-    digest = CodeDigest(function)
-    name = f"{module_of(inner)}.{qualified}#{digest.hexdigest[:12]}"
+    name, digest = show_function(function), CodeDigest(function)
     if digest.left_out:
-        _warn(name.partition("#")[0], tuple(digest.left_out.items()))
-    return name
+        _warn(name, tuple(digest.left_out.items()))
+    return f"{name}#{digest.hexdigest[:12]}"
+
+
+def show_function(function: Callable[..., Any]) -> str:
+    """The name of a function for a message, such as `module.name`."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return f"{module_of(inner)}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
 
 
 @functools.cache

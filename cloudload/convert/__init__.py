@@ -11,6 +11,8 @@
         worker converts                        segment, shards   encode, cut, store
     run       one segment, or those of a plan  journal           resume, report
     finish, append   join the segments         outline           what a conversion would do
+    listing   a table of the inputs            saved_datasets, mds_datasets   folders that are
+    split_by_hash   documents to splits            one dataset
 
 Other packages use `convert_to_mds`, `journal.ConvertReport` and `outline`. Everything else is
 internal.

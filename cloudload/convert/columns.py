@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.records import InputBlock, find_field
+from cloudload.convert.records import InputBlock, TypedBlock, find_field
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 
@@ -40,18 +40,15 @@ class PeekableBlocks:
 def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
     """Return the columns of the kept fields.
 
-    An encoding that was not given is inferred from the first record in which the field is not null.
-    Raises `ConvertError` if the first 8 blocks have no such record for a field, and the errors of
-    readers.
+    An encoding that was not given is that of the input's own column, if its format has encodings.
+    Otherwise it is inferred from the first record in which the field is not null. Raises
+    `ConvertError` if the first 8 blocks have no such record for a field, and the errors of readers.
     """
     encodings = dict(config.kept())
     missing = {name for name, encoding in encodings.items() if encoding is None}
-    for fields in _first_records(config, blocks) if missing else ():
-        for name in sorted(missing):
-            with suppress(KeyError):
-                if (value := find_field(fields, name)) is not None:
-                    encodings[name] = _encoding_of(value)
-                    missing.remove(name)
+    for found in _first_encodings(config, blocks, missing) if missing else ():
+        encodings |= found
+        missing -= found.keys()
         if not missing:
             break
     if missing:
@@ -63,10 +60,23 @@ def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column
     return tuple(Column.of(name, encoding or "json") for name, encoding in encodings.items())
 
 
-def _first_records(config: ConvertConfig, blocks: PeekableBlocks) -> Iterator[dict[str, Any]]:
+def _first_encodings(
+    config: ConvertConfig, blocks: PeekableBlocks, missing: set[str]
+) -> Iterator[dict[str, str]]:
+    """Yield encodings of fields in `missing`, block by block and record by record."""
     for block in blocks.peek(_BLOCKS_SEARCHED):
+        if isinstance(block, TypedBlock):
+            given = block.column_encodings()
+            yield {name: given[name] for name in given.keys() & missing}
         for record in block.records(config.text_key):
-            yield dict(record.fields or {})
+            yield dict(_encodings_of(record.fields or {}, sorted(missing)))
+
+
+def _encodings_of(fields: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        with suppress(KeyError):
+            if (value := find_field(fields, name)) is not None:
+                yield name, _encoding_of(value)
 
 
 def _encoding_of(value: Any) -> str:

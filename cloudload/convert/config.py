@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cloudload.convert.records import DEFAULT_BLOCK_BYTES
+from cloudload.convert.records import DEFAULT_BLOCK_BYTES, Fields
 from cloudload.mds.index import Column
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES, ShardFormat
 
@@ -31,8 +31,9 @@ class ConvertConfig:
     keep: tuple[str, ...] = ()
     """Other fields to keep, each as `name` or `name:encoding`."""
     format: str = "auto"
-    """`auto` (by file name), `jsonl`, `parquet`, `text` (one document per file) or `lines` (one
-    document per line)."""
+    """`auto` (by file name), `jsonl`, `json` (an array of objects, or JSON Lines), `csv`, `tsv`,
+    `parquet`, `arrow`, `webdataset`, `mds`, `text` (one document per file) or `lines` (one document
+    per line)."""
     compression: str | None = "zstd"
     """`zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
@@ -69,9 +70,11 @@ class ConvertConfig:
         parts = (item.partition(":") for item in self.keep)
         return [(name, encoding or None) for name, _, encoding in parts]
 
-    def fields(self) -> list[str]:
-        """Names of the record fields that the conversion reads."""
-        return [self.text_key, self.id_key, *(name for name, _ in self.kept())]
+    def fields(self) -> Fields:
+        """The record fields that the conversion reads."""
+        kept = dict(self.kept())
+        given = {name: encoding for name, encoding in kept.items() if encoding}
+        return Fields([self.text_key, self.id_key, *kept], given)
 
     def shard_format(self, kept: Iterable[Column]) -> ShardFormat:
         """Return the format of the shards; `kept` are the columns of the kept fields.

@@ -70,9 +70,10 @@ def convert_to_mds(
     refused if its store has ETags, generations, or times of change.
 
     Args:
-        inputs: one input or a list of them: a file, folder or glob, local or in a store; `-` for
-            stdin; `hf://NAME`; a `datasets` object; an iterator (not a list) of mappings or
-            strings.
+        inputs: one input or a list of them: a file, folder or glob, local or in a store, such as
+            `hf://datasets/OWNER/NAME/PATH`; the folder of an MDS dataset, or one that
+            `datasets.save_to_disk` wrote; `-` for stdin; `hf://NAME`; a `datasets` object; an
+            iterator (not a list) of mappings or strings.
         out: the location of the dataset: a folder or URL that neither contains an input nor is
             inside one.
         text_key: the field that holds the document. `meta.url` is a field within another one.
@@ -83,11 +84,12 @@ def convert_to_mds(
         keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
             it is inferred from the first record in which the field is not null.
         format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
-            refuses extensions of tables, archives, and other files that are not text. To
-            choose for all files, pass `jsonl`, `parquet`, `text` (one document per file) or `lines`
-            (one document per line).
-        split: write to this folder below `out`. Also the split to read from a `DatasetDict`, or
-            from an `hf://` input without `?split=`.
+            refuses extensions of spreadsheets, zip archives, and other files that are not text. To
+            choose for all files, pass `jsonl`, `json` (an array of objects, or JSON Lines), `csv`,
+            `tsv`, `parquet`, `arrow`, `webdataset`, `mds`, `text` (one document per file) or
+            `lines` (one document per line).
+        split: write to this folder below `out`. Also the split to read from a `DatasetDict`, in
+            memory or saved, or from an `hf://` input without `?split=`.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: hash algorithms. The index lists these hashes of each shard.
         shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
@@ -154,7 +156,8 @@ def convert_to_mds(
         # do not list a million files in each of a thousand workers
         plan = Plan.parse(data)
         compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
-        return convert_segments(run, plan, list_roots(inputs))
+        if not plan.must_list:
+            return convert_segments(run, plan, plan.files(list_roots(inputs), format))
     listed = list_inputs(inputs, format, split)
     units = list_units(listed, block_bytes)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
@@ -202,7 +205,7 @@ def _convert(
         plan = agree_on_plan(journal, run.config, folders, units, append)
         if isinstance(plan, ConvertReport):
             return already_complete(plan, run.location)
-        return convert_segments(run, plan, [item.root for item in folders])
+        return convert_segments(run, plan, [file for item in folders for file in item.files])
     return convert_one_segment(run, units, journal)
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cloudload.convert.journal import JOURNAL_FOLDER, Counts
+from cloudload.convert.journal import Counts
 from cloudload.convert.segment import Note, note_name, read_note, segment_folder
 from cloudload.errors import StoreError
+from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import list_objects
 from cloudload.storage.urls import join_url
 

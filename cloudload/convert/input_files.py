@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import logging
 import lzma
 import sys
 import zlib
@@ -13,10 +14,14 @@ from typing import Any, BinaryIO, NamedTuple
 import zstandard
 
 from cloudload.errors import StoreError
+from cloudload.mds.index import ShardInfo
 from cloudload.storage.clients import skip_bytes
 from cloudload.storage.objects import open_object
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import is_local
+from cloudload.system.activity import Wait
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
 _MOST_RECONNECTS = 5
@@ -48,9 +53,11 @@ class InputFile:
     bytes: int | None
     """The stored size in bytes, or None if unknown."""
     format: str
-    """`jsonl`, `parquet`, `text` or `lines`."""
+    """One of `config.choices.INPUT_FORMATS` but `auto`."""
     compression: str | None
     """`gz`, `bz2`, `xz`, `zstd` or None."""
+    shard: ShardInfo | None = None
+    """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""
     """The tag from the listing. Reading is refused if the file has another one by then."""
 
@@ -128,10 +135,15 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
     stdin.
     """
     position, failures = offset, 0
+    wait = Wait(_report_wait, f"reading {file.display_name}")
     while True:
         try:
             with _open(file, position) as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
+                while True:
+                    with wait:
+                        chunk = stream.read(_CHUNK_BYTES)
+                    if not chunk:
+                        break
                     position, failures = position + len(chunk), 0
                     counter.reach(position)
                     yield chunk
@@ -146,6 +158,10 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
                     f"{redact(str(error))}. Check the file or the connection, and run again to "
                     "resume"
                 ) from (None if contains_secrets(error) else error)
+
+
+def _report_wait(waited_s: float, what: str) -> None:
+    logger.warning("waited %.0f s for data: %s", waited_s, what)
 
 
 def _open(file: InputFile, start: int) -> BinaryIO:

@@ -9,29 +9,52 @@ Inputs keep the caller's order. The files of an input are sorted.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cloudload.convert.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
-from cloudload.convert.input_files import FilePart, InputFile
+from cloudload.config.choices import INPUT_FORMATS
+from cloudload.convert.input_files import FilePart, InputFile, Range
+from cloudload.convert.mds_datasets import is_mds_folder, list_shards
+from cloudload.convert.readers.arrow import ArrowUnit
+from cloudload.convert.readers.csv import CsvUnit
+from cloudload.convert.readers.json import JsonUnit
 from cloudload.convert.readers.lines import LinesUnit
+from cloudload.convert.readers.mds import MdsUnit
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
+from cloudload.convert.readers.webdataset import WebDatasetUnit
 from cloudload.convert.records import InputUnit, sum_bytes
+from cloudload.convert.saved_datasets import select_saved_files
 from cloudload.errors import ConvertError
+from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
 from cloudload.storage.base import StoredObject
+from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
 from cloudload.storage.objects import list_objects
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location, is_local, local_path
 
-FORMATS = ("auto", "jsonl", "parquet", "text", "lines")
 _MAX_BLOCK_FILES = 1024
+_HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
+_RANGED: dict[str, Callable[[InputFile, Range | None], InputUnit]] = {
+    "jsonl": LinesUnit,
+    "lines": LinesUnit,
+    "parquet": ParquetUnit,
+}
+"""The unit of a file of each format that can be cut, or of a range of the file."""
+_UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
+    "json": JsonUnit,
+    "csv": CsvUnit,
+    "tsv": CsvUnit,
+    "arrow": ArrowUnit,
+    "webdataset": WebDatasetUnit,
+    "mds": MdsUnit,
+}
+"""The unit of a file of each other format that has one unit per file."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +74,8 @@ def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles
     an invalid `format` or `split`, and a file listed twice. Raises `ConvertError` or `StoreError`
     for an input that is not found or cannot be opened, and for a file that is not text by its name.
     """
-    if format not in FORMATS:
-        raise ValueError(f"no format named {format!r}. Use one of {', '.join(FORMATS)}")
+    if format not in INPUT_FORMATS:
+        raise ValueError(f"no format named {format!r}. Use one of {', '.join(INPUT_FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
         raise ValueError("no inputs. Pass files, folders, globs, a dataset, or - for stdin")
@@ -79,14 +102,22 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
+            if format == "mds":
+                raise ValueError("an MDS dataset cannot be read from stdin. Pass its folder or URL")
             form = "jsonl" if format == "auto" else format
             return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
-        if text.startswith("hf://") and not text.startswith("hf://datasets/"):
+        if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)
-        root, found = _find_files(text)
+        root, files, tags = _find_files(text)
+        if format == "mds" or (format == "auto" and is_mds_folder(files)):
+            shards = list_shards(text, files)
+            return FolderFiles(root, [replace(file, tag=tags[file.url]) for file in shards])
+        if format in ("auto", "arrow"):
+            files = select_saved_files(text, files, split)
         if format == "auto":
-            _refuse_binary([item.url for item, _ in found])
-        return FolderFiles(root, [make_file(item, name, format) for item, name in found])
+            _refuse_binary([url for url, _, _ in files])
+        objects = ((StoredObject(url, size, tags[url]), name) for url, name, size in files)
+        return FolderFiles(root, [make_file(item, name, format) for item, name in objects])
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
@@ -148,39 +179,38 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
 def list_roots(inputs: Any) -> list[str]:
     """The roots of inputs that are locations of files, as `list_inputs` finds them."""
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return [_root_of(str(item))[0] for item in several]
+    return [_root_of(str(item)) for item in several]
 
 
-def _root_of(location: str) -> tuple[str, bool]:
-    """Return the root of a path, folder or glob, and whether it is a glob."""
+def _root_of(location: str) -> str:
+    """The root of a path, folder or glob."""
     location = str(local_path(location)) if is_local(location) else location
-    is_glob = any(sign in location for sign in "*?[") and not (
-        is_local(location) and Path(location).exists()
-    )
-    return (_folder_before_wildcard(location) if is_glob else location.rstrip("/")), is_glob
+    return folder_before_wildcard(location) if is_glob(location) else location.rstrip("/")
 
 
-def _find_files(location: str) -> tuple[str, list[tuple[StoredObject, str]]]:
-    """Return the root of a path, folder or glob, and (file, relative name) of each file, sorted.
+def _find_files(location: str) -> tuple[str, list[tuple[str, str, int]], dict[str, str]]:
+    """Find the files at a path, folder or glob.
 
+    Returns the root, (URL, relative name, bytes) of each file, sorted by URL, and tags by URL.
     Skips hidden files, files in hidden folders, and `_SUCCESS`. Raises `ConvertError` if there are
     no files, and `StoreError` if the location cannot be listed.
     """
     check_location(location)
-    root, is_glob = _root_of(location)
     location = str(local_path(location)) if is_local(location) else location
-    pattern = re.compile(_glob_pattern(location)) if is_glob else None
-    files = []
+    root = _root_of(location)
+    pattern = glob_pattern(location) if is_glob(location) else None
+    files, tags = [], {}
     for item in list_objects(root):
         name = name_below(item.url, root)
         if (_is_hidden(name) and item.url != root) or (pattern and not pattern.fullmatch(item.url)):
             continue
-        files.append((item, name))
+        files.append((item.url, name, item.bytes))
+        tags[item.url] = item.tag
     if not files:
         raise ConvertError(
             f"no files in {redact(location)}. Check the location (hidden files are skipped)"
         )
-    return root, files
+    return root, files, tags
 
 
 def name_below(url: str, root: str) -> str:
@@ -190,25 +220,6 @@ def name_below(url: str, root: str) -> str:
     if is_local(url):
         return PurePosixPath(url).relative_to(root).as_posix()
     return url.removeprefix(root).lstrip("/")
-
-
-def _folder_before_wildcard(location: str) -> str:
-    head = re.split(r"[*?\[]", location, maxsplit=1)[0]
-    return head.rpartition("/")[0] or ("/" if head.startswith("/") else ".")
-
-
-def _glob_pattern(location: str) -> str:
-    """Convert a glob to a regular expression. `*` stays within a folder. `**` crosses folders."""
-    signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
-    translated = [signs.get(part) or _glob_literal(part) for part in parts]
-    # a listing of the current folder may prefix names with ./
-    return r"(?:\./)?" + "".join(translated)
-
-
-def _glob_literal(part: str) -> str:
-    is_set = len(part) > 2 and part[0] == "[" and part[-1] == "]"
-    return part.replace("[!", "[^") if is_set else re.escape(part)
 
 
 def _is_hidden(name: str) -> bool:
@@ -233,7 +244,7 @@ def make_file(item: StoredObject, name: str, format: str) -> InputFile:
     extension, compression = split_name(name)
     if format == "auto":
         format = FORMATS_BY_EXTENSION.get(extension, "text")
-    return InputFile(item.url, name, item.bytes, format, compression, item.tag)
+    return InputFile(item.url, name, item.bytes, format, compression, tag=item.tag)
 
 
 def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
@@ -271,9 +282,9 @@ def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUn
             group = []
         if file.format == "text":
             group.append(file)
-        elif file.format == "parquet":
-            yield ParquetUnit(file, part)
+        elif file.format in _RANGED:
+            yield _RANGED[file.format](file, part)
         else:
-            yield LinesUnit(file, part)
+            yield _UNITS[file.format](file)
     if group:
         yield TextUnit(tuple(group))

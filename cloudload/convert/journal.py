@@ -29,11 +29,11 @@ from cloudload.convert.changed_files import describe_changes
 from cloudload.convert.records import BlockStart
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
-JOURNAL_FOLDER = ".convert"
 REPORT_NAME = "convert-report.json"
 MAX_LISTED = 20
 _SEGMENT_BYTES = "segment_bytes"

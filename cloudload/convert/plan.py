@@ -57,6 +57,8 @@ class Plan:
     versions: Mapping[str, str]
     """Versions of the packages on which the bytes of the output depend."""
     inputs: tuple[PlannedInput, ...]
+    must_list: bool = False
+    """Whether workers must list the inputs, because more than names and sizes describes files."""
     first_segment: int = 0
     """The number of the first segment; more than 0 for data that is appended."""
     base: Mapping[str, Any] | None = field(default=None)
@@ -93,21 +95,20 @@ class Plan:
         }
 
     def files(self, roots: Sequence[str], format: str) -> list[InputFile]:
-        """The files of the inputs with these roots, in order."""
+        """The files of the inputs with these roots, in order, unless an input must be listed."""
         found = []
         for root, item in zip(roots, self.inputs, strict=True):
             rows = zip(item.names, item.sizes, item.tags, strict=True)
             objects = [StoredObject(_url(root, name), size, tag) for name, size, tag in rows]
             found.append([make_file(one, name_below(one.url, root), format) for one in objects])
-        named = [file for files in unique_names(found) for file in files]
-        if self.base is None:
-            return named
-        return [replace(file, name=f"+{self.first_segment}/{file.name}") for file in named]
+        return [file for files in unique_names(found) for file in files]
 
-    def segments(self, roots: Sequence[str], format: str) -> list[tuple[int, Segment]]:
-        """(number, parts) of each segment, in order."""
-        segment_bytes = self.claim["recipe"]["segment_bytes"]
-        segments = cut_segments(self.files(roots, format), segment_bytes)
+    def segments(self, files: Iterable[InputFile]) -> list[tuple[int, Segment]]:
+        """(number, parts) of each segment of the plan's files, in order."""
+        if self.base is not None:
+            prefix = f"+{self.first_segment}/"
+            files = [replace(file, name=prefix + file.name) for file in files]
+        segments = cut_segments(files, self.claim["recipe"]["segment_bytes"])
         return list(enumerate(segments, self.first_segment))
 
 
@@ -137,7 +138,11 @@ def _url(root: str, name: str) -> str:
 def list_versions(config: ConvertConfig, formats: Iterable[str]) -> dict[str, str]:
     """The versions on which the bytes depend: of cloudload, the shards' codec, and readers."""
     codec = (config.compression or "").partition(":")[0]
-    names = {"cloudload", _CODECS.get(codec), *("pyarrow" for form in formats if form == "parquet")}
+    names = {
+        "cloudload",
+        _CODECS.get(codec),
+        *("pyarrow" for form in formats if form in ("parquet", "arrow")),
+    }
     return {name: _VERSIONS[name]() for name in sorted(filter(None, names))}
 
 

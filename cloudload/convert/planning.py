@@ -67,7 +67,9 @@ def agree_on_plan(
         formats = {file.format for item in folders for file in item.files}
         versions = list_versions(config, formats)
         first = base["segments"] if base else 0
-        plan = Plan(journal.claim, columns, versions, inputs, first, base)
+        # the shards of a dataset have entries in its index, and a saved dataset has its own order
+        must_list = not formats.isdisjoint({"mds", "arrow"})
+        plan = Plan(journal.claim, columns, versions, inputs, must_list, first, base)
         data = create_object(url, plan.encoded)
     plan = Plan.parse(data)
     if append and plan.base is None:

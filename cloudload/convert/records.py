@@ -11,9 +11,9 @@ process makes all blocks, in order. Any process may read their records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from cloudload.convert.input_files import InputFile
 
@@ -40,11 +40,26 @@ class BlockStart:
     block: int = 0
     """Index of the block in its unit."""
     offset: int = 0
-    """Offset of its first byte in the decompressed file; 0 except in files of lines."""
+    """Offset of its first byte in the decompressed file; 0 in formats without offsets."""
     line: int = 1
     """Line or row number of its first record, from 1."""
     stored: int = 0
     """Stored bytes of the file that were read before it; an estimate in a Parquet file."""
+
+
+class Fields(tuple[str, ...]):
+    """Names of the record fields that a conversion reads, that of the text first.
+
+    `encodings` are the encodings that the user gave kept fields, by name. Readers of formats
+    without types convert the values of these fields.
+    """
+
+    encodings: Mapping[str, str]
+
+    def __new__(cls, names: Iterable[str], encodings: Mapping[str, str] | None = None) -> Fields:
+        fields = super().__new__(cls, names)
+        fields.encodings = dict(encodings or {})
+        return fields
 
 
 class InputBlock(Protocol):
@@ -59,6 +74,15 @@ class InputBlock(Protocol):
     @property
     def input_bytes(self) -> int: ...
     def records(self, text_key: str) -> Iterator[Record]: ...
+
+
+@runtime_checkable
+class TypedBlock(Protocol):
+    """A block of a format that gives its fields MDS encodings, which kept fields keep."""
+
+    def column_encodings(self) -> Mapping[str, str]:
+        """The encoding of each field, by name."""
+        ...
 
 
 class InputUnit(Protocol):
@@ -76,7 +100,7 @@ class InputUnit(Protocol):
     @property
     def files(self) -> tuple[InputFile, ...]: ...
     def blocks(
-        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
+        self, start: BlockStart, block_bytes: int, fields: Fields
     ) -> Iterator[InputBlock]: ...
 
 

@@ -18,6 +18,7 @@ from cloudload.convert.append import join_base, read_report_if_joined
 from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.finish import Joined, join_notes, list_finished
+from cloudload.convert.input_files import InputFile
 from cloudload.convert.journal import ConvertReport, Journal
 from cloudload.convert.plan import Plan
 from cloudload.convert.records import InputUnit, sum_bytes
@@ -90,11 +91,14 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
     return _finish(journal, joined, report, [unit.name for unit in units])
 
 
-def convert_segments(run: Run, plan: Plan, roots: Sequence[str]) -> ConvertReport:
-    """Convert the segments of this run's share, and finish the dataset if none is missing."""
+def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> ConvertReport:
+    """Convert the segments of this run's share, and finish the dataset if none is missing.
+
+    `files` are those of the plan.
+    """
     sizes = plan.sizes
     journal = Journal(run.location, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
-    segments = plan.segments(roots, run.config.format)
+    segments = plan.segments(files)
     numbers = [number for number, _ in segments]
     finished = list_finished(run.location, numbers)
     mine = run.share.take(segments) if run.share else segments

@@ -25,7 +25,6 @@ from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import group_units
 from cloudload.convert.journal import (
-    JOURNAL_FOLDER,
     Counts,
     FinishedWork,
     InputPosition,
@@ -44,6 +43,7 @@ from cloudload.convert.shards import (
 )
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
+from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 from cloudload.system.daemon_threads import DaemonThreadPool

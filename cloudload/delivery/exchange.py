@@ -28,8 +28,13 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
+from cloudload.system.activity import doing
 
 _FIRST_CAPACITY = 1 << 10
+_LATE_RANK = (
+    "waiting for another rank. The rows of this rank are ready. The late rank is one that does not "
+    "log this line"
+)
 
 
 class Exchange:
@@ -77,7 +82,8 @@ class DistributedExchange(Exchange):
 
         self._dist = dist
         self._timeout = timedelta(seconds=timeout_s)
-        self._all: Any = dist.new_group(backend="gloo", timeout=self._timeout)
+        with doing("waiting for the other ranks to start iterating"):
+            self._all: Any = dist.new_group(backend="gloo", timeout=self._timeout)
         self._group: Any = self._all
         self._capacity = _FIRST_CAPACITY
 
@@ -111,7 +117,8 @@ class DistributedExchange(Exchange):
 
         def finish() -> list[Ints]:
             try:
-                work.wait()
+                with doing(_LATE_RANK):
+                    work.wait()
             except RuntimeError as error:
                 raise RanksDisagreeError(
                     "the exchange between ranks failed: another rank has stopped, is out of step, "
@@ -125,7 +132,9 @@ class DistributedExchange(Exchange):
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
         everybody: list[dict[str, Any]] = [{}] * self._all.size()
-        self._dist.all_gather_object(everybody, {**facts, "dp_rank": world.rank}, group=self._all)
+        with doing("waiting for the other ranks to start iterating"):
+            facts_of_rank = {**facts, "dp_rank": world.rank}
+            self._dist.all_gather_object(everybody, facts_of_rank, group=self._all)
         differing = [
             name
             for name in facts

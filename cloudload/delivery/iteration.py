@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -104,7 +103,7 @@ class Iteration(Iterator[Batch]):
                 f"this iteration belongs to process {self._process}, which started it, not to "
                 f"process {os.getpid()}. Create a loader in this process"
             )
-        began = time.perf_counter()
+        self._log.meter.begin_wait()
         try:
             batch = self._take()
         except StopIteration:
@@ -123,7 +122,7 @@ class Iteration(Iterator[Batch]):
             self.close()
             raise
         finally:
-            self._log.meter.stall_s += time.perf_counter() - began
+            self._log.meter.end_wait()
         self._log.record(self._position)
         return batch
 
@@ -211,6 +210,8 @@ class Iteration(Iterator[Batch]):
             self._current, self._number = next(self._blocks), 0
             for block in self._current:
                 self._log.meter.traffic += block.traffic
+                if self._plan.world_index == 0:
+                    self._log.warn_once(block.doubts)
             self._start_log.log_shard(self._plan, self._current)
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]]]:

@@ -20,6 +20,7 @@ from cloudload.delivery.world import World
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.stats import READ
+from cloudload.system.activity import Wait
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
@@ -41,6 +42,10 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
     return min(num_read // component.lanes.num_positions, (recipe.config.epochs or NEVER) - 1)
 
 
+WORKING = "working in the training process"
+"""The activity of a pass while the training process waits for nothing else."""
+
+
 class Source(Protocol):
     """The methods of a loader that a pass uses."""
 
@@ -56,6 +61,10 @@ class Source(Protocol):
         """Return the number of passes completed."""
         ...
 
+    def _report_wait(self, waited_s: float, what: str) -> None:
+        """Log that a batch has not arrived after `waited_s`, because of `what`."""
+        ...
+
 
 class Pass(Iterator[Batch]):
     """One pass. It starts no workers before its first batch is requested.
@@ -68,12 +77,17 @@ class Pass(Iterator[Batch]):
         self._source, self._has_stop, self._reason = source, has_stop, reason
         self._iteration: Iteration | None = None
         self._stop, self._is_over = 0, False
+        self._wait = Wait(source._report_wait, WORKING)
 
     def __next__(self) -> Batch:
         if self._reason is not None:
             raise ValueError(self._reason)
         if self._is_over:
             raise StopIteration
+        with self._wait:
+            return self._take()
+
+    def _take(self) -> Batch:
         if self._iteration is None:
             self._iteration = self._source._start_iteration()
             self._stop = self._source._count_passes() + 1

@@ -19,6 +19,7 @@ from cloudload.delivery.exchange import Exchange
 from cloudload.errors import RanksDisagreeError
 from cloudload.order.lanes import rank_rows
 from cloudload.packing.residue import split_residues
+from cloudload.packing.tables import NUM_CURSOR_COLUMNS
 from cloudload.run.position import LaneArrays
 from cloudload.run.recipe import Recipe
 from cloudload.workers.block import Block
@@ -38,7 +39,7 @@ class Report(NamedTuple):
     counts: Ints
     """int64 [streams, counts]: the statistics of the rows."""
     cursors: Ints
-    """int64 [rows, 2]: the lane's cursor after each row."""
+    """int64 [rows, 3]: the lane's cursor after each row."""
     residues: list[bytes]
     """The lane's residue after each row; empty if the packing has no residue."""
 
@@ -66,7 +67,7 @@ def report_batch(
         return Report(stop, rank_index, first_dry, counts, block.cursors[rows], residues)
     ranges = [block.rows_of(number) for block in blocks]
     num_rows = sum(rows.stop - rows.start for rows in ranges)
-    cursors = np.empty((num_rows, 2), np.int64)
+    cursors = np.empty((num_rows, NUM_CURSOR_COLUMNS), np.int64)
     residues = [b""] * num_rows if any(block.residues for block in blocks) else []
     for block, rows, own in zip(blocks, ranges, batch_rows, strict=True):
         cursors[own] = block.cursors[rows]
@@ -126,10 +127,10 @@ class Window(NamedTuple):
     def _decode(self, message: Ints, counts_shape: tuple[int, ...]) -> Report:
         stop, index, first_dry = message[:_HEADER].tolist()
         num_rows = len(rank_rows(self.start, self.stop, index, self.world_size))
-        sizes = [_HEADER, math.prod(counts_shape), 2 * num_rows]
+        sizes = [_HEADER, math.prod(counts_shape), NUM_CURSOR_COLUMNS * num_rows]
         _, counts, cursors, residues = np.split(message, np.cumsum(sizes))
         parts = split_residues(residues[num_rows:].tobytes(), residues[:num_rows].tolist())
-        counts, cursors = counts.reshape(counts_shape), cursors.reshape(-1, 2)
+        counts, cursors = counts.reshape(counts_shape), cursors.reshape(-1, NUM_CURSOR_COLUMNS)
         return Report(stop, index, first_dry, counts, cursors, parts)
 
     def first_dry(self, reports: Sequence[Report]) -> int:

@@ -7,7 +7,9 @@ The loader owns the log. An iteration writes to it without a reference to the lo
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
 from cloudload.tokenization.backend import Choice
 
+logger = logging.getLogger(__name__)
+
 _KEPT_POSITIONS = 4
 
 
@@ -25,6 +29,7 @@ class RunLog:
 
     def __init__(self, position: Position) -> None:
         self.meter = DeliveryMeter()
+        self._doubted: set[int] = set()
         self.start_at(position)
 
     def start_at(self, position: Position) -> None:
@@ -36,6 +41,12 @@ class RunLog:
         """Continue from a position that was not reached by reading, and forget the earlier ones."""
         self._positions: deque[Position] = deque([position], maxlen=_KEPT_POSITIONS)
         self.record_end(0, np.zeros_like(position.counts))
+
+    def warn_once(self, doubts: Mapping[int, str]) -> None:
+        """Log doubts that streams are text, and for each stream only the first one."""
+        for stream in doubts.keys() - self._doubted:
+            logger.warning("%s", doubts[stream])
+        self._doubted |= doubts.keys()
 
     def record(self, position: Position) -> None:
         """Record the position after a batch that was handed out or skipped."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from cloudload.delivery.description import counted, join_numbers
+from cloudload.mds.dataset import warn_of_missing_hashes
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.storage.redaction import redact
@@ -49,6 +50,9 @@ class StartLog:
         )
         if (warning := recipe.tokenizer.framing_warning) is not None:
             logger.warning("%s", warning)
+        for dataset in recipe.corpus.datasets:
+            if (warning := warn_of_missing_hashes(dataset)) is not None:
+                logger.warning("%s", warning)
         log_choice(backend)
 
     def begin_iteration(self) -> None:

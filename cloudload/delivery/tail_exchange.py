@@ -18,10 +18,9 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_SIZE, SIZE_ABSENT
+from cloudload.packing.tables import CURSOR_ORDINAL, CURSOR_SIZE, REMNANT_SIZE, SIZE_ABSENT
 from cloudload.packing.tail import Stages, Tail, pack_tail
-from cloudload.stats import EMPTY, FILTERED
-from cloudload.workers.block import Block
+from cloudload.workers.block import Block, counts_of_sizes
 from cloudload.workers.plan import Plan
 
 _HEADER = 2
@@ -54,7 +53,7 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
             plan.recipe.packing,
             start_row=plan.phase.start,
             stages=stages,
-            cursors=ended.cursors[0],
+            cursors=ended.cursors[0, :, :CURSOR_SIZE],
             residues=[ended.residue(0, lane) for lane in range(plan.num_lanes)],
             sizes=_sizes_by_lane(plan, messages),
         )
@@ -66,8 +65,9 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
         ) from error
     if not tail.end:
         raise DatasetError(
-            f"no document of {', '.join(plan.recipe.labels)} has any tokens: all are empty or "
-            "filtered out. Set an eos, or use a different transform, min_tokens, or data"
+            f"no document of {', '.join(plan.recipe.labels)} has any tokens: all are empty, "
+            "filtered out, or left out by on_error='skip'. Set an eos, or use a different "
+            "transform, min_tokens, or data"
         )
     return tail
 
@@ -85,10 +85,11 @@ def count_remnants(plan: Plan, remnants: Ints) -> Ints:
     recipe = plan.recipe
     [component] = recipe.components
     orders, counts = component.orders(plan.cache_root), np.zeros_like(plan.position.counts)
-    for lane, ordinal, _, _, size in remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT].tolist():
+    remnants = remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT]
+    counted = counts_of_sizes(remnants[:, REMNANT_SIZE]).tolist()
+    for (lane, ordinal, *_), count in zip(remnants.tolist(), counted, strict=True):
         epoch, position = component.lanes.epoch_position(lane, ordinal)
-        stream = recipe.corpus.streams_of(orders(epoch)[position])
-        counts[stream, FILTERED if size < 0 else EMPTY] += 1
+        counts[recipe.corpus.streams_of(orders(epoch)[position]), count] += 1
     return counts
 
 

@@ -1,19 +1,19 @@
 """The Hugging Face Trainer, with the loader's state saved in `trainer_state.json`.
 
-    class MyTrainer(CloudloadTrainer, Trainer): ...
-
-    trainer = MyTrainer(model, args, loader=loader, eval_dataset=FromStart(eval_loader))
+    trainer = CloudloadTrainer(model, args, loader=loader, eval_dataset=FromStart(eval_loader))
     trainer.train(resume_from_checkpoint=True)
 
+    class MyTrainer(CloudloadTrainer, SFTTrainer): ...    # other trainers read a loader, too
+
 The Trainer would wrap a dataset in a DataLoader that reads ahead and shards by rank a second time,
-so the mixin passes it the loader instead. A resumed run neither loses nor repeats a batch.
+so this one reads the loader instead. A resumed run neither loses nor repeats a batch.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise explain_missing(error, "accelerate", "transformers") from error
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 logger = logging.getLogger(__name__)
@@ -84,24 +84,49 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         self.note()
 
 
-class CloudloadTrainer:
-    """A mixin for training from a loader. Put it before `Trainer` in the list of base classes."""
+class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
+    """A Trainer whose batches come from a loader.
+
+    It is also a mixin: put it before another trainer in the list of base classes.
+    """
 
     def __init__(self, *args: Any, loader: CloudLoader, **kwargs: Any) -> None:
         self.loader, self._state = loader, CloudloadCallback(loader)
         super().__init__(
             *args, callbacks=[*(kwargs.pop("callbacks", None) or ()), self._state], **kwargs
-        )  # type: ignore[call-arg]
+        )
 
     def get_train_dataloader(self) -> Any:
         """Return the loader.
 
-        Raises `ValueError` if the number of batches in a pass is not a multiple of
-        `gradient_accumulation_steps`, and warns if the number is unknown. The Trainer may then
-        lose the gradients accumulated at the end of the pass.
+        Raises `ValueError` if `per_device_train_batch_size` is not the loader's `batch_size`, or if
+        the number of batches in a pass is not a multiple of `gradient_accumulation_steps`. Warns if
+        this number is unknown.
         """
         self._state.note()
-        accumulate = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
+        self._check_batch_size()
+        self._check_accumulation()
+        return self.loader
+
+    def _check_batch_size(self) -> None:
+        """Raise `ValueError` unless a step has as many rows as the Trainer counts."""
+        args, rows = self.args, self.loader.batch_size
+        if args.train_batch_size == rows:
+            return
+        devices = max(1, args.n_gpu)
+        of_devices = f" on each of {devices} devices" if devices > 1 else ""
+        advice = f"Create the loader with batch_size={args.train_batch_size}"
+        if rows % devices == 0:
+            advice = f"Set per_device_train_batch_size={rows // devices}"
+        raise ValueError(
+            f"per_device_train_batch_size is {args.per_device_train_batch_size}{of_devices}, but "
+            f"the loader's batch_size is {rows}. The Trainer would log a wrong "
+            f"train_samples_per_second. {advice}"
+        )
+
+    def _check_accumulation(self) -> None:
+        """Check that no gradients are left over at the end of a pass, which may lose them."""
+        accumulate = self.args.gradient_accumulation_steps
         rest = 0 if self.loader.is_endless or accumulate == 1 else None
         with suppress(TypeError):
             rest = len(self.loader) % accumulate
@@ -118,25 +143,30 @@ class CloudloadTrainer:
                 "the Trainer may take no step with them. Set stop_every to a multiple of "
                 "gradient_accumulation_steps"
             )
-        return self.loader
+
+    def num_examples(self, dataloader: object) -> int:
+        """The number of rows in a pass over `dataloader`, on all ranks."""
+        if dataloader is self.loader:
+            return len(self.loader) * self.loader.batch_size * self.loader.world_size
+        return cast(int, super().num_examples(dataloader))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return `eval_dataset` if it is a `FromStart`, otherwise the Trainer's DataLoader for it.
 
         It may also be a key of `self.eval_dataset`, or None for `self.eval_dataset` itself.
         """
-        asked = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+        asked = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(asked, str):
-            asked = self.eval_dataset[asked]  # type: ignore[attr-defined]
-        return asked if isinstance(asked, FromStart) else super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+            asked = self.eval_dataset[asked]
+        return asked if isinstance(asked, FromStart) else super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return `test_dataset` if it is a `FromStart`, otherwise the Trainer's DataLoader."""
         if isinstance(test_dataset, FromStart):
             return test_dataset
-        return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+        return super().get_test_dataloader(test_dataset)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log `logs`, and `loader.stats()` as `cloudload/…` if `logs` contains a training loss."""
         numbers = self.loader.stats().as_dict("cloudload/") if "loss" in logs else {}
-        super().log({**logs, **numbers}, *args, **kwargs)  # type: ignore[misc]
+        super().log({**logs, **numbers}, *args, **kwargs)

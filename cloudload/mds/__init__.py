@@ -7,9 +7,11 @@
     dataset ─► index        list the shards       writer            samples ─► a raw shard's bytes
     shard                   read samples          codecs, hashes    compress and check stored shards
     token_columns           read token IDs        document_columns  check the columns of documents
+    not_a_dataset ─► survey, raw_files            explain a location without an index
+    download                fetch a stored shard, and check it
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
-the same bytes as its `MDSWriter`. All input is untrusted, so file names may not leave their folder,
-the index limits all sizes, and nothing is unpickled. Other packages may use every name without an
-underscore.
+the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input
+is untrusted, so file names may not leave their folder, the index limits all sizes, and nothing is
+unpickled. Other packages may use every name without an underscore.
 """

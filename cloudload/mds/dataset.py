@@ -9,21 +9,28 @@ stream_starts 0, 5, 9                     shard_starts 0, 3, 5, 9
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.config.stream import Stream
-from cloudload.errors import DatasetError
+from cloudload.errors import DatasetError, StoreError
 from cloudload.mds.codecs import check_codec
+from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
+from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import read_object
+from cloudload.storage.objects import read_object_version
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url
+from cloudload.storage.versions import UNKNOWN, Version
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,24 @@ class Dataset:
     shards: tuple[ShardInfo, ...]
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
+    version: Version = field(default=UNKNOWN, compare=False)
+    """What the store told about `index.json` when it was read."""
+    read_s: float = field(default=math.inf, compare=False)
+    """When `index.json` was read, in seconds since 1970, by the store's clock if it tells the time.
+    It is not before the time at which `index.json` was written."""
+
+    @cached_property
+    def num_without_hash(self) -> int:
+        """Number of shards whose index entry has no hash that can be checked.
+
+        The index stays the same if such a shard is written again at an equal size.
+        """
+        kinds = Counter((*shard.raw.hashes, *shard.stored.hashes) for shard in self.shards)
+        return sum(
+            number
+            for names, number in kinds.items()
+            if fastest_hash(dict.fromkeys(names, "")) is None
+        )
 
     def __repr__(self) -> str:
         return f"Dataset({redact(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
@@ -93,15 +118,29 @@ class Corpus:
         They depend on each shard's sample count, columns, raw size, and raw hashes, in order, but
         not on location or compression.
         """
+        return self._hash_shards(
+            streams, lambda shard: f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())}"
+        )
+
+    def fingerprint_samples(self, streams: range) -> str:
+        """Return 32 hex digits that identify the samples of the datasets with indices `streams`.
+
+        They depend on each shard's sample count, columns, and `SAMPLES_HASH`, in order, but not on
+        its header, which names the compression, hashes, and size limit. "" if a shard has no such
+        hash in the index.
+        """
+        shards = itertools.chain.from_iterable(self.datasets[each].shards for each in streams)
+        if not all(shard.samples_hash for shard in shards):
+            return ""
+        return self._hash_shards(streams, lambda shard: str(shard.samples_hash))
+
+    def _hash_shards(self, streams: range, describe: Callable[[ShardInfo], str]) -> str:
         digest = hashlib.sha256()
         for stream in streams:
             digest.update(b"dataset\n")
             for shard in self.datasets[stream].shards:
                 columns = [(column.name, column.encoding) for column in shard.columns]
-                digest.update(
-                    f"{shard.samples} {shard.raw.bytes} "
-                    f"{sorted(shard.raw.hashes.items())} {columns}\n".encode()
-                )
+                digest.update(f"{shard.samples} {describe(shard)} {columns}\n".encode())
         return digest.hexdigest()[:32]
 
 
@@ -114,8 +153,8 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
     """Read the index of each stream.
 
     Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
-    a package for its compression is missing, if all datasets are empty, or if one is empty and
-    `may_be_empty` is False.
+    a location has something else, such as raw files, if a package for its compression is missing,
+    if all datasets are empty, or if one is empty and `may_be_empty` is False.
     """
     corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
     empty = [
@@ -127,10 +166,46 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
     return corpus
 
 
+def read_index(stream: Stream, retry: Retry) -> tuple[bytes, Version]:
+    """Read the index of a stream's dataset, and what the store tells about its version.
+
+    Raises `DatasetError` if there is something else, such as raw files, and otherwise `StoreError`
+    if the index cannot be read.
+    """
+    if reason := explain_hub_name(stream):
+        raise DatasetError(reason)
+    try:
+        return read_object_version(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
+    except StoreError as error:
+        if not error.is_missing or (reason := explain_not_a_dataset(stream, retry)) is None:
+            raise
+    raise DatasetError(reason)
+
+
 def _open_dataset(stream: Stream, retry: Retry) -> Dataset:
-    data = read_object(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
+    before_s = time.time()
+    data, version = read_index(stream, retry)
     shards = parse_index(data, redact(stream.url))
     for compression in {shard.compression for shard in shards}:
         if compression is not None:
             check_codec(compression)
-    return Dataset(stream.url, shards, hashlib.sha256(data).hexdigest())
+    read_s = max(version.read_s or before_s, version.written_s or 0.0)
+    return Dataset(stream.url, shards, hashlib.sha256(data).hexdigest(), version, read_s)
+
+
+def warn_of_missing_hashes(dataset: Dataset) -> str | None:
+    """A warning about a dataset whose shards lack hashes; None if all have one."""
+    if not dataset.num_without_hash:
+        return None
+    effect = (
+        "and the cache notices it only if index.json is written again, too"
+        if dataset.version.is_known
+        else "and the cache continues to use the old shards, because the store does not tell when "
+        "index.json was written"
+    )
+    return (
+        f"{redact(dataset.url)}: {dataset.num_without_hash:,} of {len(dataset.shards):,} shards "
+        "have no hash in the index. If the dataset is published again with shards of the same "
+        f"sizes, a resumed run reads other text without an error, {effect}. Write the dataset with "
+        "hashes, for example MDSWriter(hashes=['xxh64'])"
+    )

@@ -1,4 +1,9 @@
-"""The hashes that MDS indexes contain."""
+"""The hashes that MDS indexes contain.
+
+xxh64, sha1, …     of a stored file, or of a raw shard
+samples-xxh128     of a shard's samples alone, which stays the same if they are written with another
+                   compression or other hashes. `mds.writer` lists it with those of the raw shard
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import xxhash
+
+from cloudload.arrays import Ints
+
+SAMPLES_HASH = "samples-xxh128"
 
 
 def new_hash(algorithm: str) -> Any:
@@ -29,6 +39,17 @@ def hash_bytes(algorithm: str, data: bytes) -> str:
     running = new_hash(algorithm)
     running.update(data)
     return str(running.hexdigest())
+
+
+def hash_samples(sizes: Ints, samples: bytes | memoryview) -> str:
+    """The `SAMPLES_HASH` of a shard, in hex digits.
+
+    `sizes` are those of its samples in bytes, int64 [samples]. `samples` are the bytes of all
+    samples, which follow the header.
+    """
+    running = xxhash.xxh128(np.asarray(sizes, "<i8").tobytes())
+    running.update(samples)
+    return running.hexdigest()
 
 
 def fastest_hash(hashes: Mapping[str, str]) -> str | None:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from cloudload.errors import DatasetError
+from cloudload.mds.hashes import SAMPLES_HASH, fastest_hash
 from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
 INDEX_NAME = "index.json"
@@ -39,6 +40,13 @@ FIXED_FORMATS: dict[str, str] = {
 
 _FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()}
 _FIXED_SIZES["float16"] = 2
+
+_KEYS_OF_OTHERS = {
+    "LitData": {"chunks", "config"},
+    "WebDataset": {"shardlist"},
+    "safetensors": {"weight_map"},
+}
+"""Keys that an `index.json` of another library has."""
 
 # what parsing an untrusted index may raise
 FAULTS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
@@ -73,7 +81,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file, as described by the index. `hashes` maps names of algorithms to hex digests."""
+    """A file, as described by the index.
+
+    `hashes` maps names of algorithms to hex digests of the file.
+    """
 
     name: str
     bytes: int
@@ -93,11 +104,18 @@ class ShardInfo:
     raw: FileInfo
     zipped: FileInfo | None
     compression: str | None
+    samples_hash: str | None = None
+    """The `SAMPLES_HASH` of its samples; None if the index has none."""
 
     @property
     def stored(self) -> FileInfo:
         """The file that is stored: `zipped`, or `raw` for an uncompressed shard."""
         return self.zipped or self.raw
+
+    @property
+    def has_hash(self) -> bool:
+        """Whether the index has a hash of the shard that can be checked."""
+        return any(fastest_hash(file.hashes) is not None for file in (self.raw, self.stored))
 
 
 def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
@@ -119,13 +137,18 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
     except FAULTS as error:
         reason = explain_fault(error)[:500]
         raise DatasetError(
-            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert or copy the dataset "
-            "again"
+            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert the raw corpus "
+            "with cloudload convert, or copy the dataset again"
         ) from error
 
 
 def check_version(index: Any) -> None:
-    """Raise one of `FAULTS` unless parsed JSON is an index of the version that MDS has."""
+    """Raise one of `FAULTS` unless a parsed index is one of MDS, of version 2."""
+    if not isinstance(index, Mapping):
+        raise ValueError(f"it is a JSON {type(index).__name__}, not an object with shards")
+    for library, keys in _KEYS_OF_OTHERS.items():
+        if keys <= index.keys():
+            raise ValueError(f"it is an index of {library}, whose files cloudload cannot read")
     if index["version"] != 2:
         raise ValueError(f"its version is {index['version']!r}, not 2")
 
@@ -169,7 +192,9 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
     """Parse a shard's entry. Raises one of `FAULTS` if it is invalid."""
     if entry["format"] != "mds":
         raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
-    samples, raw = _natural(entry["samples"], "samples"), _parse_file(entry["raw_data"])
+    samples, hashes = _natural(entry["samples"], "samples"), _parse_hashes(entry["raw_data"])
+    samples_hash = hashes.pop(SAMPLES_HASH, None)
+    raw = _parse_file(entry["raw_data"], hashes)
     if raw.bytes < 4 * (samples + 2):
         raise ValueError(f"{raw.name!r} has {raw.bytes:,} bytes, too few for {samples:,} samples")
     zipped = entry.get("zip_data")
@@ -184,8 +209,9 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
             tuple(names), tuple(encodings), tuple(sizes), tuple(map(type, sizes))
         ),
         raw=raw,
-        zipped=_parse_file(zipped) if zipped else None,
+        zipped=_parse_file(zipped, _parse_hashes(zipped)) if zipped else None,
         compression=_parse_compression(entry["compression"]) if zipped else None,
+        samples_hash=samples_hash,
     )
 
 
@@ -224,14 +250,18 @@ def _parse_compression(value: object) -> str:
     return value
 
 
-def _parse_file(entry: dict[str, Any]) -> FileInfo:
+def _parse_file(entry: dict[str, Any], hashes: dict[str, str]) -> FileInfo:
     name = entry["basename"]
     if fault := fault_of_name(name):
         raise ValueError(f"the file name {str(name)[:100]!r} {fault}")
     size = _natural(entry["bytes"], "bytes")
     if size > MOST_SHARD_BYTES:
         raise ValueError(f"{name!r} has {size:,} bytes, more than an MDS shard can hold (4 GiB)")
-    return FileInfo(name, size, {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()})
+    return FileInfo(name, size, hashes)
+
+
+def _parse_hashes(entry: dict[str, Any]) -> dict[str, str]:
+    return {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()}
 
 
 def fault_of_name(name: object) -> str | None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.errors import DatasetError
+from cloudload.mds.hashes import hash_samples
 from cloudload.mds.index import FIXED_FORMATS, ShardInfo
 
 _MOST_HEADER_BYTES = 1 << 20
@@ -29,6 +30,20 @@ REPAIR_ADVICE = (
     "If the shard is in the cache, delete it there to fetch it again. If it is damaged in the "
     "dataset, convert or copy it again"
 )
+
+SKIP_ADVICE = "To leave such documents out and count them, pass on_error='skip'"
+
+
+class BadDocumentError(DatasetError):
+    """The content of one document is at fault, not its shard: every reader of it fails alike.
+
+    on_error="skip" leaves such documents out.
+    """
+
+    def __init__(self, message: str, *, summary: str = "") -> None:
+        super().__init__(message)
+        self.summary = summary or message
+        """The message without a traceback and advice, for a log."""
 
 
 class Shard:
@@ -134,10 +149,19 @@ class Shard:
         width = self.info.columns[column].bytes
         return self._map[start : start + (sizes[variable] if width is None else width)]
 
+    def sample_sizes(self) -> Ints:
+        """The size of each sample in bytes, all columns together: int64 [samples]."""
+        return np.diff(self._offsets.astype(np.int64))
+
     @property
     def data(self) -> memoryview:
         """All bytes of the shard, without copying them."""
         return memoryview(self._map)
+
+    @property
+    def samples_hash(self) -> str:
+        """The `SAMPLES_HASH` of the shard, in hex digits."""
+        return hash_samples(np.diff(self._offsets.astype(np.int64)), self.data[self._starts[0] :])
 
     def find_values(self, samples: Ints, column: int) -> tuple[Ints, Ints]:
         """Find the bytes [start, stop) of the column with index `column` of each of `samples`.
@@ -162,7 +186,7 @@ class Shard:
     def read_texts(self, samples: Iterable[int], column: int) -> list[str]:
         """Read the column with index `column` of each of `samples`, in order, as text.
 
-        Raises `DatasetError` if a sample is damaged or is not UTF-8.
+        Raises `DatasetError` if a sample is damaged, and `BadDocumentError` if it is not UTF-8.
         """
         texts = []
         # `read_bytes` is inlined because this runs per document, where a call would double the time
@@ -194,8 +218,9 @@ class Shard:
                     f"If it holds token IDs, pass tokens_key={self.info.columns[column].name!r} "
                     "and tokens_dtype. A `transform` may decode text that is not UTF-8"
                 )
-            raise DatasetError(
-                f"{self.where(sample)} is not UTF-8 ({_explain(error)}). {advice}"
+            summary = f"{self.where(sample)} is not UTF-8 ({_explain(error)})"
+            raise BadDocumentError(
+                f"{summary}. {advice}. {SKIP_ADVICE}", summary=summary
             ) from error
         except struct.error:
             raise self._broken(sample) from None
@@ -211,8 +236,8 @@ class Shard:
     def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
         """Read columns of a sample, by name. `names` that are not columns are ignored.
 
-        Raises `DatasetError` if the sample is damaged, if a value does not fit its encoding, or if
-        an encoding is not supported, such as pkl.
+        Raises `BadDocumentError` if a value is not valid text or JSON, and `DatasetError` if the
+        sample is damaged, or if an encoding is not supported, such as pkl.
         """
         columns = self.info.columns
         numbers = {column.name: number for number, column in enumerate(columns)}
@@ -223,8 +248,20 @@ class Shard:
                 for name, data in parts.items()
             }
         except (ValueError, struct.error, RecursionError) as error:
-            what = f"sample {sample} of {self.name} does not match its columns"
-            raise DatasetError(f"{what} ({_explain(error)}). Convert the corpus again") from error
+            what = f"sample {sample} of {self.name} does not match its columns ({_explain(error)})"
+            message = f"{what}. Convert the corpus again"
+            if not isinstance(error, ValueError):
+                # bytes of a wrong size, or JSON that is deeper than what is left of the stack
+                raise DatasetError(message) from error
+            raise BadDocumentError(f"{message}. {SKIP_ADVICE}", summary=what) from error
+
+    def has_id(self, sample: int, identifier: str) -> bool:
+        """Whether a sample's value in the column `id`, as text, is `identifier`.
+
+        A sample without the column, or with null in it, has no ID.
+        """
+        value = self.read_columns(sample, [ID_KEY]).get(ID_KEY)
+        return value is not None and str(value) == identifier
 
     def where(self, sample: int) -> str:
         """Describe a sample for a message: its index, the shard, and the ID if it can be read."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.mds.codecs import compress, compression_extension
-from cloudload.mds.hashes import hash_bytes, new_hash
+from cloudload.mds.hashes import SAMPLES_HASH, hash_bytes, hash_samples, new_hash
 from cloudload.mds.index import FIXED_FORMATS, Column
 
 DEFAULT_SHARD_BYTES = 1 << 26
@@ -33,7 +33,8 @@ class ShardFormat:
     compression: str | None = "zstd"
     """`zstd`, `gz`, `bz2` or `br`, with an optional level such as `zstd:7`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
-    """Hash algorithms. The index lists these hashes of each file."""
+    """Hash algorithms. The index lists these hashes of each file. If there are any, it also lists
+    the `SAMPLES_HASH` of each shard."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
     """The maximum raw size, in bytes, of a shard that holds several samples."""
 
@@ -120,9 +121,12 @@ def pack_shard(
     `samples` are the encoded samples, joined in any way. `sizes` are their sizes in bytes, int64
     [samples]. Raises `ValueError` if the shard would have 4 GiB or more.
     """
-    raw = b"".join([encode_shard_head(form, sizes), *samples])
+    head = encode_shard_head(form, sizes)
+    raw = b"".join([head, *samples])
     name, stored, zipped = f"shard.{number:05}.mds", raw, None
     raw_entry = _describe_file(form, name, raw)
+    if form.hashes:
+        raw_entry["hashes"][SAMPLES_HASH] = hash_samples(sizes, memoryview(raw)[len(head) :])
     if form.compression:
         stored = compress(form.compression, raw)
         name = f"{name}.{compression_extension(form.compression)}"

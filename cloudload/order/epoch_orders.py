@@ -26,6 +26,7 @@ from cloudload.order.canonical import fill_order, seekable_order
 from cloudload.order.sampling import id_dtype
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling, num_positions
+from cloudload.system.activity import doing
 from cloudload.system.background_process import run_detached
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
@@ -153,7 +154,11 @@ class EpochOrders:
         try:
             make_folder(self._folder)
             # files are removed only under their lock, so this one exists until it is mapped
-            with locked(lock_path(path)):
+            what = f"the order of epoch {epoch}"
+            with (
+                locked(lock_path(path), what=f"build {what}"),
+                doing(f"building {what} ({self._num_positions:,} documents)"),
+            ):
                 self.build(epoch)
                 return self._load(path)
         except (OSError, MemoryError) as error:

@@ -16,15 +16,17 @@ FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = ra
 """Columns of a document table, int64 [documents, 10].
 
 `FLAT_LANE` is `component * num_lanes + lane`. `SAMPLE` is the sample's index within its stream.
-`SIZE` is the number of tokens to pack, including bos and eos; 0 if the document is filtered out.
+`SIZE` is the number of tokens to pack, including bos and eos; 0 if the document is left out.
 `COUNT` is the statistic that the document counts toward, an index into `stats.COUNTS`. Token `i` is
 at `BASE + i` in buffer `BUFFER`, except for bos and eos, which the buffer does not contain. If the
 stream has a bos, it is token 0. The first `START` tokens are already in rows.
 """
 
-CURSOR_ORDINAL, CURSOR_OFFSET = range(2)
-"""Columns of cursors, int64 [.., 2]: the ordinal of a lane's next document, and the number of that
-document's tokens that are already in rows."""
+CURSOR_ORDINAL, CURSOR_OFFSET, CURSOR_SIZE = range(3)
+"""Columns of cursors, int64 [.., 3]: the ordinal of a lane's next document, the number of that
+document's tokens that are already in rows, and its number of tokens. The size is 0 if the offset is
+0, or if an older version saved the cursor. Packers read and return only the first two columns."""
+NUM_CURSOR_COLUMNS = 3
 
 PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(4)
 """Columns of pieces, int64 [pieces, 4], sorted by row: tokens [start, stop) of a document, bos and
@@ -39,17 +41,17 @@ SPAN_COLUMNS = ("row", "stream", "epoch", "sample", "start", "stop")
 SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(len(SPAN_COLUMNS))
 """Columns of spans, int64 [spans, 6]: tokens [start, stop) of a sample of a stream."""
 
-SIZE_ABSENT, SIZE_FILTERED = -2, -1
-"""Special values in a column of sizes: no document here (or one that was counted before, in
-remnants), and a document that is filtered out."""
+SIZE_FAILED, SIZE_ABSENT, SIZE_FILTERED = -3, -2, -1
+"""Special values in a column of sizes: a document that on_error="skip" leaves out, no document here
+(or one that was counted before, in remnants), and a document that is filtered out."""
 
 NUM_REMNANT_COLUMNS = 5
 REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range(
     NUM_REMNANT_COLUMNS
 )
 """Columns of remnants, int64 [remnants, 5]: tokens [start, stop) of a document that a lane has left
-when the tail or a stage of it begins. `REMNANT_SIZE` is the document's size, or `SIZE_FILTERED`. It
-is `SIZE_ABSENT` if the document was counted before."""
+when the tail or a stage of it begins. `REMNANT_SIZE` is the document's size, `SIZE_FILTERED`, or
+`SIZE_FAILED`. It is `SIZE_ABSENT` if the document was counted before."""
 
 TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
 """Columns of the pieces of the tail's rows, int64 [pieces, 3]: the index of a remnant, and tokens

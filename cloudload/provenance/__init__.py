@@ -2,7 +2,12 @@
 
     load_state      checkpoint ─► state
     open_run        state ─► Run ─► a loader at the state's position
+    open_runs       states ─► the parts of a run whose options changed at a resume
+    split_steps     steps ─► the steps of each part
+    start_run       options of a loader ─► Run, at its beginning
     trace_steps     steps ─► their rows ─► spans: IDs, shards, text
+    view_rows       steps ─► their rows, token by token, with the documents in them
+    render_rows     rows ─► a page of HTML
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
 Steps count global batches from the start of the run, from 1. The run's world size does not matter.
@@ -12,8 +17,17 @@ that lane's rank.
 
 from cloudload.provenance.checkpoint import load_state as load_state
 from cloudload.provenance.documents import Occurrence as Occurrence
+from cloudload.provenance.documents import explain_absence as explain_absence
 from cloudload.provenance.documents import find_document as find_document
 from cloudload.provenance.documents import find_samples as find_samples
+from cloudload.provenance.row_page import render_rows as render_rows
 from cloudload.provenance.rows import trace_steps as trace_steps
+from cloudload.provenance.run_parts import open_runs as open_runs
+from cloudload.provenance.run_parts import split_steps as split_steps
 from cloudload.provenance.state_run import Run as Run
 from cloudload.provenance.state_run import open_run as open_run
+from cloudload.provenance.state_run import start_run as start_run
+from cloudload.provenance.viewed_rows import ViewedRow as ViewedRow
+from cloudload.provenance.viewed_rows import ViewedSpan as ViewedSpan
+from cloudload.provenance.viewed_rows import view_rows as view_rows
+from cloudload.workers.trace import WholeDocument as WholeDocument

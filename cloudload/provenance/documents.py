@@ -61,6 +61,20 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
     return found
 
 
+def explain_absence(run: Run, stream: int, sample: int, **delivery: Any) -> str | None:
+    """Say why no row of a run has a sample, or return None if nothing leaves it out.
+
+    `stream` and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
+    `DatasetError` if the sample cannot be read, and the errors of `Run.loader`.
+    """
+    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        tracer = Tracer(loader.plan())
+        try:
+            return tracer.explain_absence(stream, sample)
+        finally:
+            tracer.close()
+
+
 def find_document(
     run: Run, stream: int, sample: int, last_step: int, *, quick: bool = False, **delivery: Any
 ) -> Iterator[Occurrence]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cloudload.batch import Batch
+from cloudload.loader import CloudLoader
 from cloudload.provenance.state_run import Run, open_lane
 from cloudload.workers.trace import TracedSpan
 
@@ -19,25 +21,36 @@ def trace_steps(
     `DeliveryConfig`. Raises `ValueError` for a row that a step does not have, and for a step that
     is not after the state. Also raises the errors of `Run.loader`.
     """
+    for step, loader, batch, place in read_steps(run, steps, row, delivery):
+        yield step, loader.trace(batch, place)
+
+
+def read_steps(
+    run: Run, steps: range, row: int | None, delivery: Mapping[str, Any]
+) -> Iterator[tuple[int, CloudLoader, Batch, int | None]]:
+    """Yield (step, loader, batch, row within the batch) for each of `steps`, as `trace_steps` does.
+
+    The row is None if `row` is. Each batch can be used until the next one is asked for.
+    """
     if row is not None and not 0 <= row < run.global_batch:
         raise ValueError(f"row is {row}. Use 0 to {run.global_batch - 1}, the rows of a step")
-    if row is None or run.saved.fields["epochs"] is not None:
-        yield from _trace_in_turn(run, steps, row, delivery)
+    if row is None or run.arguments["epochs"] is not None:
+        yield from _read_in_turn(run, steps, row, delivery)
         return
     for step in steps:
         number = run.rows_of_step(step)[row]
         with open_lane(run, number % run.saved.layout.num_lanes, 1, delivery) as loader:
             loader.seek(number)
-            yield step, loader.trace(next(iter(loader)))
+            yield step, loader, next(iter(loader)), 0
 
 
-def _trace_in_turn(
+def _read_in_turn(
     run: Run, steps: range, row: int | None, delivery: Mapping[str, Any]
-) -> Iterator[tuple[int, list[TracedSpan]]]:
+) -> Iterator[tuple[int, CloudLoader, Batch, int | None]]:
     if not steps:
         return
     first = run.rows_of_step(steps[0]).start
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         loader.seek(first)
         for step, batch in zip(steps, loader, strict=False):
-            yield step, loader.trace(batch, row)
+            yield step, loader, batch, row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloudload.config.stream import Stream
@@ -27,6 +27,10 @@ class Run:
     """Keyword arguments of `CloudLoader`."""
     global_batch: int
     """Number of rows per step."""
+    last_step: int | None = None
+    """The last step that has these options; None if that is not known. See `run_parts`."""
+    on_change: Mapping[str, str] = field(default_factory=dict)
+    """The changes since the state that the run accepted; see `CloudLoader.load_state_dict`."""
 
     @property
     def labels(self) -> list[str]:
@@ -49,7 +53,7 @@ class Run:
         `load_state_dict`.
         """
         loader = CloudLoader(**self.arguments, **delivery)
-        loader.load_state_dict(self.state)
+        loader.load_state_dict(self.state, on_change=self.on_change)
         return loader
 
     def rows_of_step(self, step: int) -> range:
@@ -111,7 +115,7 @@ def open_run(
         (row, dict(zip(names, weights, strict=False))) for row, weights in saved.mixture.schedule
     ]
     arguments = {
-        **{name: state[name] for name in HELD_CONFIG_FIELDS},
+        **{name: saved.fields[name] for name in HELD_CONFIG_FIELDS},
         "data": list(streams),
         "tokenizer": tokenizer,
         "transform": transform,
@@ -125,6 +129,19 @@ def open_run(
         "schedule": schedule if sources.is_mixed else None,
     }
     return Run(state, arguments, global_batch)
+
+
+def start_run(global_batch: int, **options: Any) -> Run:
+    """Open the run that a loader with these options starts, at its beginning.
+
+    `options` are arguments of `CloudLoader`, such as those of `config_from_yaml`. The batch size
+    and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.
+    """
+    alone = {"batch_size": global_batch, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
+    with CloudLoader(**{**options, **alone}) as loader:
+        state = loader.state_dict()
+    given = {name: options.get(name) for name in ("tokenizer", "transform")}
+    return open_run(state, **given, global_batch=global_batch)
 
 
 def _read_transform_id(name: str | None) -> str | None:

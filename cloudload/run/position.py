@@ -18,14 +18,14 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.order.lanes import Lanes
-from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS
 from cloudload.packing.tail import Stages
 from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
 UNKNOWN = -1
-"""The ordinal and offset of a lane whose cursor is not known."""
+"""The ordinal, offset and size of a lane whose cursor is not known."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class LaneArrays:
     """The cursor and residue of each lane, and the statistics so far."""
 
     cursors: Ints
-    """int64 [components, lanes, 2]: (ordinal, offset) of each lane's next unread token, or
-    `UNKNOWN`."""
+    """int64 [components, lanes, 3]: (ordinal, offset, size) of each lane's next unread token, or
+    `UNKNOWN`. `packing.tables` names the columns."""
     residues: Residues | None
     """Object array of bytes, [components, lanes]: the encoded spans that each lane has read but not
     emitted. None if the packing has no residue."""
@@ -50,7 +50,7 @@ class LaneArrays:
         `shape` is (components, lanes).
         """
         return LaneArrays(
-            np.full((*shape, 2), cursor, np.int64),
+            np.full((*shape, NUM_CURSOR_COLUMNS), cursor, np.int64),
             np.full(shape, b"", object) if has_residues else None,
             np.zeros((num_streams, len(COUNTS)), np.int64),
         )
@@ -167,7 +167,7 @@ class Position:
 
     @property
     def cursors(self) -> Ints:
-        """int64 [components, lanes, 2]; see `LaneArrays`."""
+        """int64 [components, lanes, 3]; see `LaneArrays`."""
         return self.lanes.arrays.cursors
 
     @property

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.config.choices import AUTO, SAME
+from cloudload.config.choices import AUTO, RAISE, SAME
 from cloudload.config.rows import RowsConfig, TokensColumn
 from cloudload.config.stream import Stream
 from cloudload.mds.dataset import Corpus, open_corpus
@@ -43,11 +43,14 @@ from cloudload.tokenization.tokenizer import (
 
 HELD_CONFIG_FIELDS = (
     *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
-    "min_tokens",
+    *("min_tokens", "on_error"),
 )
-"""Fields of `RowsConfig` that a state stores as they are."""
+"""Fields of `RowsConfig` that a state stores as they are; `on_error` only if it is not "raise"."""
 TOKENS_FIELD = "tokens_key"
 """The field of a state that describes columns of token IDs. States of text have no such field."""
+SAMPLES_FIELD = "samples"
+"""The field of a state with fingerprints of samples without their shards' headers. A state has it
+only if an index has `mds.hashes.SAMPLES_HASH`."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Recipe:
         """Whether the run is finite, and each document is certain to become exactly one row."""
         config = self.config
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
-        keeps_all = config.transform is None and config.min_tokens <= 1
+        keeps_all = config.transform is None and config.min_tokens <= 1 and config.on_error == RAISE
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
         return is_cut and keeps_all and has_tokens and config.epochs is not None
 
@@ -121,6 +124,9 @@ class Recipe:
             "num_canonical_nodes": ",".join(map(str, self.layout.canonical_nodes)),
             "shuffle_block_size": ",".join(map(str, self.layout.shuffle_block_sizes)),
             "data": ",".join(self.corpus.fingerprint(each.streams) for each in self.components),
+            SAMPLES_FIELD: ",".join(
+                self.corpus.fingerprint_samples(each.streams) for each in self.components
+            ),
             "shards": ",".join(_hash_sizes(each.shard_sizes) for each in self.components),
             "tokenizer": self.tokenizer.fingerprint,
             "token_ids": self.tokenizer.token_ids if self.has_text else "",

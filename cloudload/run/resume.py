@@ -1,9 +1,12 @@
 """Compute the position at which a loader continues a saved run, and refuse unsafe changes.
 
 no effect on rows        world, workers, batch_size, …       they are not part of the recipe
+                         shards written again                if their samples are the same; see
+                                                             `same_data`
 from the next row on     shares of streams, streams added    the mixture keeps earlier rows
 different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
+from the bad one on      on_error="skip" after "raise"       no document has failed so far
 refused                  other fields of the recipe, listed with both values; the user may accept
                          a change of some of them with `on_change`
 """
@@ -20,16 +23,20 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.config.choices import SKIP
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Lanes
+from cloudload.order.mixture import Mixture
 from cloudload.packing.residue import residue_spans, unpack_residue
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.components import Component
 from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.recipe import TOKENS_FIELD, Recipe
+from cloudload.run.recipe import SAMPLES_FIELD, TOKENS_FIELD, Recipe
+from cloudload.run.same_data import explain_data, has_same_samples
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
+from cloudload.stats import FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +50,7 @@ _DESCRIPTIONS = {
     "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
     "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
+    "on_error": "on_error (documents were left out before the state)",
 }
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
@@ -50,13 +58,17 @@ _GROWING_FIELDS = (
     *("num_canonical_nodes", "shuffle_block_size"),
 )
 # cursors stay valid if these change, unless they are past the end of fewer epochs
-_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs")
+_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", "on_error")
 # only cursors between documents stay valid if these change
 _CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
     "overflow",
 )
-_ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
+ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *_CONTENT_FIELDS)
+"""The fields whose change the user may accept with `on_change`."""
+# values of `on_change`. "same" is only for data: the user says that the samples are the same, so
+# cursors within documents stay valid
+_ACCEPT, _SAME = "accept", "same"
 
 
 def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
@@ -102,6 +114,18 @@ def _read_id(text: str) -> int | None:
     return None if text == "None" else int(text)
 
 
+def resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:
+    """Combine the saved mixture, for the rows handed out, with the recipe's, for later rows.
+
+    A stream is known by its place in the list, because its default name may have changed. Raises
+    `StreamChangedError` if the saved names are at other places, or if streams are missing.
+    """
+    before, now = saved.mixture, recipe.mixture
+    if not {*before.names} <= {*now.names}:
+        before = replace(before, names=now.names[: len(before.names)])
+    return now.resume(before, saved.position.rows)
+
+
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
     """Compute the position at which a run with this recipe continues.
 
@@ -112,8 +136,12 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     """
     _check_on_change(on_change)
     _check_components(saved, recipe)
+    resume_mixture(saved, recipe)  # raises a clearer error than the data in another order
     changes = _find_changes(saved, recipe)
-    _refuse_changes(changes, on_change, _locate(saved, recipe))
+    if on_change.get("data") == _SAME and "data" in changes:
+        logger.warning("data: the shards differ. The run takes their samples to be the same")
+        del changes["data"]
+    _refuse_changes(changes, on_change, saved, recipe)
     _check_moment(saved, changes)
     _check_counts(saved, recipe)
 
@@ -131,12 +159,13 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
 
 def _check_on_change(on_change: Mapping[str, str]) -> None:
     for name, value in on_change.items():
-        if value != "accept":
-            raise ValueError(f"on_change[{name!r}] is {value!r}. The only choice is 'accept'")
-        if name not in _ACCEPTABLE_FIELDS:
+        if value != _ACCEPT and (name, value) != ("data", _SAME):
+            choices = "Use 'accept' or 'same'" if name == "data" else "The only choice is 'accept'"
+            raise ValueError(f"on_change[{name!r}] is {value!r}. {choices}")
+        if name not in ACCEPTABLE_FIELDS:
             raise ValueError(
                 f"on_change: a change of {name!r} cannot be accepted, or needs no acceptance. You "
-                f"can accept changes of {', '.join(sorted(_ACCEPTABLE_FIELDS))}"
+                f"can accept changes of {', '.join(sorted(ACCEPTABLE_FIELDS))}"
             )
 
 
@@ -155,13 +184,21 @@ def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
     found, grows = recipe.fields, len(recipe.components) > len(saved.position.cursors)
     changes = {}
     for name, value in saved.fields.items():
+        if name == SAMPLES_FIELD:
+            continue  # compared only if `data` differs
         now = found[name]
         if grows and name in _GROWING_FIELDS and isinstance(value, str):
             now = ",".join(now.split(",")[: len(value.split(","))])
         if value != now:
             changes[name] = (value, found[name])
+    if "data" in changes and has_same_samples(saved.fields, found):
+        logger.info("data: the shards differ, but each has the same samples as the saved one")
+        del changes["data"]
     if "tokenizer" in changes or not recipe.has_text:  # other IDs are expected, or none
         changes.pop("token_ids", None)
+    if found["on_error"] == SKIP or not saved.position.counts[:, FAILED].any():
+        # with "raise", no row comes after a bad document; so both choices give the rows so far
+        changes.pop("on_error", None)
     return changes
 
 
@@ -180,19 +217,23 @@ def _locate(saved: Saved, recipe: Recipe) -> Changes:
     }
 
 
-def _refuse_changes(changes: Changes, on_change: Mapping[str, str], places: Changes) -> None:
-    refused = {name: values for name, values in changes.items() if on_change.get(name) != "accept"}
+def _refuse_changes(
+    changes: Changes, on_change: Mapping[str, str], saved: Saved, recipe: Recipe
+) -> None:
+    refused = {name: values for name, values in changes.items() if on_change.get(name) != _ACCEPT}
     if not refused:
         return
+    places = _locate(saved, recipe)
     lines = [
         f"  {_DESCRIPTIONS.get(name, name)}: "
         f"saved {_show_at(value, name, 0, places)}, found {_show_at(now, name, 1, places)}"
         for name, (value, now) in refused.items()
     ]
     advice = "Restore the saved values, or start a new run without this state"
-    if refused.keys() <= set(_ACCEPTABLE_FIELDS):
-        accepted = dict.fromkeys(refused, "accept")
+    if refused.keys() <= set(ACCEPTABLE_FIELDS):
+        accepted = dict.fromkeys(refused, _ACCEPT)
         advice += f", or accept the change with on_change={accepted}"
+    lines += explain_data(set(refused), saved.fields, recipe.fields)
     raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
 
 
@@ -202,13 +243,27 @@ def _show_at(value: Any, name: str, side: int, places: Changes) -> str:
 
 
 def _check_moment(saved: Saved, changes: Changes) -> None:
-    position = saved.position
-    if changes and (position.tail is not None or position.rows != position.table_rows):
+    position, names = saved.position, ", ".join(changes)
+    if changes and position.tail is not None:
         raise StreamChangedError(
-            f"{', '.join(changes)}: cannot change in the tail of a finite run, between two "
-            "exchanges, or directly after seek. Restore the saved values, or load a state that was "
-            "saved before the tail and after an exchange (with exchange_every=1, after any batch)"
+            f"{names}: cannot change in the tail of a finite run, or after its end. From row "
+            f"{position.table_rows:,} on, its rows have the tokens that all lanes had left, so no "
+            "lane can continue after them. Restore the saved values, load a state that was saved "
+            "before that row, or start a new run, with another seed for another order"
         )
+    if changes and position.rows != position.table_rows:
+        raise StreamChangedError(f"{names}: cannot change at this state. {_explain_replay(saved)}")
+
+
+def _explain_replay(saved: Saved) -> str:
+    """Explain why a state's cursors are of an earlier row, and how to get a state without that."""
+    position = saved.position
+    return (
+        f"It is at row {position.rows:,}, but its cursors are those of row "
+        f"{position.table_rows:,}, because it was saved between two exchanges, or after seek and "
+        "before the next batch. Load it with the saved values and exchange_every=1, take one "
+        "batch, and save a new state"
+    )
 
 
 def _check_counts(saved: Saved, recipe: Recipe) -> None:
@@ -243,7 +298,7 @@ def _skip_open_documents(position: Position, changes: Changes) -> Position:
     )
     arrays = position.lanes.arrays.copy()
     arrays.cursors[..., CURSOR_ORDINAL] += arrays.cursors[..., CURSOR_OFFSET] > 0
-    arrays.cursors[..., CURSOR_OFFSET] = 0
+    arrays.cursors[..., CURSOR_OFFSET:] = 0
     if arrays.residues is not None:
         arrays.residues[:] = b""
     return replace(position, lanes=LaneLog(arrays))
@@ -258,10 +313,8 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         return position
     if position.rows != position.table_rows:
         raise StreamChangedError(
-            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but the state is between two "
-            f"exchanges, or directly after seek (rows {position.table_rows:,} to "
-            f"{position.rows:,}). Restore the saved seq_len, or load a state that was saved after "
-            "an exchange (with exchange_every=1, after any batch)"
+            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but cannot change at this "
+            f"state. {_explain_replay(saved)}"
         )
     if position.residues is None:
         return position
@@ -292,15 +345,20 @@ def _check_cursors(position: Position, components: Sequence[Component]) -> None:
 
 
 def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
-    for lane, (ordinal, offset) in enumerate(cursors.tolist()):
+    for lane, (ordinal, offset, size) in enumerate(cursors.tolist()):
         end = lanes.end(lane)
+        if 0 < size <= offset:
+            raise StreamChangedError(
+                f"document_sizes: lane {lane} is at token {offset} of document {ordinal}, which "
+                f"has {size} tokens. The state is damaged: load an earlier one"
+            )
         if end is not None and (ordinal > end or (ordinal == end and offset)):
             raise StreamChangedError(
                 f"cursors: lane {lane} is at document {ordinal}, but ends at document {end} with "
                 f"epochs={lanes.epochs}. The state is damaged, or was saved with more epochs or "
                 "with epochs=None. Load an earlier one, or use more epochs"
             )
-    ordinals, offsets = cursors.T
+    ordinals, offsets, _ = cursors.T
     _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)
     if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
         raise StreamChangedError(

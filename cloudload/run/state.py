@@ -6,6 +6,10 @@
                             the rows from there to `rows` again and drops them
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
                             next token; little-endian int32, or int64 if one of them needs it
+    document_sizes          base64 of [components, num_lanes]: number of tokens of the document that
+                            each cursor is in, or 0, by which a resume notices other text;
+                            little-endian uint16, or wider if one of them needs it; "" if no cursor
+                            is in a document; older states have no such key
     residues                base64 of the lanes' compressed residues (`packing.residue`); "" if the
                             packing has none
     tail                    "" before the tail of a finite run, which begins at row table_rows; then
@@ -20,9 +24,14 @@
     token_ids               hash of the IDs of fixed texts, by which a resume notices a version of
                             tokenizers that encodes differently; older states, and states of
                             pre-tokenized data alone, have no such key
+    on_error                "skip" if bad documents are left out; otherwise there is no such key
     mixture                 names and weights of the streams, and the rows from which they apply
     tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all
                             streams are text, there is no such key
+    samples                 like data, but without the shards' headers, so that it stays the same if
+                            the samples are written with another compression; "" for a stream or
+                            corpus whose index has no hashes of its samples, and no such key if none
+                            has them
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
                             component are joined by commas
     sources                 locations of data and tokenizer, for `cloudload.provenance`; may differ
@@ -38,13 +47,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from cloudload._version import __version__
 from cloudload.arrays import Ints
+from cloudload.config.choices import ON_ERROR, RAISE, SKIP
 from cloudload.config.rows import MAX_LANES
 from cloudload.errors import StreamChangedError
 from cloudload.order.layout import Layout
@@ -52,13 +62,14 @@ from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
-from cloudload.run.recipe import HELD_CONFIG_FIELDS, TOKENS_FIELD, Recipe
+from cloudload.run.recipe import HELD_CONFIG_FIELDS, SAMPLES_FIELD, TOKENS_FIELD, Recipe
 from cloudload.run.state_codec import (
     damaged,
     decode_residues,
     encode_counts,
     encode_cursors,
     encode_residues,
+    encode_sizes,
     join_pairs,
     read_counts,
     read_cursors,
@@ -81,11 +92,22 @@ _MOST = {
 }
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 # fields that may differ among the local states of ranks
-_PARTIAL = ("cursors", "residues", "counts", "part", "sources", "tokenizer_backend")
-_KEYS = frozenset(
-    (*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "tail", "skipped")
-) | {"mixture"}
-_OPTIONAL_KEYS = frozenset({"origin", "token_ids", TOKENS_FIELD})
+_PARTIAL = (
+    "cursors",
+    "document_sizes",
+    "residues",
+    "counts",
+    "part",
+    "sources",
+    "tokenizer_backend",
+)
+_OPTIONAL_KEYS = frozenset(
+    {"origin", "token_ids", SAMPLES_FIELD, TOKENS_FIELD, "on_error", "document_sizes"}
+)
+_KEYS = (
+    frozenset((*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "mixture"))
+    | {"tail", "skipped"}
+) - _OPTIONAL_KEYS
 
 
 def build_state(
@@ -112,17 +134,24 @@ def build_state(
         "part": part,
         "tail": "" if position.tail is None else join_pairs(position.tail),
         "skipped": join_pairs(position.skipped),
-        "counts": encode_counts(position.counts),
-        "cursors": encode_cursors(position.cursors),
-        "residues": encode_residues(position.residues),
+        **_encode_lanes(position.lanes.arrays),
         **({"origin": join_pairs([origin])} if any(origin) else {}),
     }
 
 
+def _encode_lanes(arrays: LaneArrays) -> dict[str, str]:
+    return {
+        "counts": encode_counts(arrays.counts),
+        "cursors": encode_cursors(arrays.cursors),
+        "document_sizes": encode_sizes(arrays.cursors),
+        "residues": encode_residues(arrays.residues),
+    }
+
+
 def _is_saved(name: str, value: Any) -> bool:
-    """Whether a state has this field: one for text alone, or for columns of token IDs alone, may be
-    empty."""
-    return name not in _OPTIONAL_KEYS or bool(value.strip(","))
+    """Whether a state has this field. Fields that are new or for some data only are omitted if they
+    are empty or have the value that a state without them has."""
+    return name not in _OPTIONAL_KEYS or value.strip(",") not in ("", RAISE)
 
 
 # ---------------------------------------------------------------- loading
@@ -168,7 +197,11 @@ def read_state(state: Mapping[str, Any]) -> Saved:
             f"it has {len(mixture.names)} streams, but num_canonical_nodes has "
             f"{len(layout.canonical_nodes)} values",
         )
-    fields = {name: state[name] for name in (*_HELD_FIELDS, "token_ids") if name in state}
+    names = (*_HELD_FIELDS, "token_ids", SAMPLES_FIELD)
+    fields = {name: state[name] for name in names if name in state}
+    fields["on_error"] = state.get("on_error", RAISE)
+    if fields["on_error"] not in ON_ERROR:
+        raise damaged("on_error", f"{show(fields['on_error'])} is not {SKIP!r}")
     fields[TOKENS_FIELD] = state.get(TOKENS_FIELD, "," * str(state["bos_eos"]).count(","))
     return Saved(
         position=position,
@@ -237,13 +270,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
             f"the local states {names} leave lanes without a cursor. Pass one from every rank"
         )
     counts: Ints = np.asarray(sum(part.counts for part in parts))
-    return {
-        **states[0],
-        "part": "",
-        "counts": encode_counts(counts),
-        "cursors": encode_cursors(merged.cursors),
-        "residues": encode_residues(merged.residues),
-    }
+    return {**states[0], "part": "", **_encode_lanes(replace(merged, counts=counts))}
 
 
 def mask_lanes(position: Position, own: range) -> Position:

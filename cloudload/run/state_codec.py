@@ -1,8 +1,9 @@
 """Encode the arrays and lists of a state as text, and decode them.
 
     cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
+    sizes        [[900, 0, …]]               base64 of uint16, uint32 or uint64
     residues     [[b"…", b"", …]]            sizes, then residues: byte planes, zlib, base64
-    counts       [[512, 3, 0, 0, 0, 0]]      JSON
+    counts       [[512, 3, 0, 0, 0, 0]]      JSON; a seventh number counts failed documents, if any
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,20 +27,21 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.packing.residue import split_residues
-from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.packing.tables import CURSOR_ORDINAL, CURSOR_SIZE
 from cloudload.run.position import Residues
-from cloudload.stats import COUNTS
+from cloudload.stats import COUNTS, FAILED
 
 _MOST_COUNTED = 1 << 62
 # best_fit stores ordinals as int32 in residues, and concat packs a lane and an ordinal into int64
 _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
+_SIZE_WIDTHS = ("<u2", "<u4", "<u8")
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
 SHOWN_CHARACTERS = 200
 
 
 def read_cursors(state: Mapping[str, Any]) -> Ints:
-    """Decode the cursors of a state: int64 [components, lanes, 2].
+    """Decode the cursors of a state: int64 [components, lanes, 3].
 
     Raises `StreamChangedError` if they are damaged. Unknown cursors are negative.
     """
@@ -60,11 +63,38 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
             "cursors",
             f"lane {lane} is at {cursors[component, lane].tolist()}, beyond any real run",
         )
-    return cursors
+    sizes = read_sizes(state, cursors.shape[:2])
+    return np.concatenate([cursors, sizes[..., None]], axis=2)
+
+
+def read_sizes(state: Mapping[str, Any], shape: tuple[int, ...]) -> Ints:
+    """Decode the sizes of the documents that cursors are in: int64 `shape`; 0 if not known.
+
+    `shape` is (components, lanes). Raises `StreamChangedError` if they are damaged.
+    """
+    if not state.get("document_sizes"):
+        return np.zeros(shape, np.int64)
+    data, number = _decode("document_sizes", state["document_sizes"]), math.prod(shape)
+    widths = {number * int(width[-1]): width for width in _SIZE_WIDTHS}
+    if len(data) not in widths:
+        raise damaged("document_sizes", f"they have {len(data)} bytes, not one of {list(widths)}")
+    sizes = np.frombuffer(data, widths[len(data)])
+    if (sizes > _MOST_OFFSET).any():
+        raise damaged("document_sizes", f"{sizes.max():,} tokens are beyond any real document")
+    return sizes.reshape(shape).astype(np.int64)
+
+
+def encode_sizes(cursors: Ints) -> str:
+    """Encode the sizes of the documents that cursors are in; "" if none is known."""
+    sizes = np.maximum(cursors[..., CURSOR_SIZE], 0)
+    most = int(sizes.max(initial=0))
+    width = next(each for each in _SIZE_WIDTHS if most < 1 << 8 * int(each[-1]))
+    return base64.b64encode(sizes.astype(width).data).decode("ascii") if most else ""
 
 
 def encode_counts(counts: Ints) -> str:
-    return json.dumps(counts.tolist(), separators=(",", ":"))
+    shown = counts if counts[:, FAILED].any() else counts[:, :FAILED]
+    return json.dumps(shown.tolist(), separators=(",", ":"))
 
 
 def read_counts(text: Any) -> Ints:
@@ -73,16 +103,17 @@ def read_counts(text: Any) -> Ints:
         counts = np.array(json.loads(text))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise damaged("counts", str(error)[:SHOWN_CHARACTERS]) from error
-    if counts.ndim != 2 or counts.shape[1] != len(COUNTS):
+    if counts.ndim != 2 or counts.shape[1] not in (FAILED, len(COUNTS)):
         raise damaged(
-            "counts", f"their shape is {counts.shape}, but each stream has {len(COUNTS)} numbers"
+            "counts",
+            f"their shape is {counts.shape}, but each stream has {FAILED} or {len(COUNTS)} numbers",
         )
     if counts.dtype != np.int64 or counts.min() < 0 or counts.max() > _MOST_COUNTED:
         raise damaged(
             "counts",
             f"{show(text)} has values that are not whole numbers from 0 to {_MOST_COUNTED:,}",
         )
-    return counts
+    return np.pad(counts, ((0, 0), (0, len(COUNTS) - counts.shape[1])))
 
 
 def read_numbers(name: str, text: Any) -> tuple[int, ...]:
@@ -132,6 +163,8 @@ def damaged(name: str, what: str) -> StreamChangedError:
 
 
 def encode_cursors(cursors: Ints) -> str:
+    """Encode the ordinals and offsets of cursors."""
+    cursors = cursors[..., :CURSOR_SIZE]
     width = "<i4" if cursors.max(initial=0) < 1 << 31 else "<i8"
     return base64.b64encode(cursors.astype(width).data).decode("ascii")
 

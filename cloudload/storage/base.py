@@ -7,14 +7,16 @@ A backend classifies its client's errors only in `failure_kind`.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from cloudload.errors import FailureKind
 from cloudload.option_docs import explained
 from cloudload.option_names import suggests_fields
+from cloudload.storage.versions import UNKNOWN, Version
 
 CHUNK_BYTES = 1 << 16  # small, so that even a slow connection delivers a chunk within `timeout_s`
 
@@ -58,7 +60,15 @@ class StoredObject:
     bytes: int
     tag: str = field(default="", compare=False)
     """A value that changes with the object: the ETag, the generation in GCS, or the time of a local
-    file's last change. Empty if the store has none."""
+    file's last change. Empty if the listing has none."""
+
+
+class ObjectStream(io.BufferedReader):
+    """A buffered stream of an object's stored bytes, and the version that is read."""
+
+    def __init__(self, body: io.RawIOBase, version: Version = UNKNOWN) -> None:
+        super().__init__(body, CHUNK_BYTES)
+        self.version = version
 
 
 class Backend(Protocol):
@@ -71,12 +81,14 @@ class Backend(Protocol):
     must be thread-safe.
     """
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
-        """Open a buffered stream of the object's stored bytes, without decompressing them.
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+        """Open a stream of the object's stored bytes, without decompressing them.
 
-        The stream begins at the byte `start`. With a `tag` from a listing, raise what
-        `clients.check_tag` raises if the object has another one. Reading must raise an error if the
-        body is shorter than its Content-Length, where that is known; see `LengthCheckedReader`.
+        Its version is what this request tells. The stream begins at the byte `start`. With a `tag`
+        from a listing, raise what `clients.check_tag` raises if the object has another one.
+
+        Reading must raise an error if the body is shorter than its Content-Length, where that is
+        known; see `LengthCheckedReader`.
         """
         ...
 
@@ -105,9 +117,25 @@ class Backend(Protocol):
         """
         ...
 
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        """Yield the names of objects and folders directly in the folder `url`.
+
+        The name of a folder ends in `/`. Send one request. A store may leave out what its answer
+        has no room for.
+        """
+        ...
+
     def failure_kind(self, error: BaseException) -> FailureKind:
         """Classify an error of another method, or of reading an open stream.
 
         `objects` retries transient kinds.
+        """
+        ...
+
+    def describe_endpoint(self, url: str) -> str:
+        """Describe the endpoint of a URL and the setting it came from; empty if not known.
+
+        It begins with the endpoint's URL, such as "http://127.0.0.1:9000 (from S3_ENDPOINT_URL)".
+        Must neither raise nor use the network.
         """
         ...

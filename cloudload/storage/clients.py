@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from cloudload.system.daemon_threads import settle
 T = TypeVar("T")
 
 _CLIENTS = "botocore urllib3 requests http aiohttp asyncio fsspec azure google"
+_LOOK_EVERY_S = 1.0
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
@@ -71,20 +74,26 @@ def check_tag(url: str, expected: str, found: str) -> None:
 _BROKEN = (TimeoutError, ConnectionError, ShortReadError, EOFError, socket.gaierror, ssl.SSLError)
 
 
-def call_with_timeout(timeout_s: float, call: Callable[[], T]) -> T:
+def call_with_timeout(
+    timeout_s: float, call: Callable[[], T], look: Callable[[], object] | None = None
+) -> T:
     """Run `call` in a thread and return its result, or raise `TimeoutError` after `timeout_s`.
 
-    The thread is needed because DNS lookups and some clients have no timeout. After a timeout or an
-    interrupt, `call` keeps running, and a result that has `close` is closed. Errors of `call`
-    propagate.
+    The thread is needed because DNS lookups and some clients have no timeout. Meanwhile, this
+    thread calls `look` every second. After a timeout or an interrupt, `call` keeps running, and a
+    result that has `close` is closed. Errors of `call` propagate.
     """
     future: Future[T] = Future()
     threading.Thread(
         target=settle, args=(future, call), name="cloudload-store", daemon=True
     ).start()
+    deadline = time.monotonic() + timeout_s
     try:
-        if wait([future], timeout_s).done:
-            return future.result()
+        while (left_s := deadline - time.monotonic()) > 0:
+            if wait([future], min(left_s, _LOOK_EVERY_S) if look else left_s).done:
+                return future.result()
+            if look:
+                look()
         raise TimeoutError(f"timed out after {timeout_s:.1f} s")
     except BaseException:  # including Ctrl-C
         future.add_done_callback(_close_result)
@@ -94,6 +103,17 @@ def call_with_timeout(timeout_s: float, call: Callable[[], T]) -> T:
 def _close_result(future: Future[Any]) -> None:
     if future.exception() is None and hasattr(result := future.result(), "close"):
         result.close()
+
+
+def name_setting(endpoint: str, variables: Sequence[str], other: str) -> str:
+    """Describe an endpoint with the first of the environment `variables` that holds it.
+
+    If none does, `other` says where it comes from.
+    """
+    holders = [
+        name for name in variables if os.environ.get(name, "").strip("/ ") == endpoint.strip("/ ")
+    ]
+    return f"{endpoint} ({f'from {holders[0]}' if holders else other})"
 
 
 def status_of(error: BaseException) -> int | None:
@@ -123,19 +143,43 @@ def failure_kind_of_connection(error: BaseException) -> FailureKind:
     """The failure kind of an error without an HTTP status.
 
     UNTRUSTED for an untrusted certificate, and DENIED for a proxy that requires a login.
-    UNREACHABLE for resets, timeouts, refused connections, unknown hosts, short bodies, and any
-    other error class of a client library that is not a `ValueError`. Otherwise OTHER.
+    REFUSED, UNKNOWN_HOST or TIMED_OUT if the error or one of its causes is of that kind.
+    UNREACHABLE for resets, short bodies, and any other error class of a client library that is not
+    a `ValueError`. Otherwise OTHER.
     """
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return FailureKind.UNTRUSTED
     if "407 Proxy" in str(error):
         return FailureKind.DENIED
     if isinstance(error, _BROKEN) or (isinstance(error, OSError) and error.errno in _NO_ROUTE):
-        return FailureKind.UNREACHABLE
+        return _why_unreachable(error)
     # a ValueError from a client means an invalid URL
     is_clients = type(error).__module__.partition(".")[0] in _CLIENTS.split()
     is_connection = is_clients and not isinstance(error, ValueError)
-    return FailureKind.UNREACHABLE if is_connection else FailureKind.OTHER
+    return _why_unreachable(error) if is_connection else FailureKind.OTHER
+
+
+def _why_unreachable(error: BaseException) -> FailureKind:
+    causes = list_causes(error)
+    # if a host has several addresses, asyncio names their errors only in its message
+    if any(isinstance(each, ConnectionRefusedError) for each in causes) or (
+        "Connect call failed" in str(error) and f"[Errno {errno.ECONNREFUSED}]" in str(error)
+    ):
+        return FailureKind.REFUSED
+    if any(isinstance(each, socket.gaierror) for each in causes):
+        return FailureKind.UNKNOWN_HOST
+    if any(isinstance(each, TimeoutError) for each in causes):
+        return FailureKind.TIMED_OUT
+    return FailureKind.UNREACHABLE
+
+
+def list_causes(error: BaseException | None) -> list[BaseException]:
+    """List an error, its cause or context, the cause's cause, and so on."""
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
 
 
 def failure_kind_of_any(error: BaseException) -> FailureKind:
@@ -151,5 +195,5 @@ def failure_kind_of_any(error: BaseException) -> FailureKind:
     if (status := status_of(error)) is not None:
         return failure_kind_of_status(status)
     if type(error).__module__.startswith("paramiko"):  # the SSH session broke
-        return FailureKind.UNREACHABLE
+        return _why_unreachable(error)
     return failure_kind_of_connection(error)

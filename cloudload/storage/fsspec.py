@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+from urllib.parse import urlsplit
 
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
     call_with_timeout,
@@ -19,6 +19,7 @@ from cloudload.storage.clients import (
 )
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
+from cloudload.storage.versions import Version, version_of_details, version_of_headers
 
 # reading from these falls back to StreamingDataset's downloader if their fsspec package is missing
 _STREAMING_TOO = ("oci", "hf")
@@ -27,7 +28,7 @@ _STREAMING_TOO = ("oci", "hf")
 class FsspecStore:
     """Any scheme that fsspec supports. Uploads are atomic only where the package makes them so."""
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
             return StreamingStore().open(url, retry, start, tag)
         if tag:
@@ -35,7 +36,7 @@ class FsspecStore:
             check_tag(url, tag, _tag(found))
         return call_with_timeout(retry.timeout_s, lambda: self._open(url, retry, start))
 
-    def _open(self, url: str, retry: Retry, start: int) -> BinaryIO:
+    def _open(self, url: str, retry: Retry, start: int) -> ObjectStream:
         filesystem, _ = _resolve(url)
         # these options skip fsspec's preliminary request, which reports every failure as a missing
         # object
@@ -47,7 +48,7 @@ class FsspecStore:
         size = None if start else getattr(opened, "size", None)
         body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
         checked = LengthCheckedReader(body, size if isinstance(size, int) else None)
-        stream = io.BufferedReader(checked, CHUNK_BYTES)
+        stream = ObjectStream(checked, _version_of(opened))
         skip_bytes(stream, start if options else 0)  # a stream of options cannot seek
         return stream
 
@@ -68,8 +69,30 @@ class FsspecStore:
             below = name.removeprefix(root.rstrip("/"))
             yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0), _tag(info))
 
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        filesystem, root = _resolve(url)
+        for info in filesystem.ls(root, detail=True):
+            path = str(info["name"]).rstrip("/")
+            if path != root.rstrip("/"):  # an object is listed as itself
+                is_folder = info.get("type") == "directory"
+                yield path.rpartition("/")[2] + ("/" if is_folder else "")
+
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
+
+    def describe_endpoint(self, url: str) -> str:
+        # only the URLs of HTTP name a server
+        scheme = scheme_of(url)
+        return f"{scheme}://{urlsplit(url).netloc}" if scheme in ("http", "https") else ""
+
+
+def _version_of(opened: Any) -> Version:
+    """The version of a file that fsspec has opened, without another request."""
+    known = getattr(opened, "__dict__", {})
+    if headers := getattr(known.get("r"), "headers", None):
+        return version_of_headers(headers)
+    # `details` would send a request unless `_details` is set
+    return version_of_details({**known, **(known.get("_details") or {})})
 
 
 class _TimeLimitedBody:

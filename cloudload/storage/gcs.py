@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cloudload.errors import FailureKind
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
     check_tag,
     failure_kind_of_connection,
     failure_kind_of_status,
+    name_setting,
     status_of,
 )
-from cloudload.storage.urls import is_below, split_url
+from cloudload.storage.urls import folder_prefix, is_below, split_url
+from cloudload.storage.versions import version_of_headers
 
 
 class GCSStore:
@@ -38,7 +39,7 @@ class GCSStore:
             self._client = self._client or _make_client()
         return self._client.bucket(name)
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
         # send one request, because the library's stream requests ranges and returns no bytes before
@@ -58,7 +59,7 @@ class GCSStore:
         check_tag(url, tag, answer.headers.get("X-Goog-Generation", ""))
         size = answer.headers.get("Content-Length")
         body = LengthCheckedReader(answer.raw, None if size is None else int(size))
-        return io.BufferedReader(body, CHUNK_BYTES)
+        return ObjectStream(body, version_of_headers(answer.headers))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -88,6 +89,16 @@ class GCSStore:
                 tag = str(blob.generation or "")
                 yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size, tag)
 
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        bucket, key = split_url(url)
+        prefix = folder_prefix(key)
+        blobs = self._bucket(bucket).list_blobs(
+            prefix=prefix, delimiter="/", timeout=retry.timeout_s, retry=None
+        )
+        names = [blob.name for blob in next(blobs.pages)]  # a page is one request
+        found = [*blobs.prefixes, *names]
+        yield from (name.removeprefix(prefix) for name in found if name != prefix)
+
     def failure_kind(self, error: BaseException) -> FailureKind:
         from google.auth.exceptions import GoogleAuthError, TransportError
 
@@ -97,12 +108,18 @@ class GCSStore:
         if not isinstance(error, GoogleAuthError):
             return kind
         if isinstance(error, TransportError) or getattr(error, "retryable", False):
-            is_untrusted = kind is FailureKind.UNTRUSTED
-            return kind if is_untrusted else FailureKind.UNREACHABLE
+            is_known = kind is FailureKind.UNTRUSTED or kind.is_of_connection
+            return kind if is_known else FailureKind.UNREACHABLE
         # an anonymous client raises this, too, when it requests a token after a 401
         if self._is_anonymous():
             return FailureKind.NO_CREDENTIALS
         return _failure_kind_of_token(str(error))
+
+    def describe_endpoint(self, url: str) -> str:
+        if self._client is None:
+            return ""
+        variables = ("STORAGE_EMULATOR_HOST", "API_ENDPOINT_OVERRIDE")
+        return name_setting(self._client._connection.API_BASE_URL, variables, "Google's default")
 
     def _failure_kind_of_answer(self, error: BaseException, status: int) -> FailureKind:
         details = getattr(error, "errors", ())

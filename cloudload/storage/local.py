@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from cloudload.errors import FailureKind
-from cloudload.storage.base import Retry, StoredObject
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import check_tag
 from cloudload.storage.urls import local_path
+from cloudload.storage.versions import version_of_file
 from cloudload.system.temp_files import creation, register, unregister
 
 
 class LocalStore:
     """The backend for paths and `file://` URLs."""
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         path = local_path(url)
         # opening a pipe blocks until a writer opens it, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OSError(f"{path} is a pipe or a device, not a regular file. Use a regular file")
-        stream = path.open("rb")
-        check_tag(url, tag, _tag(os.fstat(stream.fileno())))
-        stream.seek(start)
-        return stream
+        file = io.FileIO(path)
+        check_tag(url, tag, _tag(os.fstat(file.fileno())))
+        file.seek(start)
+        return ObjectStream(file, version_of_file(file.fileno()))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         with _copied(path, local_path(url)) as (temporary, target):
@@ -61,9 +62,17 @@ class LocalStore:
                     if path.is_file():
                         yield _describe(str(path), path.stat())
 
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        with os.scandir(local_path(url)) as entries:
+            for entry in entries:
+                yield f"{entry.name}/" if entry.is_dir() else entry.name
+
     def failure_kind(self, error: BaseException) -> FailureKind:
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER
+
+    def describe_endpoint(self, url: str) -> str:
+        return ""
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
-"""Eight functions that read, write, list, and delete objects.
+"""Functions that read, write, list, and delete objects.
 
-    read_object  open_object  download_object        list_objects
+    read_object  open_object  download_object        list_objects  peek_folder
     write_object  create_object  upload_file  delete_object
+
+`read_object_version` and `download_object_version` also return what the store tells about the
+version that they read.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
@@ -10,64 +13,43 @@ as the socket timeout of google-cloud-storage. Reads from an open stream have no
 that uses the network is limited to `Retry.timeout_s`.
 
 If a request fails, every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from
-an open stream raise the client's errors instead.
+an open stream raise the client's errors instead. If the target of a download cannot be written to,
+for instance because the disk is full, its `OSError` is raised.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import random
 import sys
 import threading
-import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
-from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.base import CHUNK_BYTES, Backend, Retry, StoredObject
-from cloudload.storage.clients import call_with_timeout
-from cloudload.storage.local import LocalStore
-from cloudload.storage.redaction import contains_secrets, redact
+from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
 from cloudload.storage.registry import backend_of
+from cloudload.storage.retries import OnRetry, TargetError, retrying
+from cloudload.storage.versions import UNKNOWN, Version
 from cloudload.system.temp_files import scratch_file
 
-T = TypeVar("T")
-
-_LONGEST_PAUSE_S = 10.0
-
-_ADVICE = {
-    FailureKind.MISSING_OBJECT: "There is no such object. Check the location",
-    FailureKind.MISSING_BUCKET: "There is no such bucket. Check the location",
-    FailureKind.DENIED: "The store or a proxy denied access. Check the credentials and their "
-    "permissions, and your proxy's login if you use one",
-    FailureKind.NO_CREDENTIALS: "No credentials were found, and the store refused an anonymous "
-    "request. Configure credentials",
-    FailureKind.BAD_CREDENTIALS: "The credentials were rejected or could not be loaded. Check the "
-    "credentials",
-    FailureKind.EXPIRED_CREDENTIALS: "The credentials have expired. Get new ones and run again",
-    FailureKind.WRONG_CLOCK: "This machine's clock differs too much from the store's. Correct "
-    "the clock",
-    FailureKind.WRONG_REGION: "The bucket is in a different region. Set AWS_DEFAULT_REGION to the "
-    "bucket's region",
-    FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. If its CA is "
-    "private, set AWS_CA_BUNDLE (s3://), REQUESTS_CA_BUNDLE (gs://) or SSL_CERT_FILE (https://) to "
-    "a file that contains the CA's certificate",
-    FailureKind.BUSY: "The store failed or was busy. Run again. If it keeps failing, send fewer "
-    "requests at a time, for example with fewer workers",
-    FailureKind.UNREACHABLE: "The store could not be reached, did not answer in time, or broke the "
-    "connection. Check the network and the location, and run again. If a loader's connection is "
-    "slow, raise its Retry.deadline_s",
-    FailureKind.OTHER: "Check the location and the store's message",
-}
+MOST_PEEKED = 1_000
+"""Most names that `peek_folder` returns."""
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
     """Read an object and return its bytes; with `most_bytes`, only the first `most_bytes` + 1."""
+    return read_object_version(url, retry, most_bytes)[0]
+
+
+def read_object_version(
+    url: str, retry: Retry | None = None, most_bytes: int | None = None
+) -> tuple[bytes, Version]:
+    """Do as `read_object` does, and also return what the store tells about the version."""
     buffer = io.BytesIO()
-    download_object(url, buffer, retry, most_bytes)
-    return buffer.getvalue()
+    version = download_object_version(url, buffer, retry, most_bytes)
+    return buffer.getvalue(), version
 
 
 def download_object(
@@ -75,40 +57,67 @@ def download_object(
     target: BinaryIO,
     retry: Retry | None = None,
     most_bytes: int | None = None,
+    on_retry: OnRetry | None = None,
     *,
     start: int = 0,
     tag: str = "",
 ) -> int:
     """Write an object to the seekable `target` from its current position. Return the byte count.
 
-    `target` is truncated after the object. A retry starts over. With `most_bytes`, only the
-    first `most_bytes` + 1 bytes are written, so that the caller can detect a larger object.
-    `start` and `tag` are those of `open_object`.
+    `target` is truncated after the object. A retry starts over. With `most_bytes`, only the first
+    `most_bytes` + 1 bytes are written, so that the caller can detect a larger object. A caller that
+    passes `on_retry` reports its own waits; see `retries`. `start` and `tag` are those of
+    `open_object`.
+    """
+    place = target.tell()
+    download_object_version(url, target, retry, most_bytes, on_retry, start=start, tag=tag)
+    return target.tell() - place
+
+
+def download_object_version(
+    url: str,
+    target: BinaryIO,
+    retry: Retry | None = None,
+    most_bytes: int | None = None,
+    on_retry: OnRetry | None = None,
+    *,
+    start: int = 0,
+    tag: str = "",
+) -> Version:
+    """Do as `download_object` does, but return what the store tells about the version.
+
+    Leaves `target` at the end of the object.
     """
     retry, backend = retry or Retry(), backend_of(url)
     place = target.tell()
     # an abandoned attempt keeps running in its thread and must not write to a reused target
     writing, is_over = threading.Lock(), False
 
-    def attempt() -> int:
+    def attempt(receive: Callable[[], None]) -> Version:
         target.seek(place)
         left = sys.maxsize if most_bytes is None else most_bytes + 1
         with contextlib.closing(backend.open(url, retry, start, tag)) as source:
             while chunk := source.read(min(left, CHUNK_BYTES)):
                 with writing:
                     if is_over:
-                        return 0
-                    target.write(chunk)
+                        return UNKNOWN
+                    try:
+                        target.write(chunk)
+                    except OSError as error:
+                        raise TargetError(error) from error
+                receive()
                 left -= len(chunk)
         with writing:
             if is_over:
-                return 0
+                return UNKNOWN
             # truncate last, so that the target keeps its reserved disk space until then
             target.truncate()
-            return target.tell() - place
+            return source.version
 
     try:
-        return _retrying("read", url, backend, retry, attempt)
+        return retrying("read", url, backend, retry, attempt, on_retry=on_retry)
+    except TargetError as failure:
+        raise failure.error from None
     finally:
         with writing:
             is_over = True
@@ -121,7 +130,7 @@ def open_object(url: str, retry: Retry | None = None, *, start: int = 0, tag: st
     `StoreError` if the object has changed since then.
     """
     retry, backend = retry or Retry(), backend_of(url)
-    return _retrying("open", url, backend, retry, lambda: backend.open(url, retry, start, tag))
+    return retrying("open", url, backend, retry, lambda _: backend.open(url, retry, start, tag))
 
 
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
@@ -130,8 +139,8 @@ def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
     The write is atomic, except on fsspec file systems that do not support atomic writes.
     """
     retry, backend = retry or Retry(), backend_of(url)
-    _retrying(
-        "write", url, backend, retry, lambda: backend.upload(path, url, retry), may_be_long=True
+    retrying(
+        "write", url, backend, retry, lambda _: backend.upload(path, url, retry), may_be_long=True
     )
 
 
@@ -155,8 +164,13 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
         file.write(data)
         file.flush()
         path = Path(file.name)
-        _retrying(
-            "write", url, backend, retry, lambda: backend.create(path, url, retry), may_be_long=True
+        retrying(
+            "write",
+            url,
+            backend,
+            retry,
+            lambda _: backend.create(path, url, retry),
+            may_be_long=True,
         )
     # a lost answer makes an object of our own look like another client's
     return read_object(url, retry)
@@ -166,14 +180,14 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
     """Delete an object if it exists."""
     retry, backend = retry or Retry(), backend_of(url)
 
-    def attempt() -> None:
+    def attempt(_: Callable[[], None]) -> None:
         try:
             backend.delete(url, retry)
         except Exception as error:
             if not backend.failure_kind(error).is_missing:
                 raise
 
-    _retrying("delete", url, backend, retry, attempt)
+    retrying("delete", url, backend, retry, attempt)
 
 
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
@@ -183,51 +197,26 @@ def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     local folder, raises `StoreError`.
     """
     retry, backend = retry or Retry(), backend_of(url)
-    found = _retrying("list", url, backend, retry, lambda: list(backend.list(url, retry)))
-    return sorted(found, key=lambda item: item.url)
+
+    def attempt(receive: Callable[[], None]) -> list[StoredObject]:
+        found = []
+        for item in backend.list(url, retry):
+            receive()
+            found.append(item)
+        return found
+
+    return sorted(retrying("list", url, backend, retry, attempt), key=lambda item: item.url)
 
 
-def _retrying(
-    verb: str,
-    url: str,
-    backend: Backend,
-    retry: Retry,
-    attempt: Callable[[], T],
-    *,
-    may_be_long: bool = False,
-) -> T:
-    start, attempts, pause_s = time.monotonic(), 0, retry.pause_s
-    has_no_limit = may_be_long or isinstance(backend, LocalStore)
-    before: Exception | None = None
-    while True:
-        attempts += 1
-        left_s = start + retry.deadline_s - time.monotonic()
-        try:
-            return attempt() if has_no_limit else call_with_timeout(left_s, attempt)
-        except StoreError:
-            raise
-        except Exception as caught:
-            # if the deadline cut this attempt short, the previous error is more informative
-            is_cut_short = isinstance(caught, TimeoutError) and left_s < retry.timeout_s
-            error = before if before is not None and is_cut_short else caught
-            before = error
-            elapsed_s = time.monotonic() - start
-            kind = backend.failure_kind(error)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
-            if not kind.is_transient or elapsed_s + pause_s > retry.deadline_s:
-                times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-                what = f"cannot {verb} {redact(url)} ({times}, {elapsed_s:.1f} s)"
-                failure = StoreError(f"{what}: {_explain(error)}{_advise(kind, error)}", kind=kind)
-                raise failure from (None if contains_secrets(error) else error)
-        time.sleep(pause_s)
+def peek_folder(url: str, retry: Retry | None = None) -> list[str]:
+    """List at most 1,000 names of objects and folders directly in the folder `url`, sorted.
 
+    The name of a folder ends in `/`. Sends one request, so it is cheap for any folder; folders of
+    fsspec file systems and web servers may take longer. If there are more names, some are missing.
+    """
+    retry, backend = retry or Retry(), backend_of(url)
 
-def _explain(error: BaseException) -> str:
-    text = redact(" ".join(str(error).split()))[:500].rstrip(".")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    def attempt(_: Callable[[], None]) -> list[str]:
+        return list(islice(backend.peek(url, retry), MOST_PEEKED))
 
-
-def _advise(kind: FailureKind, error: BaseException) -> str:
-    # an unclassified OSError, such as one about a local file, needs no advice
-    is_plain = kind is FailureKind.OTHER and isinstance(error, OSError)
-    return "" if is_plain else f". {_ADVICE[kind]}"
+    return sorted(retrying("list", url, backend, retry, attempt))

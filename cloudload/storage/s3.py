@@ -6,23 +6,24 @@ API, with `GCS_KEY` and `GCS_SECRET`.
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cloudload.errors import FailureKind
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
     check_tag,
     failure_kind_of_connection,
     failure_kind_of_status,
+    name_setting,
     status_of,
 )
-from cloudload.storage.urls import is_below, split_url
+from cloudload.storage.urls import folder_prefix, is_below, split_url
+from cloudload.storage.versions import version_of_headers
 
 _CODES = {
     FailureKind.MISSING_OBJECT: "NoSuchKey NoSuchVersion NotFound 404",
@@ -47,6 +48,11 @@ class S3Store:
     """The backend for s3://, through boto3."""
 
     scheme = "s3"
+    _endpoint_variables: tuple[str, ...] = (
+        "S3_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL",
+    )
 
     def __init__(self) -> None:
         self._clients: dict[float, Any] = {}
@@ -75,7 +81,7 @@ class S3Store:
         buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
         return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = split_url(url)
         part = {"Range": f"bytes={start}-"} if start else {}
         answer = self._client(retry).get_object(
@@ -83,7 +89,7 @@ class S3Store:
         )
         check_tag(url, tag, _tag(answer))
         body = LengthCheckedReader(answer["Body"], answer.get("ContentLength"))
-        return io.BufferedReader(body, CHUNK_BYTES)
+        return ObjectStream(body, version_of_headers(answer["ResponseMetadata"]["HTTPHeaders"]))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -127,6 +133,16 @@ class S3Store:
                     name = f"{self.scheme}://{bucket}/{item['Key']}"
                     yield StoredObject(name, item["Size"], _tag(item))
 
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        bucket, key = split_url(url)
+        prefix = folder_prefix(key)
+        page = self._client(retry).list_objects_v2(
+            Bucket=bucket, Prefix=prefix, Delimiter="/", **self._payer(bucket)
+        )
+        found = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+        found += [each["Key"] for each in page.get("Contents", [])]
+        yield from (key.removeprefix(prefix) for key in found if key != prefix)
+
     def failure_kind(self, error: BaseException) -> FailureKind:
         from botocore import exceptions
 
@@ -148,17 +164,26 @@ class S3Store:
         is_about_credentials = any(word in type(error).__name__ for word in words)
         return FailureKind.BAD_CREDENTIALS if is_about_credentials else FailureKind.OTHER
 
+    def describe_endpoint(self, url: str) -> str:
+        client = next(iter(self._clients.values()), None)
+        if client is None:
+            return ""
+        endpoint, region = client.meta.endpoint_url, client.meta.region_name
+        is_default = ".amazonaws.com" in endpoint
+        other = f"the endpoint of region {region}" if is_default else "from the AWS configuration"
+        return name_setting(endpoint, self._endpoint_variables, other)
+
 
 class GCSByHMAC(S3Store):
     """The backend for gs:// with an HMAC key, through the S3 API of GCS."""
 
     scheme = "gs"
+    _endpoint_variables = ("STORAGE_EMULATOR_HOST", "API_ENDPOINT_OVERRIDE")
 
     def _make_client(self, retry: Retry) -> Any:
         import boto3
 
-        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-        endpoint = emulator or os.environ.get("API_ENDPOINT_OVERRIDE")
+        found = filter(None, map(os.environ.get, self._endpoint_variables))
         # GCS does not support the checksums that boto3 adds by default
         checksums = {
             "request_checksum_calculation": "when_required",
@@ -167,7 +192,7 @@ class GCSByHMAC(S3Store):
         return boto3.Session().client(
             "s3",
             region_name="auto",
-            endpoint_url=endpoint or "https://storage.googleapis.com",
+            endpoint_url=next(found, "https://storage.googleapis.com"),
             aws_access_key_id=os.environ["GCS_KEY"],
             aws_secret_access_key=os.environ["GCS_SECRET"],
             config=_config(retry, **checksums),
@@ -209,7 +234,7 @@ def _stop_redirects(context: dict[str, Any], **_: Any) -> None:
 def _failure_kind_of_answer(error: Any) -> FailureKind:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = status_of(error) or 0
-    if status == 400 and code in ("", "400"):
+    if status == 400 and code in ("", "400") and error.operation_name.startswith("Head"):
         # a HEAD response has no body that would identify an expired token or a wrong region
         return FailureKind.DENIED
     return _KIND_OF_CODE.get(code) or failure_kind_of_status(status)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.base import Retry
+from cloudload.storage.base import ObjectStream, Retry
 from cloudload.storage.clients import failure_kind_of_any
 from cloudload.storage.urls import scheme_of
 
@@ -19,7 +19,7 @@ STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
 class StreamingStore:
     """StreamingDataset's downloaders, which download whole objects and cannot write or list."""
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> BinaryIO:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         try:
             from streaming.base.storage.download import CloudDownloader
         except ImportError as error:
@@ -35,9 +35,9 @@ class StreamingStore:
                 raise StoreError(
                     f"cannot read {scheme_of(url)}:// URLs ({error}). Install the missing package"
                 ) from None
-            stream = path.open("rb")  # stays readable after the folder is removed
-            stream.seek(start)
-            return stream
+            file = io.FileIO(path)  # stays readable after the folder is removed
+            file.seek(start)
+            return ObjectStream(file)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise io.UnsupportedOperation(
@@ -45,7 +45,10 @@ class StreamingStore:
             "or a scheme that fsspec supports"
         )
 
-    upload = create = delete = list = _refuse
+    upload = create = delete = list = peek = _refuse
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
+
+    def describe_endpoint(self, url: str) -> str:
+        return ""

@@ -24,7 +24,9 @@ def is_local(url: str) -> bool:
 
 def local_path(url: str) -> Path:
     """The path of a local URL, with `~` expanded."""
-    return Path(url.removeprefix("file://")).expanduser()
+    head, separator, rest = url.partition("://")
+    is_url = separator and head.lower() == "file"
+    return Path(rest if is_url else url).expanduser()
 
 
 def check_location(url: str) -> None:
@@ -33,6 +35,7 @@ def check_location(url: str) -> None:
     For example, it rejects an empty location, `s3:///folder` and `s3:bucket`.
     """
     scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
     if not url.strip():
         raise ValueError("the location is empty. Use a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
@@ -55,11 +58,16 @@ def split_url(url: str) -> tuple[str, str]:
     return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
 
 
+def folder_prefix(key: str) -> str:
+    """The prefix of the keys in the folder `key`; empty for a whole bucket."""
+    return f"{key.rstrip('/')}/" if key else ""
+
+
 def is_below(key: str, prefix: str) -> bool:
     """Whether the object `key` is `prefix` itself or in the folder `prefix`.
 
     `a/bc` is not below `a/b`. A key that ends in `/` is a folder marker and does not count.
     """
     return not key.endswith("/") and (
-        not prefix or key == prefix or key.startswith(prefix.rstrip("/") + "/")
+        not prefix or key == prefix or key.startswith(folder_prefix(prefix))
     )

@@ -13,17 +13,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cloudload.system.activity import doing
 from cloudload.system.temp_files import creation, register, unregister
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool = True, what: str = "") -> Iterator[bool]:
     """Lock the file `path` against all other threads and processes on this node.
 
-    Yields True, or False if `wait` is False and another thread or process holds the lock. Raises
-    `OSError` if the file cannot be created or locked.
+    Yields True, or False if `wait` is False and another thread or process holds the lock. A message
+    about a wait says that another process does `what`. Raises `OSError` if the file cannot be
+    created or locked.
     """
-    descriptor = acquire(path, wait=wait)
+    descriptor = acquire(path, wait=wait, what=what)
     try:
         yield descriptor is not None
     finally:
@@ -31,13 +33,14 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
             release(path, descriptor)
 
 
-def acquire(path: Path, *, wait: bool) -> int | None:
+def acquire(path: Path, *, wait: bool, what: str = "") -> int | None:
     """Lock the file `path`, and return a descriptor that holds the lock until it is closed.
 
     If processes inherit the descriptor, all of them must close it. Returns None if `wait` is False
-    and another thread or process holds the lock. Raises `OSError` if the file cannot be created or
-    locked.
+    and another thread or process holds the lock. A message about a wait says that another process
+    does `what`. Raises `OSError` if the file cannot be created or locked.
     """
+    waiting = f"waiting for another process of this node to {what or f'unlock {path}'}"
     while True:
         with creation():
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -55,7 +58,8 @@ def acquire(path: Path, *, wait: bool) -> int | None:
                 raise
         try:
             if wait and not is_free:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the holder has deleted the file
+                with doing(waiting):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the holder deletes the file
         finally:
             os.close(descriptor)
         if not wait and not is_free:

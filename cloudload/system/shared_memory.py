@@ -50,6 +50,17 @@ class SharedMemoryRing:
         """A writable array of `shape`, stored at the start of the slot with index `number`."""
         return np.ndarray(shape, dtype, self._map, number * self.slot_bytes)
 
+    def write_text(self, number: int, text: str) -> None:
+        """Fill a slot with a text, cut to the slot's size."""
+        self.slot(number)[:] = text.encode()[: self.slot_bytes].ljust(self.slot_bytes, b"\0")
+
+    def read_text(self, number: int) -> str:
+        """Return the text of a slot, which another process may be writing."""
+        before, found = b"", bytes(self.slot(number))
+        while found != before:
+            before, found = found, bytes(self.slot(number))
+        return found.rstrip(b"\0").decode(errors="ignore")
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             "num_slots": self.num_slots,

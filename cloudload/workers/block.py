@@ -7,8 +7,8 @@ progress             cursors and residues after each row, counts of each batch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,15 +20,27 @@ from cloudload.packing.lane_packer import CutRows
 from cloudload.packing.packers import Packing
 from cloudload.packing.tables import (
     BUFFER,
+    NUM_CURSOR_COLUMNS,
     NUM_DOCUMENT_COLUMNS,
     PIECE_DOCUMENT,
     PIECE_ROW,
+    SIZE_FAILED,
     SIZE_FILTERED,
     SPAN_COLUMNS,
     SPAN_ROW,
     STREAM,
 )
-from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FILTERED, PADDING, TOKENS, TRUNCATED, Traffic
+from cloudload.stats import (
+    COUNTS,
+    DOCUMENTS,
+    EMPTY,
+    FAILED,
+    FILTERED,
+    PADDING,
+    TOKENS,
+    TRUNCATED,
+    Traffic,
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class Block:
     """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
     `Measuring`, the sizes of documents, int64 [documents]."""
     cursors: Ints
-    """int64 [rows, 2]: the lane's cursor after each row; zeros for rows of the tail."""
+    """int64 [rows, 3]: the lane's cursor after each row; zeros for rows of the tail."""
     residues: list[bytes]
     """The lane's residue after each row; empty if the packing has no residue."""
     spans: Ints
@@ -59,6 +71,8 @@ class Block:
     first_dry: int
     """The first of the worker's rows, as an index in the run, that its lane could not fill; `NEVER`
     if there is none so far. This row and all later ones are invalid."""
+    doubts: Mapping[int, str] = field(default_factory=dict)
+    """Warnings about streams whose documents do not look like text."""
 
     @property
     def num_batches(self) -> int:
@@ -118,6 +132,17 @@ class Pieces(NamedTuple):
         )
 
 
+def counts_of_sizes(sizes: Ints) -> Ints:
+    """The statistic that documents count toward, given their sizes in remnants: int64 [documents].
+
+    The values are indices into `stats.COUNTS`.
+    """
+    counts = np.where(sizes > 0, DOCUMENTS, EMPTY)
+    counts[sizes == SIZE_FILTERED] = FILTERED
+    counts[sizes == SIZE_FAILED] = FAILED
+    return counts
+
+
 class BlockBuilder:
     """Collects the cursors, residues and statistics of a block's rows.
 
@@ -128,7 +153,7 @@ class BlockBuilder:
         self.rows, self._bounds, self._packing = rows, bounds, packing
         self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         """The index of each row's batch: int64 [rows]."""
-        self._cursors = np.zeros((len(rows), 2), np.int64)
+        self._cursors = np.zeros((len(rows), NUM_CURSOR_COLUMNS), np.int64)
         self._residues = [b""] * len(rows) if packing.has_residue else []
         self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
         self.lengths = np.zeros(len(rows), np.int64)
@@ -155,12 +180,11 @@ class BlockBuilder:
     def count_documents(self, block_row: int, documents: Ints) -> None:
         """Count the documents that a row of the tail finishes.
 
-        `documents` is int64 [documents, 2]: each document's stream, and its size or
-        `SIZE_FILTERED`.
+        `documents` is int64 [documents, 2]: each document's stream, and its size, `SIZE_FILTERED`
+        or `SIZE_FAILED`.
         """
         streams, sizes = documents.T
-        counts = np.where(sizes == SIZE_FILTERED, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
-        self._count(np.full(len(documents), block_row), streams, counts, sizes)
+        self._count(np.full(len(documents), block_row), streams, counts_of_sizes(sizes), sizes)
 
     def count_tokens(
         self, cut: Pieces, lengths: Ints, padding_streams: Ints, first_dry: int
@@ -190,7 +214,9 @@ class BlockBuilder:
         cells = (self._batches[block_rows] * num_streams + streams) * num_counts + counts
         np.add.at(self._counts.reshape(-1), cells, amounts)
 
-    def build(self, tokens: Tokens, first_dry: int, traffic: TrafficCounter) -> Block:
+    def build(
+        self, tokens: Tokens, first_dry: int, traffic: TrafficCounter, doubts: Mapping[int, str]
+    ) -> Block:
         """Build the block. `tokens` is int32 [rows, seq_len]. Takes the counts of `traffic`."""
         return Block(
             bounds=self._bounds,
@@ -203,4 +229,5 @@ class BlockBuilder:
             traffic=traffic.take(),
             first_fetch=traffic.take_first_fetch(),
             first_dry=first_dry,
+            doubts=doubts,
         )

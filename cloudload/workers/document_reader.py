@@ -1,6 +1,6 @@
 """Read the samples of a corpus: their texts, or their token IDs.
 
-samples ─► by shard ─┬─► texts ─► transform ─► str or None
+samples ─► by shard ─┬─► texts ─► transform ─► str, None, or a bad document's error
                      └─► bytes of IDs, of one dtype or several ─► checked, int32
 """
 
@@ -15,10 +15,19 @@ import numpy as np
 
 from cloudload.arrays import Ints, Tokens
 from cloudload.cache.shard_cache import ShardCache
+from cloudload.config.choices import SKIP
+from cloudload.config.transform import show_function
 from cloudload.errors import DatasetError
-from cloudload.mds.shard import Shard
+from cloudload.mds.shard import SKIP_ADVICE, BadDocumentError, Shard
 from cloudload.mds.token_columns import open_token_column
 from cloudload.run.recipe import Recipe
+from cloudload.system.activity import doing
+from cloudload.workers.bad_documents import find_foreign_cause
+from cloudload.workers.text_check import TextCheck
+
+TextOrError = str | BadDocumentError | None
+"""The text of a sample. None if the transform filters it out. An error if on_error="skip" leaves it
+out."""
 
 
 class IdsOfDocuments(NamedTuple):
@@ -63,26 +72,71 @@ class DocumentReader:
         self._corpus, self._cache = recipe.corpus, cache
         self._text_key, self._transform = recipe.config.text_key, recipe.config.transform
         self._columns = recipe.config.token_columns
+        self._skips = recipe.config.on_error == SKIP
         self._vocab_size = recipe.tokenizer.vocab_size
+        of_text = [stream for stream, column in enumerate(self._columns) if column is None]
+        self._labels, self._text_check = recipe.labels, TextCheck(of_text)
+        self._doubts: dict[int, str] = {}
 
-    def read_texts(self, samples: Ints) -> list[str | None]:
+    def read_texts(self, samples: Ints) -> list[TextOrError]:
         """Read the texts of `samples` (int64 [samples]), in their order.
 
-        A text is None if the transform filters the sample out. Opens each shard once. Raises
-        `DatasetError` if a text cannot be read or the transform fails, and the errors of
-        `ShardCache.shard` if a shard cannot be fetched.
+        Opens each shard once. Raises `BadDocumentError` for a bad document unless on_error="skip",
+        `DatasetError` if a shard is damaged or the transform fails for another reason, and the
+        errors of `ShardCache.shard` if a shard cannot be fetched.
         """
-        texts: list[str | None] = [None] * len(samples)
+        texts: list[TextOrError] = [None] * len(samples)
         for number, places, within in self._by_shard(samples):
-            shard, chosen = self._cache.shard(number), within.tolist()
-            found: Sequence[str | None]
-            if self._transform is None:
-                found = shard.read_texts(chosen, shard.column_index(self._text_key))
-            else:
-                found = [self._transformed(shard, sample) for sample in chosen]
+            found = self._read_shard(self._cache.shard(number), within.tolist())
+            if not self._text_check.is_over:
+                self._check_texts(number, samples[places], found)
             for place, text in zip(places.tolist(), found, strict=True):
                 texts[place] = text
         return texts
+
+    def take_doubts(self) -> dict[int, str]:
+        """The new doubts that a stream's documents are text: a message by stream."""
+        doubts, self._doubts = self._doubts, {}
+        return doubts
+
+    def _check_texts(self, shard: int, samples: Ints, texts: Sequence[TextOrError]) -> None:
+        stream = self._corpus.shard_owners[shard][0]
+        good = [text if isinstance(text, str) else None for text in texts]
+        doubt = self._text_check.look(stream, samples, good)
+        if doubt is None:
+            return
+        key = self._text_key
+        documents = f"in column {key!r}" if self._transform is None else "from the transform"
+        advice = f"Set text_key to a column of text, or, if {key!r} holds token IDs, tokens_key"
+        if self._transform is not None:
+            advice = "Fix the transform, or set text_key to a column of text"
+        self._doubts[stream] = (
+            f"most of the first documents of stream {self._labels[stream]!r} {documents} do not "
+            f"look like text. Check {self.where(doubt.sample)}: it {doubt.reason}, and "
+            f"starts with {doubt.excerpt}. {advice}. Training continues on these documents"
+        )
+
+    def _read_shard(self, shard: Shard, samples: Sequence[int]) -> Sequence[TextOrError]:
+        if self._transform is not None:
+            with doing(f"running the transform on {len(samples):,} documents of {shard.url}"):
+                return [self._read_or_skip(shard, sample) for sample in samples]
+        try:
+            return shard.read_texts(samples, shard.column_index(self._text_key))
+        except BadDocumentError:
+            if not self._skips:
+                raise
+        return [self._read_or_skip(shard, sample) for sample in samples]
+
+    def _read_or_skip(self, shard: Shard, sample: int) -> TextOrError:
+        try:
+            if self._transform is not None:
+                return self._transformed(shard, sample)
+            [text] = shard.read_texts([sample], shard.column_index(self._text_key))
+            return text
+        except BadDocumentError as error:
+            if not self._skips:
+                raise
+            return BadDocumentError(error.summary)  # without the frames, which hold the sample
 
     def read_tokens(self, samples: Ints) -> list[IdsOfDocuments]:
         """Read the IDs of pre-tokenized `samples` (int64 [samples]), one item for each dtype.
@@ -153,6 +207,14 @@ class DocumentReader:
         shard, within = self._find(sample)
         return shard, shard.read_columns(within, columns)
 
+    def has_id(self, sample: int, identifier: str) -> bool:
+        """Whether a sample's value in the column `id`, as text, is `identifier`.
+
+        Raises the errors of `read_sample`.
+        """
+        shard, within = self._find(sample)
+        return shard.has_id(within, identifier)
+
     def where(self, sample: int) -> str:
         """Describe a sample for a message: its index in its shard, the shard, and its ID, if any.
 
@@ -177,14 +239,41 @@ class DocumentReader:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a transform's sys.exit() would look like a dead worker
-            [*_, what] = traceback.format_exception_only(error)
-            raise DatasetError(
-                f"the transform failed on {shard.where(sample)}: {what}{traceback.format_exc()}"
-                "Fix the transform, or return None to filter this sample out"
-            ) from error
-        if text is not None and not isinstance(text, str):
-            raise DatasetError(
-                f"the transform returned {type(text).__name__} for {shard.where(sample)}. Return "
-                "str, or None to filter this sample out"
+            raise self._explain_failure(error, shard.where(sample)) from error
+        if text is not None and (fault := _find_fault(text)):
+            what = f"the transform {show_function(self._transform)} returned {fault}"
+            summary = f"{what} for {shard.where(sample)}"
+            raise BadDocumentError(
+                f"{summary}. Return valid text, or None to filter this sample out. {SKIP_ADVICE}",
+                summary=summary,
             )
         return text
+
+    def _explain_failure(self, error: BaseException, where: str) -> DatasetError:
+        assert self._transform is not None
+        [*_, what] = traceback.format_exception_only(error)
+        summary = f"the transform {show_function(self._transform)} failed on {where}: {what}"
+        message = f"{summary}{traceback.format_exc()}"
+        cause = find_foreign_cause(error)
+        if cause is None:
+            advice = "Fix the transform, or return None to filter this sample out"
+            return BadDocumentError(f"{message}{advice}. {SKIP_ADVICE}", summary=summary.rstrip())
+        advice = "Fix the transform, or its cause on this machine"
+        if self._skips:
+            advice += (
+                f". on_error='skip' does not apply, because {type(cause).__name__} may not depend "
+                "on the document alone. To leave the document out, return None"
+            )
+        return DatasetError(f"{message}{advice}")
+
+
+def _find_fault(text: Any) -> str | None:
+    """Why the result of a transform is not text, or None."""
+    if not isinstance(text, str):
+        return type(text).__name__
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"U+{ord(text[error.start]):X}"
+        return f"text with a lone surrogate, {surrogate}, at character {error.start:,},"
+    return None

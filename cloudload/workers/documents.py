@@ -17,7 +17,9 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints, Tokens
 from cloudload.cache.shard_cache import ShardCache
-from cloudload.errors import TokenizerError
+from cloudload.config.choices import SKIP
+from cloudload.errors import StreamChangedError, TokenizerError
+from cloudload.mds.shard import BadDocumentError
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.tables import (
     BASE,
@@ -32,10 +34,23 @@ from cloudload.packing.tables import (
     Documents,
 )
 from cloudload.run.recipe import Recipe
-from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
+from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
+from cloudload.system.activity import doing
 from cloudload.tokenization.tokenizer import DocumentTokenizer, decode_ids
-from cloudload.workers.document_reader import DocumentReader, IdsOfDocuments, merge_ids
+from cloudload.workers.bad_documents import SkipLog
+from cloudload.workers.document_reader import (
+    DocumentReader,
+    IdsOfDocuments,
+    TextOrError,
+    merge_ids,
+)
 from cloudload.workers.plan import Plan
+
+CHANGED_ADVICE = (
+    "The transform, the tokenizer or the data changed, which the state's fingerprints do not show, "
+    "or the transform is not deterministic. Restore them, or load an earlier state. To continue "
+    "with a changed transform, pass transform_id='NAME' and on_change={'transform': 'accept'}"
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,8 @@ class LaneDocuments:
         self._corpus, self._components = recipe.corpus, recipe.components
         self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
-        self._text = recipe.tokenizer.json
+        self._text, self._labels = recipe.tokenizer.json, recipe.labels
+        self._skips, self._skip_log = recipe.config.on_error == SKIP, SkipLog()
         self._is_tokenized = np.array([bool(each) for each in recipe.config.token_columns])
         frames = recipe.tokenizer.frames
         self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
@@ -115,49 +131,94 @@ class LaneDocuments:
             samples[chosen] = order(epoch)[positions[chosen]] + np.int64(component.first_sample)
         return epochs, samples
 
-    def read(self, found: FoundDocuments, has_begun: Flags | None = None) -> Documents:
+    def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> Documents:
         """Read and tokenize documents, in their order. Columns `BUFFER` and `START` are 0.
 
-        `has_begun` (bool [documents]) marks documents that are exempt from filtering, because they
-        were accepted before: the one that a cursor is inside, those in a residue or in rows of the
-        tail, and those that are traced. Raises `TokenizerError` if a text cannot be encoded, and
-        the errors of `DocumentReader.read`.
+        `begun_sizes` (int64 [documents]) is not negative for documents that are exempt from
+        filtering, because they were accepted before: the one that a cursor is inside, those in a
+        residue or in rows of the tail, and those that are traced. It is the size that such a
+        document had, or 0 if that is not known.
+
+        Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
+        was accepted has another size now or is bad, and the errors of `DocumentReader`.
         """
+        has_begun = None if begun_sizes is None else begun_sizes >= 0
         table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
         table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
         streams = self._corpus.streams_of(found.samples)
         table[:, STREAM], table[:, EPOCH] = streams, found.epochs
         table[:, SAMPLE] = found.samples - self._corpus.stream_starts[streams]
-        is_filtered = np.zeros(len(found), np.bool_)
+        left_out = np.zeros(len(found), np.int64)
         is_tokenized = self._is_tokenized[streams]
         parts = []
         if len(tokenized := np.flatnonzero(is_tokenized)):
             for places, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
                 parts.append(IdsOfDocuments(tokenized[places], ids, sizes))
         if len(tokenized) < len(found):
-            parts.append(self._tokenize(np.flatnonzero(~is_tokenized), found.samples, is_filtered))
+            places = np.flatnonzero(~is_tokenized)
+            texts = self._reader.read_texts(found.samples[places])
+            left_out[places] = self._find_left_out(texts, streams[places], places, has_begun)
+            parts.append(self._tokenize(places, found.samples[places], texts))
         ids, offsets = merge_ids(parts)
         sizes = np.diff(offsets) + self._num_framing[streams]
-        is_filtered |= sizes < self._min_tokens
+        if begun_sizes is not None:
+            self._check_sizes(found, sizes, begun_sizes)
+        left_out[(sizes < self._min_tokens) & (left_out == 0)] = FILTERED
         if has_begun is not None:
-            is_filtered &= ~has_begun
+            left_out[has_begun] = 0
+        is_left_out = left_out > 0
         table[:, BASE] = offsets[:-1] - self._num_bos[streams]
-        table[:, SIZE] = np.where(is_filtered, 0, sizes)
-        table[:, COUNT] = np.where(is_filtered, FILTERED, np.where(sizes > 0, DOCUMENTS, EMPTY))
+        table[:, SIZE] = np.where(is_left_out, 0, sizes)
+        table[:, COUNT] = np.where(is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
 
-    def _tokenize(self, places: Ints, samples: Ints, is_filtered: Flags) -> IdsOfDocuments:
-        """Read and tokenize the texts at `places` of `samples`, and mark those without text."""
-        texts = self._reader.read_texts(samples[places])
+    def _check_sizes(self, found: FoundDocuments, sizes: Ints, begun_sizes: Ints) -> None:
+        """Raise `StreamChangedError` if a document no longer has its size."""
+        changed = np.flatnonzero((begun_sizes > 0) & (sizes != begun_sizes))
+        if len(changed):
+            place = int(changed[0])
+            raise StreamChangedError(
+                f"{self._reader.where(int(found.samples[place]))} has {sizes[place]:,} tokens, but "
+                f"had {begun_sizes[place]:,} when the run read a part of it before, in lane "
+                f"{found.flat_lanes[place] % self._num_lanes}. {CHANGED_ADVICE}"
+            )
+
+    def _find_left_out(
+        self, texts: Sequence[TextOrError], streams: Ints, places: Ints, has_begun: Flags | None
+    ) -> Ints:
+        """Find the texts that are left out: `FILTERED`, `FAILED`, or 0: int64 [texts].
+
+        Logs the bad ones. Raises `StreamChangedError` for a bad one that has begun.
+        """
+        left_out = np.zeros(len(texts), np.int64)
+        if self._skips:
+            labels = [self._labels[stream] for stream in streams.tolist()]
+            self._skip_log.count_read(labels)
+            for number, text in enumerate(texts):
+                if isinstance(text, BadDocumentError):
+                    if has_begun is not None and has_begun[places[number]]:
+                        raise StreamChangedError(
+                            f"{text.summary}. The run has read a part of this document before. "
+                            f"{CHANGED_ADVICE}"
+                        )
+                    left_out[number] = FAILED
+                    self._skip_log.record(labels[number], text)
         if None in texts:
-            is_filtered[places] = [text is None for text in texts]
-        ids, offsets = self._encode([text or "" for text in texts], samples[places])
+            left_out[[text is None for text in texts]] = FILTERED
+        return left_out
+
+    def _tokenize(
+        self, places: Ints, samples: Ints, texts: Sequence[TextOrError]
+    ) -> IdsOfDocuments:
+        kept = [text if isinstance(text, str) else "" for text in texts]
+        ids, offsets = self._encode(kept, samples)
         return IdsOfDocuments(places, ids, np.diff(offsets))
 
     def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
         assert self._tokenizer is not None
         try:
-            return self._tokenizer.encode_flat(texts)
+            with doing(f"tokenizing {len(texts):,} documents"):
+                return self._tokenizer.encode_flat(texts)
         except TokenizerError as error:
             for text, sample in zip(texts, samples.tolist(), strict=True):
                 if failure := self._tokenizer.explain_failure(text):
@@ -181,6 +242,10 @@ class LaneDocuments:
         Without a tokenizer, the text is the IDs, separated by spaces.
         """
         return decode_ids(self._text, tokens)
+
+    def take_doubts(self) -> dict[int, str]:
+        """The new doubts that a stream's documents are text: a message by stream."""
+        return self._reader.take_doubts()
 
     def prefetch(self, samples: Ints) -> None:
         """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""

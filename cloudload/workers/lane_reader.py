@@ -6,8 +6,10 @@ lanes short of tokens ─► number of documents, from their mean size ─► fi
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,10 +19,16 @@ from cloudload.packing.best_fit_lanes import BestFitLanes
 from cloudload.packing.concat_lanes import ConcatLanes
 from cloudload.packing.lane_packer import CutRows, LaneRows, PackerLanes
 from cloudload.packing.packers import Packing
+from cloudload.packing.residue import residue_spans
 from cloudload.packing.tables import (
     CURSOR_OFFSET,
     CURSOR_ORDINAL,
+    CURSOR_SIZE,
     FLAT_LANE,
+    NUM_CURSOR_COLUMNS,
+    ORDINAL,
+    PIECE_DOCUMENT,
+    PIECE_ROW,
     SIZE,
     Documents,
 )
@@ -28,7 +36,9 @@ from cloudload.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import Prefetcher
 
+logger = logging.getLogger(__name__)
 _GUESSED_BYTES_PER_TOKEN = 4
+_DOUBTED_DOCUMENTS = 1_000
 _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
 # a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
@@ -59,8 +69,11 @@ class LaneReader:
         self._components, self._num_lanes = plan.recipe.components, plan.num_lanes
         self._documents, self._labels = documents, plan.recipe.labels
         position = plan.position
-        cursors = position.cursors.reshape(-1, 2)
+        self._start: Ints = position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
+        """The starting cursor of each lane: int64 [flat_lanes, 3]."""
+        cursors = self._start[:, :CURSOR_SIZE]
         residues = None if position.residues is None else position.residues.ravel().tolist()
+        self._residues = residues
         packing = plan.recipe.packing
         self._packer = open_lane_rows(packing, plan.num_lanes, cursors, residues)
         # in one_per_row, a document fills at least one row, and with overflow="cut" exactly one
@@ -71,11 +84,10 @@ class LaneReader:
         self.ends = _find_ends(plan)
         """The ordinal at which each lane has read all epochs: int64 [flat_lanes]; `NEVER` if it is
         endless."""
-        self.begun = np.where(cursors[:, CURSOR_OFFSET] > 0, self.next_ordinals, -1)
-        """The ordinal of the document that each lane's starting cursor is inside, or -1 if it is
-        between documents: int64 [flat_lanes]."""
         self._barren = np.zeros(len(cursors), np.int64)
         """Number of documents that each lane has read since its last document with tokens."""
+        self._barren_of_component = [0] * len(self._components)
+        """The same for all lanes of this worker together."""
         self._mean_tokens = np.array(
             [
                 max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
@@ -99,7 +111,43 @@ class LaneReader:
         """
         self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
         self._prefetch.build_orders(lanes)
-        return self._packer.cut(lanes, wanted)
+        return self._with_sizes(self._packer.cut(lanes, wanted), lanes)
+
+    def _with_sizes(self, cut: CutRows, lanes: Ints) -> CutRows:
+        """Add the column `CURSOR_SIZE` to the cursors of rows that were cut from lanes.
+
+        A cursor is inside the document of its row's last piece, or where the lane started.
+        """
+        last = np.searchsorted(cut.pieces[:, PIECE_ROW], np.arange(len(cut.cursors)), side="right")
+        documents = cut.table[cut.pieces[last - 1, PIECE_DOCUMENT]]
+        start = self._start[np.repeat(lanes, cut.num_rows)]
+        is_own = documents[:, ORDINAL] == cut.cursors[:, CURSOR_ORDINAL]
+        is_start = (start[:, :CURSOR_SIZE] == cut.cursors).all(axis=1)
+        sizes = np.where(is_own, documents[:, SIZE], np.where(is_start, start[:, CURSOR_SIZE], 0))
+        sizes[cut.cursors[:, CURSOR_OFFSET] == 0] = 0
+        return replace(cut, cursors=np.column_stack([cut.cursors, sizes]))
+
+    def begun_sizes(self, found: FoundDocuments) -> Ints:
+        """The size of each document that its lane's starting cursor is inside: int64 [documents].
+
+        -1 for other documents, and 0 if the size is not known.
+        """
+        start = self._start[found.flat_lanes]
+        is_begun = (start[:, CURSOR_ORDINAL] == found.ordinals) & (start[:, CURSOR_OFFSET] > 0)
+        return np.where(is_begun, start[:, CURSOR_SIZE], -1)
+
+    def _residue_sizes(self, found: FoundDocuments) -> Ints:
+        """The size of each document of a residue: int64 [documents]."""
+        assert self._residues is not None
+        sizes = {
+            (lane, document): size
+            for lane in np.unique(found.flat_lanes).tolist()
+            for document, _, size in residue_spans(
+                self._residues[lane], int(self._start[lane, CURSOR_ORDINAL])
+            )
+        }
+        pairs = zip(found.flat_lanes.tolist(), found.ordinals.tolist(), strict=True)
+        return np.array([sizes[pair] for pair in pairs], np.int64)
 
     def _fill(self, lanes: Ints, wanted: Ints, eagerness: float, is_awaited: bool) -> None:
         """Read documents of each lane until it can fill the wanted rows or reaches its end."""
@@ -131,8 +179,9 @@ class LaneReader:
         if not len(found):
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)
-        has_begun: Flags = (self.begun[found.flat_lanes] == found.ordinals) | again
-        documents = self._documents.read(found, has_begun if has_begun.any() else None)
+        begun_sizes = self._residue_sizes(found) if again else self.begun_sizes(found)
+        has_begun: Flags = begun_sizes >= 0
+        documents = self._documents.read(found, begun_sizes if has_begun.any() else None)
         self._packer.add(documents, has_begun)
         if not again:
             self._learn_sizes(documents)
@@ -145,10 +194,31 @@ class LaneReader:
             weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
             mean = self._mean_tokens[component]
             self._mean_tokens[component] += weight * (max(1.0, own.mean()) - mean)
+            self._doubt_component(component, own)
         if sizes.all():
             self._barren[lanes] = 0
         else:
             self._count_barren(lanes, sizes)
+
+    def _doubt_component(self, component: int, sizes: Ints) -> None:
+        """Warn after 1,000, 2,000, 4,000, … consecutive documents without tokens."""
+        is_any_full = bool(sizes.any())
+        before = 0 if is_any_full else self._barren_of_component[component]
+        barren = int(np.argmax(sizes[::-1] > 0)) if is_any_full else before + len(sizes)
+        self._barren_of_component[component] = barren
+        thousands, thousands_before = barren // _DOUBTED_DOCUMENTS, before // _DOUBTED_DOCUMENTS
+        if thousands.bit_length() > thousands_before.bit_length():
+            logger.warning(
+                "the last %s documents of %s that this process read, with %s in an epoch, have no "
+                "tokens: they are empty, filtered out by the transform or min_tokens, or left out "
+                "by on_error='skip'. If this is not intended, check these options and the data",
+                f"{barren:,}",
+                self._label(component),
+                f"{self._components[component].lanes.num_positions:,}",
+            )
+
+    def _label(self, component: int) -> str:
+        return ", ".join(self._labels[stream] for stream in self._components[component].streams)
 
     def _count_barren(self, flat_lanes: Ints, sizes: Ints) -> None:
         lanes, firsts = np.unique(flat_lanes, return_index=True)
@@ -168,12 +238,12 @@ class LaneReader:
         component = self._components[number]
         is_endless = component.lanes.epochs is None
         if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
-            urls = ", ".join(self._labels[stream] for stream in component.streams)
             raise DatasetError(
-                f"lane {lane} of {urls} has no tokens: its last {self._barren[flat_lane]:,} "
-                "documents, more than an epoch has, are all empty or filtered out. Set an eos, or "
-                "use a different transform or min_tokens, or start a new run with more documents "
-                "or a smaller num_lanes"
+                f"lane {lane} of {self._label(number)} has no tokens: its last "
+                f"{self._barren[flat_lane]:,} documents, more than an epoch has, are all empty, "
+                "filtered out, or left out by on_error='skip'. Set an eos, or use a different "
+                "transform or min_tokens, or start a new run with more documents or a smaller "
+                "num_lanes"
             )
 
 

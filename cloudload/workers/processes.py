@@ -18,12 +18,15 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.system.activity import doing, published
 from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.open_files import raise_open_file_limit
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
@@ -34,6 +37,9 @@ from cloudload.workers.transport import PackedBlock, Slots, slot_bytes, unpack_b
 from cloudload.workers.worker import read_blocks
 
 logger = logging.getLogger(__name__)
+_ACTIVITY_BYTES = 1 << 11
+# a new interpreter that imports torch takes several seconds
+_START_GRACE_S = 25.0
 _STARTS, _START_S, _END_S, _LOOK_EVERY_S = 3, 60.0, 3.0, 1.0
 
 
@@ -44,14 +50,37 @@ class _Failed:
     traceback: str
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The memory that the workers of a rank share with the training process."""
+
+    blocks: SharedMemoryRing
+    """`slots_each` slots for the blocks of each worker."""
+    slots_each: int
+    activities: SharedMemoryRing
+    """A slot for the text of each worker's current activity."""
+
+    @staticmethod
+    def of(plan: Plan) -> Memory:
+        # one slot for the block in use, and at least two for the blocks ahead of it
+        slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
+        blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
+        return Memory(blocks, slots_each, SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES))
+
+    def slots(self, worker: int, await_free: Callable[[], object]) -> Slots:
+        """The slots for the blocks of one worker."""
+        return Slots(self.blocks, worker * self.slots_each, self.slots_each, await_free)
+
+
 class WorkerProcess:
     """The training process's handle to one worker process.
 
-    `number` is the worker's index in its rank. `ring` has `slots_each` slots for each worker.
+    `number` is the worker's index in its rank.
     """
 
-    def __init__(self, plan: Plan, number: int, ring: SharedMemoryRing, slots_each: int) -> None:
-        self._plan, self._arguments = plan, (number, ring, slots_each)
+    def __init__(self, plan: Plan, number: int, memory: Memory) -> None:
+        self._plan, self._number, self._activities = plan, number, memory.activities
+        self._arguments = (number, memory)
         self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
         self._is_forked = self._context.get_start_method() == "fork"
         if not self._is_forked and (script := find_missing_script()):
@@ -68,7 +97,14 @@ class WorkerProcess:
         """Whether this process started the worker."""
         return os.getpid() == self._owner
 
+    def describe(self) -> str:
+        """Describe the worker and its current activity, for a message."""
+        pid, doing_now = self._process.pid, self._activities.read_text(self._number)
+        now = "stopped (SIGSTOP)" if pid is not None and is_stopped(pid) else doing_now
+        return f"worker {self._number} (process {pid}) is {now}"
+
     def _begin(self) -> None:
+        self._activities.write_text(self._number, "starting")
         self._connection, theirs = self._context.Pipe()
         plan = self._plan if self._is_forked else None
         self._process = self._context.Process(
@@ -89,6 +125,10 @@ class WorkerProcess:
         that does not report within 60 s is therefore replaced. Raises `WorkerError` after three
         attempts, or if the process dies.
         """
+        with doing(self.describe, grace_s=_START_GRACE_S):
+            self._await_start()
+
+    def _await_start(self) -> None:
         if not self._is_forked:
             with contextlib.suppress(ConnectionError):  # it has died, and `_receive` says how
                 self._connection.send(self._plan)
@@ -132,7 +172,7 @@ class WorkerProcess:
         return item
 
     def _receive(self, advice: str = "Resume from the last state") -> Any:
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(EOFError, OSError), doing(self.describe):
             # a child of the worker may keep the stream open after the worker's death
             while not self._connection.poll(_LOOK_EVERY_S) and self._process.is_alive():
                 pass
@@ -168,6 +208,13 @@ def end_workers(workers: Sequence[WorkerProcess]) -> None:
         worker.end(deadline)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by SIGSTOP. False where /proc does not say."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    return False
+
+
 _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
 
 
@@ -194,13 +241,7 @@ def _describe_end(code: int | None) -> str:
     return what
 
 
-def _work(
-    number: int,
-    ring: SharedMemoryRing,
-    slots_each: int,
-    connection: Connection,
-    plan: Plan | None,
-) -> None:
+def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None) -> None:
     """Make a worker's blocks and send them, as the main function of a worker process.
 
     Receives the plan if it is None.
@@ -213,11 +254,12 @@ def _work(
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     raise_open_file_limit()  # lanes keep many shards mapped at once
-    slots = Slots(ring, number * slots_each, slots_each, connection.recv_bytes)
+    slots = memory.slots(number, connection.recv_bytes)
     try:
         plan = connection.recv() if plan is None else plan
-        for packed in map(slots.pack, read_blocks(plan, number, slots.new_tokens)):
-            connection.send(packed)
+        with published(partial(memory.activities.write_text, number), "making its next rows"):
+            for packed in map(slots.pack, read_blocks(plan, number, slots.new_tokens)):
+                connection.send(packed)
         connection.send(None)
     except (EOFError, ConnectionError):
         pass  # the trainer ended
@@ -247,20 +289,19 @@ def process_blocks(plan: Plan) -> Iterator[list[Block]]:
 
     The tokens of a block are valid until the next blocks are requested.
     """
-    # one slot for the block in use, and at least two for the blocks ahead of it
-    slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
-    ring = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
+    memory = Memory.of(plan)
     workers: list[WorkerProcess] = []
     try:
-        for number in range(plan.num_workers):
-            workers.append(WorkerProcess(plan, number, ring, slots_each))
+        with doing("starting worker processes", grace_s=_START_GRACE_S):
+            for number in range(plan.num_workers):
+                workers.append(WorkerProcess(plan, number, memory))
         for worker in workers:
             worker.await_start()
         while True:
             packed = [block for worker in workers if (block := worker.receive()) is not None]
             if len(packed) < len(workers):
                 return
-            yield [unpack_block(block, ring) for block in packed]
+            yield [unpack_block(block, memory.blocks) for block in packed]
     finally:
         # end the workers here, not when they are garbage collected: the next iteration must not
         # fork while they run

@@ -9,10 +9,11 @@ way as rows of lanes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from cloudload.arrays import Ints, count_within
-from cloudload.errors import StreamChangedError
 from cloudload.packing.lane_packer import own_documents
 from cloudload.packing.tables import (
     BUFFER,
@@ -21,27 +22,35 @@ from cloudload.packing.tables import (
     REMNANT_LANE,
     REMNANT_ORDINAL,
     REMNANT_SIZE,
+    REMNANT_STOP,
     SIZE,
     SIZE_ABSENT,
+    SIZE_FAILED,
     SIZE_FILTERED,
     TAIL_REMNANT,
 )
 from cloudload.packing.tail import Tail
 from cloudload.run.recipe import Recipe
-from cloudload.stats import FILTERED
+from cloudload.stats import FAILED, FILTERED
 from cloudload.workers.block import BlockBuilder, Pieces
-from cloudload.workers.documents import LaneDocuments
+from cloudload.workers.documents import FoundDocuments, LaneDocuments
 
 _DOCUMENTS_AT_ONCE = 256
 
 
-def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, begun: Ints) -> Ints:
+def measure_rest(
+    documents: LaneDocuments,
+    own: Ints,
+    heads: Ints,
+    ends: Ints,
+    begun_sizes: Callable[[FoundDocuments], Ints],
+) -> Ints:
     """Measure the documents left in lanes: their sizes in tokens, int64 [documents], by lane.
 
-    `own`, `heads`, `ends` and `begun` are int64 [lanes]. Lane `own[i]` has ordinals `heads[i]` to
-    `ends[i] - 1` left, and its cursor is inside document `begun[i]`, or between documents if that
-    is -1. The size is `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED` for a
-    document that is filtered out.
+    `own`, `heads` and `ends` are int64 [lanes]. Lane `own[i]` has ordinals `heads[i]` to
+    `ends[i] - 1` left. `begun_sizes` is that of the `LaneReader`. The size is `SIZE_ABSENT` for a
+    hole at the end of an epoch, and `SIZE_FILTERED` or `SIZE_FAILED` for a document that is left
+    out.
 
     Example: own 0 1, heads 3 5 and ends 5 6 give the sizes of documents 3 and 4 of lane 0, and of
     document 5 of lane 1.
@@ -57,9 +66,10 @@ def measure_rest(documents: LaneDocuments, own: Ints, heads: Ints, ends: Ints, b
         chunk = found[slice(first, first + _DOCUMENTS_AT_ONCE)]
         documents.prefetch(found.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
         index = np.searchsorted(own, chunk.flat_lanes)
-        table = documents.read(chunk, begun[index] == chunk.ordinals).table
-        is_filtered = table[:, COUNT] == FILTERED
-        chunk_sizes = np.where(is_filtered, SIZE_FILTERED, table[:, SIZE])
+        table = documents.read(chunk, begun_sizes(chunk)).table
+        chunk_sizes = table[:, SIZE].copy()
+        chunk_sizes[table[:, COUNT] == FILTERED] = SIZE_FILTERED
+        chunk_sizes[table[:, COUNT] == FAILED] = SIZE_FAILED
         sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
     return sizes
 
@@ -74,8 +84,7 @@ class TailReader:
     def cut(self, block: BlockBuilder, tail: Tail, first_block_row: int) -> Pieces:
         """Cut the block's rows from `first_block_row` on, and count the documents they finish.
 
-        Raises `StreamChangedError` if the size of a document that was counted before has changed,
-        and the errors of `LaneDocuments.find` and `read`.
+        Raises the errors of `LaneDocuments.find` and `read`.
         """
         remnants: list[Ints] = []
         pieces: list[Ints] = []
@@ -97,37 +106,25 @@ class TailReader:
                 strict=True,
             )
         )
-        self._read(keys)
-        self._check_sizes(remnants)
+        self._read(dict(zip(keys, remnants[:, REMNANT_STOP].tolist(), strict=True)))
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         table = np.stack([self._held[key][0] for key in numbers])
         table[:, BUFFER] = np.arange(len(table))
         pieces[:, PIECE_DOCUMENT] = [numbers[key] for key in keys]
         return Pieces(table, [self._held[key][1] for key in numbers], pieces)
 
-    def _check_sizes(self, remnants: Ints) -> None:
-        for lane, ordinal, _, stop, size in remnants.tolist():
-            found = int(self._held[lane, ordinal][0][SIZE])
-            if size == SIZE_ABSENT and found != stop:
-                raise StreamChangedError(
-                    f"lane {lane}: document {ordinal} had {stop} tokens, but now has {found}. The "
-                    "state is damaged, or was saved with a different corpus, tokenizer or "
-                    "transform, or the transform is not deterministic. Load an earlier state, "
-                    "restore the data and the config, or fix the transform"
-                )
+    def _read(self, sizes: Mapping[tuple[int, int], int]) -> None:
+        """Read the documents of `sizes` that are not held yet, and release those not in `sizes`.
 
-    def _read(self, keys: list[tuple[int, int]]) -> None:
-        """Read the documents of `keys` that are not held yet, and release those not in `keys`.
-
-        A key is (lane, ordinal).
+        A key is (lane, ordinal). A value is the size that the document had when it was measured.
         """
-        held = {key: self._held[key] for key in keys if key in self._held}
-        missing = [key for key in dict.fromkeys(keys) if key not in held]
+        held = {key: self._held[key] for key in sizes if key in self._held}
+        missing = [key for key in sizes if key not in held]
         if missing:
             lanes, ordinals = np.array(missing, np.int64).T
             found = self._documents.find(lanes, ordinals)
-            # has_begun is True for all: filtering was decided when the documents were measured
-            read = own_documents(self._documents.read(found, np.ones(len(found), np.bool_)))
+            expected = np.array([sizes[key] for key in missing], np.int64)
+            read = own_documents(self._documents.read(found, expected))
             held |= dict(zip(missing, read, strict=True))
         self._held = held
 

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
+from cloudload.mds.shard import ID_KEY, BadDocumentError
 from cloudload.packing.rows import Framing, fill_rows
-from cloudload.packing.tables import SIZE
+from cloudload.packing.tables import COUNT, SIZE
+from cloudload.stats import EMPTY, FILTERED
 from cloudload.workers.document_reader import DocumentReader
 from cloudload.workers.documents import (
     FoundDocuments,
@@ -22,8 +24,6 @@ from cloudload.workers.documents import (
     open_documents,
 )
 from cloudload.workers.plan import Plan
-
-ID_KEY = "id"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,16 @@ class TracedSpan:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class WholeDocument:
+    """The document of a span."""
+
+    num_tokens: int
+    """Number of tokens, bos and eos included."""
+    text: str
+    """The text, after the transform; of pre-tokenized data, the text of its tokens."""
+
+
 class Tracer:
     """Reads the documents of spans, in this process."""
 
@@ -63,6 +73,7 @@ class Tracer:
         self._reader: DocumentReader = DocumentReader(plan.recipe, self._cache)
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self._labels, self._corpus = plan.recipe.labels, plan.recipe.corpus
+        self._is_tokenized = [bool(each) for each in plan.recipe.config.token_columns]
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
@@ -71,13 +82,35 @@ class Tracer:
         `spans` is int64 [spans, 6], with columns `tables.SPAN_COLUMNS`. `rows`, int64 [rows], maps
         the rows in `spans` to rows of the run. Raises the errors of `LaneDocuments.read`.
         """
-        keys = [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]
-        samples = {key: int(self._starts[key[0]]) + key[1] for key in keys}
+        return self._trace(spans, rows, self._read_tokens(self._locate(spans)))
+
+    def trace_whole(self, spans: Ints, rows: Ints) -> list[tuple[TracedSpan, WholeDocument]]:
+        """Like `trace`, but also return the whole document of each span."""
+        samples = self._locate(spans)
         tokens = self._read_tokens(samples)
-        traced = []
-        for key, (row, stream, epoch, sample, start, stop) in zip(
-            keys, spans.tolist(), strict=True
-        ):
+        documents = {
+            key: WholeDocument(len(tokens[key]), self._read_text(key[0], sample, tokens[key]))
+            for key, sample in samples.items()
+        }
+        traced = self._trace(spans, rows, tokens)
+        return [(each, documents[key]) for each, key in zip(traced, _keys(spans), strict=True)]
+
+    def _locate(self, spans: Ints) -> dict[tuple[int, int], int]:
+        """The index in the corpus of each (stream, sample) of spans."""
+        return {key: int(self._starts[key[0]]) + key[1] for key in _keys(spans)}
+
+    def _read_text(self, stream: int, sample: int, tokens: Tokens) -> str:
+        if self._is_tokenized[stream]:
+            return self._documents.decode(tokens)
+        [text] = self._reader.read_texts(np.array([sample]))
+        return text if isinstance(text, str) else ""
+
+    def _trace(
+        self, spans: Ints, rows: Ints, tokens: Mapping[tuple[int, int], Tokens]
+    ) -> list[TracedSpan]:
+        samples, traced = self._locate(spans), []
+        for row, stream, epoch, sample, start, stop in spans.tolist():
+            key = stream, sample
             shard, values = self._reader.read_sample(samples[key], [ID_KEY])
             text = self._documents.decode(tokens[key][start:stop])
             identifier = values.get(ID_KEY)
@@ -104,7 +137,7 @@ class Tracer:
         numbers = np.fromiter(samples.values(), np.int64, len(samples))
         nowhere = np.zeros_like(numbers)
         documents = self._documents.read(
-            FoundDocuments(nowhere, nowhere, nowhere, numbers), np.ones(len(numbers), np.bool_)
+            FoundDocuments(nowhere, nowhere, nowhere, numbers), nowhere
         )
         sizes = documents.table[:, SIZE]
         pieces = np.column_stack(
@@ -114,6 +147,23 @@ class Tracer:
         fill_rows(joined, documents.table, [documents.ids.data], pieces, self._framing)
         return dict(zip(samples, np.split(joined[0], np.cumsum(sizes))[:-1], strict=True))
 
+    def explain_absence(self, stream: int, sample: int) -> str | None:
+        """Say why a sample of a stream is in no row, or return None if nothing leaves it out.
+
+        `stream` and `sample` are indices. Raises the errors of `LaneDocuments.read`.
+        """
+        number = np.array([self._starts[stream] + sample])
+        if not self._is_tokenized[stream]:
+            [text] = self._reader.read_texts(number)
+            if isinstance(text, BadDocumentError):
+                return f"on_error='skip' leaves out the document: {text.summary}"
+        nowhere = np.zeros_like(number)
+        found = FoundDocuments(nowhere, nowhere, nowhere, number)
+        count, where = self._documents.read(found).table[0, COUNT], self._reader.where(number[0])
+        if count == FILTERED:
+            return f"the transform or min_tokens filters out the document: {where}"
+        return f"the document has no tokens: {where}" if count == EMPTY else None
+
     def find_id(self, identifier: str) -> list[tuple[int, int]]:
         """Find every sample whose column `id`, as text, is `identifier`. Reads all shards.
 
@@ -122,9 +172,7 @@ class Tracer:
         """
         found = []
         for sample in range(int(self._starts[-1])):
-            _, values = self._reader.read_sample(sample, [ID_KEY])
-            value = values.get(ID_KEY)
-            if value is not None and str(value) == identifier:
+            if self._reader.has_id(sample, identifier):
                 stream = int(self._corpus.streams_of(np.array([sample]))[0])
                 found.append((stream, sample - int(self._starts[stream])))
         return found
@@ -132,3 +180,8 @@ class Tracer:
     def close(self) -> None:
         """Stop fetching and unmap the shards."""
         self._cache.close()
+
+
+def _keys(spans: Ints) -> list[tuple[int, int]]:
+    """The (stream, sample) of each span."""
+    return [(stream, sample) for _, stream, _, sample, _, _ in spans.tolist()]

@@ -7,15 +7,15 @@ sent    PackedBlock: the slot, the sizes of its parts, and any part that did not
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cloudload.arrays import Tokens
 from cloudload.cache.counters import FirstFetch
 from cloudload.packing.residue import split_residues
-from cloudload.packing.tables import SPAN_COLUMNS
+from cloudload.packing.tables import NUM_CURSOR_COLUMNS, SPAN_COLUMNS
 from cloudload.stats import COUNTS, Traffic
 from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
@@ -41,6 +41,8 @@ class PackedBlock:
     """See `Block`."""
     rest: bytes | None = None
     """The rest, if it or the tokens did not fit in the slot."""
+    doubts: Mapping[int, str] = field(default_factory=dict)
+    """The block's doubts."""
 
 
 def slot_bytes(plan: Plan) -> int:
@@ -82,8 +84,13 @@ class Slots:
         numbers = np.concatenate([header, *(array.ravel() for array in arrays)])
         rest = b"".join([numbers.tobytes(), *block.residues])
         num_rows, seq_len = block.tokens.shape
-        shape = num_rows, seq_len
-        packed = PackedBlock(self._number, shape, len(rest), first_fetch=block.first_fetch)
+        packed = PackedBlock(
+            self._number,
+            (num_rows, seq_len),
+            len(rest),
+            first_fetch=block.first_fetch,
+            doubts=block.doubts,
+        )
         used = block.tokens.nbytes
         if used > self._ring.slot_bytes:
             return replace(packed, tokens=block.tokens.tobytes(), rest=rest)
@@ -117,11 +124,12 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
         bounds=bounds,
         tokens=tokens,
         lengths=lengths,
-        cursors=cursors.reshape(-1, 2),
+        cursors=cursors.reshape(-1, NUM_CURSOR_COLUMNS),
         residues=split_residues(rest[8 * stops[-1] :], sizes.tolist()),
         spans=spans.reshape(-1, len(SPAN_COLUMNS)),
         counts=counts.reshape(len(bounds) - 1, num_streams, len(COUNTS)),
         traffic=Traffic(*header[_NUM_ARRAYS + 1 :]),
         first_fetch=packed.first_fetch,
         first_dry=header[_NUM_ARRAYS],
+        doubts=packed.doubts,
     )

@@ -77,10 +77,12 @@ class _Worker:
     def _measure(self) -> Block:
         own = np.array(self._plan.own_lanes(self._worker), np.int64)
         lanes = self._lanes
-        heads, ends, begun = (each[own] for each in (lanes.next_ordinals, lanes.ends, lanes.begun))
+        heads, ends = lanes.next_ordinals[own], lanes.ends[own]
         block = BlockBuilder(own[:0], np.zeros(1, np.int64), self._packing, 0)
-        block.lengths = measure_rest(self._documents, own, heads, ends, begun)
-        return block.build(self._new_tokens(0, 0), NEVER, self._traffic)
+        block.lengths = measure_rest(self._documents, own, heads, ends, lanes.begun_sizes)
+        return block.build(
+            self._new_tokens(0, 0), NEVER, self._traffic, self._documents.take_doubts()
+        )
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
         """Make this worker's part of consecutive batches.
@@ -100,7 +102,7 @@ class _Worker:
             else:
                 lengths = row_lengths(pieces.pieces, len(rows))
             block.count_tokens(pieces, lengths, self._padding_streams(rows), self._first_dry)
-        return block.build(tokens, self._first_dry, self._traffic)
+        return block.build(tokens, self._first_dry, self._traffic, self._documents.take_doubts())
 
     def _padding_streams(self, rows: Ints) -> Ints:
         """The stream whose statistics count each row's padding: int64 [rows].

@@ -132,6 +132,7 @@ def sound_states() -> list[tuple[CloudLoader, State]]:
 # changed more often, because changes of other fields are mostly refused immediately
 _WEIGHTY_FIELDS = [
     "cursors",
+    "document_sizes",
     "residues",
     "rows",
     "table_rows",
@@ -161,7 +162,7 @@ def mutate_state(choices: Choices, sound: State) -> State:
         elif kind < 7:
             other = choices.pick(sound_states())[1]
             state[name] = other[name]
-        elif name in ("cursors", "residues") and isinstance(value, str):
+        elif name in ("cursors", "document_sizes", "residues") and isinstance(value, str):
             with contextlib.suppress(ValueError, zlib.error):
                 state[name] = _change_packed(choices, name, value)
         elif isinstance(value, bool) or not isinstance(value, int | str):

@@ -102,6 +102,7 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
 ) -> None:
     for name in ("corpus", "books"):
         (tmp_path / name).symlink_to(desk.folder / name)
+    (tmp_path / "table.csv").write_text('text,source,year\n"one\ntwo",a test,2024\n')
     write_files(page, desk, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))

@@ -1,28 +1,35 @@
-"""accelerate, in one process: a registered loader is saved and restored, and a wrapped one is
-refused."""
+"""accelerate: a registered loader is saved and restored, a prepared one is the loader itself, and a
+wrapped one is refused."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from cloudload import FromStart
 from cloudload.provenance import load_state
-from tests.frameworks.small import Model, rows_of
+from tests.frameworks.small import Model, Rows, rows_of
+from tests.support import ROOT
 from tests.support.loaders import make_loader
 
 pytest.importorskip("accelerate")
 
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 4])
 def test_a_registered_loader_goes_on_with_the_next_batch(
-    folder: str, tmp_path: Path, saved_after: int
+    folder: str, tmp_path: Path, saved_after: int, is_prepared: bool
 ) -> None:
     """Also where it was saved before the first batch, and in mid accumulation."""
     trained = []
@@ -31,6 +38,8 @@ def test_a_registered_loader_goes_on_with_the_next_batch(
         module = Model()
         model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
         loader = make_loader(folder)
+        if is_prepared:
+            loader = accelerator.prepare(loader)
         accelerator.register_for_checkpointing(loader)
         if is_resumed:
             accelerator.load_state(str(tmp_path / "saved"))
@@ -59,9 +68,53 @@ def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None
     assert load_state(tmp_path / "saved" / "custom_checkpoint_1.pkl") == loader.state_dict()
 
 
-def test_prepare_hands_back_the_loader_itself(folder: str) -> None:
-    loader = make_loader(folder)
-    assert Accelerator(cpu=True).prepare(loader) is loader
+@pytest.mark.parametrize(
+    "settings", [{}, {"dispatch_batches": True}, {"split_batches": True}, {"even_batches": False}]
+)
+def test_prepare_hands_back_the_loader_itself(folder: str, settings: dict[str, Any]) -> None:
+    module, loader = Model(), make_loader(folder)
+    evaluation = FromStart(make_loader(folder, epochs=1))
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    prepared = accelerator.prepare(module, optimizer, loader, evaluation)
+    assert prepared[2] is loader
+    assert prepared[3] is evaluation
+    assert rows_of(loader, 3) == rows_of(make_loader(folder), 3)
+
+
+def test_prepared_loaders_of_two_ranks_read_the_rows_of_one(folder: str, tmp_path: Path) -> None:
+    program = tmp_path / "ranks.py"
+    program.write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, str(program), folder, str(tmp_path)], env=environment, check=True, timeout=300
+    )
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    together = [row for step in zip(*ranks, strict=True) for row in interleave(*step)]
+    assert together == rows_of(make_loader(folder, batch_size=8), 3)
+
+
+def interleave(*batches: Rows) -> Rows:
+    """The rows of a global batch, from those of its ranks."""
+    return [row for rows in zip(*batches, strict=True) for row in rows]
+
+
+RANKS = """
+import json
+import sys
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from tests.support.loaders import make_loader
+
+accelerator = Accelerator(cpu=True)
+loader = accelerator.prepare(make_loader(sys.argv[1]))
+rows = [batch["input_ids"].tolist() for batch in loader.take(3)]
+Path(sys.argv[2], f"{accelerator.process_index}.json").write_text(json.dumps(rows))
+accelerator.end_training()
+"""
 
 
 def test_a_loader_wrapped_in_a_dataloader_is_refused(folder: str) -> None:

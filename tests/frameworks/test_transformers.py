@@ -23,14 +23,16 @@ from cloudload.integrations.transformers import CloudloadTrainer
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class SmallTrainer(CloudloadTrainer, Trainer):
-    """A Trainer whose batches come from a loader."""
-
-
 def make_trainer(
-    loader: CloudLoader, folder: Path, *, eval_dataset: Any = None, **options: Any
-) -> SmallTrainer:
+    loader: CloudLoader,
+    folder: Path,
+    *,
+    eval_dataset: Any = None,
+    trainer_class: Any = CloudloadTrainer,
+    **options: Any,
+) -> Any:
     defaults = {
+        "per_device_train_batch_size": loader.batch_size,
         "max_steps": 6,
         "save_steps": 2,
         "logging_steps": 1,
@@ -39,7 +41,7 @@ def make_trainer(
         "disable_tqdm": True,
     }
     args = TrainingArguments(output_dir=str(folder), **{**defaults, **options})
-    return SmallTrainer(Model(), args, loader=loader, eval_dataset=eval_dataset)
+    return trainer_class(Model(), args, loader=loader, eval_dataset=eval_dataset)
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 4}, {"stop_every": "epoch"}])
@@ -129,6 +131,73 @@ def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(
 def test_what_would_change_the_batches_is_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="auto_find_batch_size"):
         make_trainer(make_loader(folder), tmp_path, auto_find_batch_size=True)
+
+
+def test_other_trainers_read_a_loader_with_the_same_class(folder: str, tmp_path: Path) -> None:
+    class Other(Trainer):
+        steps = 0
+
+        def training_step(self, *args: Any, **options: Any) -> Any:
+            self.steps += 1
+            return super().training_step(*args, **options)
+
+    class Both(CloudloadTrainer, Other):
+        pass
+
+    class Named(CloudloadTrainer, Trainer):
+        pass
+
+    trainer = make_trainer(make_loader(folder), tmp_path, trainer_class=Both)
+    trainer.train()
+    assert trainer.steps == 6
+    assert trainer.model.trained == rows_of(make_loader(folder), 6)
+    named = make_trainer(make_loader(folder), tmp_path, trainer_class=Named)
+    named.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert named.model.trained == trainer.model.trained[4 * 4 :]
+
+
+@pytest.mark.parametrize(
+    ("size", "num_devices", "expected"),
+    [
+        (8, 1, "is 8, but the loader's batch_size is 4. .*Set per_device_train_batch_size=4"),
+        (1, 1, "is 1, but the loader's batch_size is 4. .*Set per_device_train_batch_size=4"),
+        (4, 2, "is 4 on each of 2 devices, but .* is 4. .*Set per_device_train_batch_size=2"),
+        (4, 3, r"is 4 on each of 3 devices, but .* is 4. .*Create the loader with batch_size=12"),
+    ],
+)
+def test_a_batch_size_other_than_the_loaders_is_refused(
+    folder: str, tmp_path: Path, size: int, num_devices: int, expected: str
+) -> None:
+    loader = make_loader(folder)
+    trainer = make_trainer(loader, tmp_path, per_device_train_batch_size=size)
+    trainer.args._n_gpu = num_devices
+    with pytest.raises(ValueError, match=f"per_device_train_batch_size {expected}"):
+        trainer.train()
+    assert loader.rows == 0
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({}, {"max_steps": 4}),
+        ({"stop_every": 2}, {"max_steps": 4}),
+        ({"stop_every": 4}, {"max_steps": -1, "num_train_epochs": 2}),
+    ],
+)
+def test_the_samples_that_the_trainer_counts_are_the_rows_read(
+    folder: str, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], accumulate: int
+) -> None:
+    loader = make_loader(folder, **options)
+    trainer = make_trainer(loader, tmp_path, gradient_accumulation_steps=accumulate, **settings)
+    metrics = trainer.train().metrics
+    counted = metrics["train_samples_per_second"] * metrics["train_runtime"]
+    assert counted == pytest.approx(loader.rows, rel=0.05)
+
+
+def test_an_epoch_has_the_rows_of_all_ranks(folder: str, tmp_path: Path) -> None:
+    loader = make_loader(folder, stop_every=3, dp_rank=0, dp_world_size=2)
+    assert make_trainer(loader, tmp_path).num_examples(loader) == 3 * 4 * 2
 
 
 def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_plan_shows_files_and_segments_and_writes_nothing(
     arguments = ["convert", str(corpus), str(tmp_path / "out"), "--segment-bytes", "1k", "--plan"]
     assert cli.main(arguments) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"jsonl +2 files +[\d,]+ bytes\n  jsonl, gz +1 files", printed)
+    assert re.search(r"jsonl +2 +[\d,]+\njsonl \(gz\) +1 ", printed)
     assert re.search(r"\d+ segments, the largest of [\d,]+ bytes", printed)
     assert cli.main([*arguments, "--json"]) == 0
     outline = json.loads(capsys.readouterr().out)

@@ -92,7 +92,7 @@ def test_however_a_transform_fails_it_does_not_look_like_a_dead_worker(
     data = write_mds(tmp_path / "mds", ["a"])
     with pytest.raises(
         DatasetError,
-        match=rf"(?s)the transform failed on sample 0 of .*shard.*in {transform.__name__}",
+        match=rf"(?s)the transform \S+ failed on sample 0 of .*shard.*in {transform.__name__}",
     ):
         read_all(
             make_loader(data, tmp_path / "cache", transform=transform, num_workers=num_workers)

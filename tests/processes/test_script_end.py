@@ -12,8 +12,11 @@ import pytest
 from tests.support import ROOT
 
 SCRIPT = """
+import logging
 import sys
 from cloudload import CloudLoader
+
+logging.getLogger("cloudload").setLevel("ERROR")  # a busy machine may take seconds to start
 
 if __name__ == "__main__":
     data, tokenizer, cache, workers, method = sys.argv[1:]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
+from cloudload import CloudLoader, Stream
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import open_run
 from cloudload.testing import Leg, Row, run_leg
@@ -52,7 +52,7 @@ class Keeper:
 
 
 def ranks(
-    folder: Path, on_change: dict[str, str] | None = None, data: Path | None = None, **settings: Any
+    folder: Path, on_change: dict[str, str] | None = None, data: Any = None, **settings: Any
 ) -> MakeRank:
     defaults: dict[str, Any] = {
         "tokenizer": byte_tokenizer(),
@@ -256,3 +256,65 @@ def test_more_epochs_cannot_be_added_in_the_tail(folder: Path) -> None:
         run_leg(ranks(folder, epochs=1), Leg(batch_size=6, batches=None), in_tail)[0]
         == rows[in_tail["rows"] :]
     )
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+def test_a_run_that_has_ended_is_not_extended_and_the_refusal_says_why(
+    folder: Path, packing: str
+) -> None:
+    settings: dict[str, Any] = {"packing": packing, "overflow": "rows"}
+    rows, states = run_leg(ranks(folder, epochs=1, **settings), Leg(batch_size=6, batches=None))
+    with pytest.raises(
+        StreamChangedError, match=r"epochs: .* or after its end\. From row [\d,]+ on"
+    ) as refusal:
+        run_leg(ranks(folder, {"epochs": "accept"}, epochs=2, **settings), Leg(), states[-1])
+    first = int(str(refusal.value).split("From row ")[1].split(" on")[0].replace(",", ""))
+    before = [state for state in states if state["rows"] <= first and not state["tail"]][-1]
+    longer = ranks(folder, {"epochs": "accept"}, epochs=2, **settings)
+    more, _ = run_leg(longer, Leg(batch_size=6, batches=None), before)
+    begun = documents_in(rows[: before["rows"]] + more)
+    assert begun == {(epoch, sample): 1 for epoch in range(2) for sample in range(COUNT)}
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+@pytest.mark.parametrize("change", [{"seq_len": 24}, {"min_tokens": 4}])
+@pytest.mark.parametrize("way", ["seek", "exchange_every"])
+def test_the_advice_for_a_state_whose_cursors_are_behind_works(
+    folder: Path, packing: str, change: dict[str, Any], way: str
+) -> None:
+    options: dict[str, Any] = {"packing": packing}
+    alone: dict[str, Any] = {"batch_size": 4, "dp_rank": 0, "dp_world_size": 1, "num_workers": 0}
+    accepted = dict.fromkeys({*change} - {"seq_len"}, "accept")
+    changed = ranks(folder, accepted, **options, **change)
+    saved = ranks(folder, **options)
+    with saved(**alone, exchange_every=3 if way == "exchange_every" else 1) as loader:
+        if way == "seek":
+            loader.seek(40)
+        else:
+            list(loader.take(4))
+        behind = loader.state_dict()
+    advice = "Load it with the saved values and exchange_every=1, take one batch, and save"
+    with changed(**alone) as loader, pytest.raises(StreamChangedError, match=advice):
+        loader.load_state_dict(behind)
+    with saved(**alone, exchange_every=1) as loader:
+        loader.load_state_dict(behind)
+        next(iter(loader))
+        state = loader.state_dict()
+    with changed(**alone) as loader:
+        loader.load_state_dict(state)
+        assert next(iter(loader)).rows[0] == state["rows"] == behind["rows"] + 4
+
+
+def test_streams_in_another_order_are_refused_by_name(folder: Path) -> None:
+    copies = [folder / "mds", folder / "copy"]
+    write_mds(copies[1], random_documents(1, COUNT)[::-1], shard_bytes=2_000)
+
+    def mix(order: str, places: list[Path]) -> list[Stream]:
+        pairs = zip(order, places, strict=True)
+        return [Stream(str(place), name=name, proportion=1.0) for name, place in pairs]
+
+    _, states = run_leg(ranks(folder, data=mix("ab", copies)), Leg(batches=4))
+    for streams in (mix("ba", copies[::-1]), mix("ba", copies), mix("cab", [*copies, copies[0]])):
+        with pytest.raises(StreamChangedError, match=r"\['a', 'b'\].*List the saved streams first"):
+            run_leg(ranks(folder, data=streams), Leg(), states[-1])
+    run_leg(ranks(folder, data=mix("xy", copies)), Leg(), states[-1])

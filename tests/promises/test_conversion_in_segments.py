@@ -263,6 +263,36 @@ def test_columns_are_inferred_once_for_all_segments(tmp_path: Path) -> None:
         convert_to_mds(source, tmp_path / "out", **options)
 
 
+@pytest.mark.parametrize("form", ["mds", "arrow"])
+def test_datasets_in_folders_are_converted_by_workers_of_an_array(
+    tmp_path: Path, form: str
+) -> None:
+    rows = [{"text": f"document {number} " * 9, "n": number} for number in range(300)]
+    if form == "mds":
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        convert_to_mds(
+            tmp_path / "a.jsonl",
+            tmp_path / "in",
+            keep=["n:int16"],
+            shard_bytes=2000,
+            progress=False,
+        )
+    else:
+        import datasets
+
+        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "in"), num_shards=9)
+    options: dict[str, Any] = {**OPTIONS, "keep": ["n"]}
+    convert_to_mds(tmp_path / "in", tmp_path / "whole", **options)
+    for worker in ("1/2", "0/2"):
+        report = convert_to_mds(tmp_path / "in", tmp_path / "out", worker=worker, **options)
+    assert report.segments > 3
+    assert dataset_bytes(str(tmp_path / "out")) == dataset_bytes(str(tmp_path / "whole"))
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [(sample["text"], sample["n"]) for sample in samples] == [
+        (row["text"], row["n"]) for row in rows
+    ]
+
+
 def test_one_segment_in_an_array_is_the_work_of_worker_0(tmp_path: Path) -> None:
     lines = ['{"text": "a"}']
     assert convert_lines(tmp_path, lines, worker="2/3").unfinished_segments == 1

@@ -171,7 +171,7 @@ def emitted_by(state: State, lane: int) -> dict[int, int | None]:
     """How many tokens a lane has emitted of each document (by ordinal) that it has begun; None is
     all."""
     position = read_state(state).position
-    head, offset = position.cursors[0, lane].tolist()
+    head, offset, _ = position.cursors[0, lane].tolist()
     held_back = {
         ordinal: start for ordinal, start, _ in residue_spans(position.residue(0, lane), head)
     }

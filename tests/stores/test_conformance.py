@@ -10,6 +10,7 @@ an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import traceback
@@ -30,6 +31,7 @@ from cloudload.storage.objects import (
     download_object,
     list_objects,
     open_object,
+    peek_folder,
     read_object,
     upload_file,
     write_object,
@@ -196,6 +198,14 @@ def test_a_download_stops_one_byte_past_the_most(
     assert target.read_bytes() == b"0123456789"[:expected]
 
 
+def test_a_full_disk_is_not_called_a_failure_of_the_store(place: Place, small_disk: Path) -> None:
+    place.put("key", bytes(100_000))
+    with (small_disk / "target").open("w+b", buffering=0) as file:
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            download_object(join_url(place.url, "key"), file)
+        assert caught.value.errno == errno.ENOSPC
+
+
 @pytest.mark.parametrize("place", PLAIN_NAMES, indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_means_itself(place: Place, name: str) -> None:
@@ -326,11 +336,26 @@ def test_a_listing_holds_only_what_is_below_the_folder(writable: Place) -> None:
     assert list_objects(join_url(writable.url, "a/b/1")) == inside
 
 
+def test_a_peek_names_what_is_directly_in_a_folder(writable: Place) -> None:
+    for name in ("a/b/1", "a/b/c/2", "a/d", "a/e f", "ab/g", "h"):
+        writable.put(name, b"")
+    assert peek_folder(writable.url) == ["a/", "ab/", "h"]
+    for folder in ("a", "a/"):
+        assert peek_folder(join_url(writable.url, folder)) == ["b/", "d", "e f"]
+
+
+@pytest.mark.parametrize("writable", ["s3", "gcs"], indirect=True)
+def test_a_peek_into_a_folder_that_is_not_there_finds_nothing(writable: Place) -> None:
+    writable.put("ab", b"")
+    assert peek_folder(join_url(writable.url, "a")) == []
+
+
 @pytest.mark.parametrize("writable", ["s3", "gcs"], indirect=True)
 def test_a_listing_goes_past_the_first_page(writable: Place) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: writable.put(f"{number:04}", b""), range(1_100)))
     assert len(list_objects(writable.url)) == 1_100
+    assert len(peek_folder(writable.url)) == 1_000
 
 
 def test_a_store_that_can_only_be_read_says_so(streaming_place: Place) -> None:
@@ -339,6 +364,7 @@ def test_a_store_that_can_only_be_read_says_so(streaming_place: Place) -> None:
         lambda: write_object(url, b""),
         lambda: delete_object(url),
         lambda: list_objects(url),
+        lambda: peek_folder(url),
     ):
         with pytest.raises(StoreError, match=rf"cannot \w+ {url} .*can only read"):
             act()

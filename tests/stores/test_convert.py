@@ -13,9 +13,11 @@ from cloudload.storage.objects import list_objects, read_object, write_object
 from tests.support.conversions import (
     QUIET,
     dataset_bytes,
+    documents,
     stop_after,
     write_corpus,
 )
+from tests.support.input_kinds import INPUT_KINDS
 
 
 def test_every_store_is_read_and_written(store_url: str, tmp_path: Path) -> None:
@@ -46,3 +48,19 @@ def test_a_conversion_to_any_store_goes_on(
     assert convert_to_mds(corpus, store_url, shard_bytes=50_000, **QUIET).resumed_shards == 4
     convert_to_mds(corpus, tmp_path / "whole", shard_bytes=50_000, **QUIET)
     assert dataset_bytes(store_url) == dataset_bytes(str(tmp_path / "whole"))
+
+
+def test_every_format_is_read_from_every_store(store_url: str, tmp_path: Path) -> None:
+    rows = [{"text": text, "n": number} for number, text in enumerate(documents(300))]
+    for kind, write in INPUT_KINDS.items():
+        source, stored = tmp_path / kind, f"{store_url}/{kind}"
+        if kind != "mds":  # MDSWriter wants to make the folder
+            source.mkdir()
+        write(source, rows)
+        for path in source.iterdir():
+            write_object(f"{stored}/{path.name}", path.read_bytes())
+        options: dict[str, Any] = {**QUIET, "keep": ["n:int"], "block_bytes": 5000}
+        convert_to_mds(source, tmp_path / f"local-{kind}", **options)
+        report = convert_to_mds(stored, tmp_path / f"stored-{kind}", **options)
+        assert report.documents == 300
+        assert dataset_bytes(report.out) == dataset_bytes(str(tmp_path / f"local-{kind}"))

@@ -172,7 +172,7 @@ def test_what_was_counted_stays_when_workers_start_anew_and_is_not_in_the_state(
         assert loader.stats().delivery == second
     with loader_of(s3_url, tmp_path) as resumed:
         resumed.load_state_dict(loader.state_dict())
-        assert resumed.stats().delivery == DeliveryStats(NO_STALL, 0, 0, 0)
+        assert resumed.stats().delivery == DeliveryStats(NO_STALL, 0, 0, 0, 0)
         assert resumed.stats() == loader.stats(), "of one run"
 
 
@@ -183,7 +183,7 @@ def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Pat
         numbers = loader.stats().as_dict()
     assert all(type(value) in (int, float) for value in numbers.values())
     assert numbers["streams/web/share"] == 1
-    names = ["stall_s", "cache_hits", "cache_misses", "bytes_downloaded"]
+    names = ["stall_s", "cache_hits", "cache_misses", "bytes_downloaded", "retries"]
     assert [numbers[f"delivery/{name}"] for name in names] == list(
         vars(loader.stats().delivery).values()
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.errors import StoreError
+from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.objects import (
     list_objects,
     read_object,
@@ -149,6 +149,17 @@ def test_what_s3_refuses_for_good_is_asked_once(
     assert caught.value.__cause__ is not None
     assert caught.value.is_missing == (status == 404)
     assert len(s3_proxy.requests("GET .*key")) == 1
+
+
+@pytest.mark.parametrize("body", ["", "<html>Bad Request</html>"])
+def test_a_bad_request_without_a_code_is_not_called_a_denial(
+    s3_url: str, s3_proxy: FaultProxy, body: str
+) -> None:
+    s3_proxy.set_faults([Fault("GET .*key", "status", status=400, code="", message=body)])
+    with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt, .*Check the location") as no:
+        read_object(join_url(s3_url, "key"))
+    assert no.value.kind is FailureKind.OTHER
+    assert "credentials" not in str(no.value)
 
 
 @pytest.mark.parametrize(

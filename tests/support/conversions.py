@@ -20,8 +20,10 @@ from cloudload.convert import convert_to_mds
 from cloudload.convert.journal import ConvertReport
 from cloudload.errors import StoreError
 from cloudload.mds.codecs import decompress
+from cloudload.mds.hashes import SAMPLES_HASH
 from cloudload.mds.index import parse_index
 from cloudload.mds.shard import Shard
+from cloudload.mds.writer import encode_index
 from cloudload.storage.objects import list_objects, read_object, write_object
 
 FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", "dataset", "iterable")
@@ -79,6 +81,14 @@ def make_input(
         compress = COMPRESSORS[f".{form}"]
         (folder / f"a.json.{form}").write_bytes(compress(lines[:5000]) + compress(lines[5000:]))
     return lambda: folder, {}
+
+
+def leave_out_samples_hashes(folder: Path) -> None:
+    """Rewrite the index as MDSWriter would write it, without the hashes that cloudload adds."""
+    index = json.loads((folder / "index.json").read_text())
+    for entry in index["shards"]:
+        entry["raw_data"]["hashes"].pop(SAMPLES_HASH, None)
+    (folder / "index.json").write_bytes(encode_index(index["shards"]))
 
 
 def digest(folder: Path) -> str:

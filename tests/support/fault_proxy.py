@@ -9,7 +9,8 @@ A fault applies to requests whose line (`GET /bucket/key?query`) its pattern is 
 first `skip` of them and then `times` times, and of those to a random `share`; the first fault that
 applies wins. What the actions do:
 
-    status    answer `status` with an error of `code`, in S3's words or, `as_json`, in those of GCS
+    status    answer `status` with an error of `code` (if empty, with
+              `message` alone), in S3's words or, `as_json`, in those of GCS
     delay     wait `seconds` before the request is passed on
     reset     reset the connection instead of an answer
     drop      say nothing for `seconds`, then reset
@@ -285,6 +286,8 @@ async def _refuse(
 
 def _error_body(fault: dict[str, Any]) -> str:
     code, message = fault["code"], fault["message"]
+    if not code:
+        return str(message)  # such as the page of a proxy
     if fault["as_json"]:
         return json.dumps(
             {

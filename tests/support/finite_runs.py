@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from cloudload import CloudLoader
 from cloudload.run.state import State
+from cloudload.run.state_codec import read_counts
 from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
 from tests.support.awkward import tokenize
@@ -188,4 +188,4 @@ def length(row: Row) -> int:
 
 
 def counts_of(state: State) -> dict[str, int]:
-    return dict(zip(COUNTS, map(sum, zip(*json.loads(state["counts"]), strict=True)), strict=True))
+    return dict(zip(COUNTS, read_counts(state["counts"]).sum(axis=0).tolist(), strict=True))

@@ -4,9 +4,11 @@ without warning."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,26 @@ def place_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
     return {}
 
 
+def slow_once(rank: int, slow_rank: int) -> dict[str, Any]:
+    """A transform that takes seconds for the first document of one rank, for all ranks."""
+    is_slow = [rank == slow_rank]
+
+    def transform(sample: Any) -> str:
+        if is_slow.pop() if is_slow else False:
+            time.sleep(3)
+        return str(sample["text"])
+
+    return {"transform": transform, "transform_id": "slow once"}
+
+
+def log_waits_early(path: Path) -> None:
+    """Log what this process waits for after half a second, to a file."""
+    from cloudload.system import activity
+
+    activity._FIRST_REPORT_S, activity._LOOK_EVERY_S = 0.5, 0.1
+    logging.getLogger("cloudload").addHandler(logging.FileHandler(path))
+
+
 def train(options: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     rank, out = dist.get_rank(), Path(options["out"])
@@ -46,6 +68,9 @@ def train(options: dict[str, Any]) -> None:
         os.environ["LOCAL_WORLD_SIZE"] = str(1 + rank)
     settings = options.get("settings", {})
     is_mixed = settings.pop("mixed", False)
+    if (slow_rank := options.get("slow_rank")) is not None:
+        settings |= slow_once(rank, slow_rank)
+        log_waits_early(out / f"log-{rank}.txt")
     loader = CloudLoader(
         streams_of(*options["folders"]) if is_mixed else options["folders"][0],
         local=options["cache"],

@@ -135,3 +135,14 @@ def test_spans_that_overflow_their_row_are_refused() -> None:
             r"Pass the shape of the batch",
         ):
             function(rows, lengths, (2, 5))
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [-1, 0, 1], [0, 0, 7]])
+def test_spans_in_a_row_that_the_batch_does_not_have_are_refused(rows: list[int]) -> None:
+    places, lengths = np.array(rows), np.array([2, 1, 3])
+    message = rf"the spans are in rows {rows[0]} to {rows[2]}, but the batch has 2 rows\. Pass"
+    for function in (segment_ids, position_ids, cu_seqlens):
+        with pytest.raises(ValueError, match=message):
+            function(places, lengths, (2, 8))
+    with pytest.raises(ValueError, match=message):
+        mask_document_edges(np.zeros((2, 8), np.int64), places, lengths)

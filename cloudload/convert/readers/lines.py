@@ -36,6 +36,10 @@ from cloudload.convert.records import (
     describe_not_utf8,
 )
 
+_NOT_JSON, _NOT_AN_OBJECT = "invalid JSON", "a JSON"
+_ONE_PER_LINE = "write one object per line"
+_JQ = "jq -c . FILE"
+
 
 @dataclass(frozen=True)
 class LinesUnit(FileUnit):
@@ -100,7 +104,7 @@ class LinesBlock:
 
     def records(self, text_key: str) -> Iterator[Record]:
         where, name = self.file.display_name, self.file.name
-        is_json = self.file.format == "jsonl"
+        is_json = self.file.format != "lines"
         for place, line in self._lines():
             if is_json and not line.strip():
                 continue
@@ -134,19 +138,42 @@ def _parse_text(line: bytes, text_key: str) -> _Parsed:
 
 
 def _parse_json(line: bytes) -> _Parsed:
+    fields, problem = parse_object(line)
+    if problem is None or not problem.startswith((_NOT_JSON, _NOT_AN_OBJECT)):
+        return fields, problem
+    if line.lstrip().startswith(b"["):
+        return None, f"{problem}; {_ONE_PER_LINE}, not a list of them, or set the format json"
+    if problem.startswith(_NOT_AN_OBJECT):
+        return None, f"{problem}; {_ONE_PER_LINE}"
+    if _continues(line):
+        return None, f"{problem}; if the object continues on the next line, {_ONE_PER_LINE}: {_JQ}"
+    return None, problem
+
+
+def _continues(line: bytes) -> bool:
+    """Whether a line that is not JSON may begin an object of several lines."""
     try:
-        value = json.loads(line.decode())
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return line.lstrip().startswith(b"{") and error.pos >= len(error.doc.rstrip())
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def parse_object(data: bytes) -> _Parsed:
+    """Parse a JSON object. Return (its fields, None), or (None, the problem)."""
+    try:
+        value = json.loads(data.decode())
     except UnicodeDecodeError as error:
         return None, describe_not_utf8(error)
     except json.JSONDecodeError as error:
-        is_list = line.lstrip().startswith(b"[")
-        hint = "; write one object per line, not a list of them" if is_list else ""
-        return None, f"invalid JSON ({error.msg} at column {error.colno}){hint}"
+        return None, f"{_NOT_JSON} ({error.msg} at column {error.colno})"
     except (ValueError, RecursionError) as error:
-        return None, f"invalid JSON ({error})"
+        return None, f"{_NOT_JSON} ({error})"
     if isinstance(value, dict):
         return value, None
-    return None, f"a JSON {type(value).__name__}, not an object; write one object per line"
+    return None, f"{_NOT_AN_OBJECT} {type(value).__name__}, not an object"
 
 
 def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cloudload.convert.input_files import DamagedError, InputFile, Range, read_decompressed
+from cloudload.convert.readers.arrow_block import ArrowBlock, check_pyarrow, choose_columns
 from cloudload.convert.records import (
     MAX_BLOCK_ROWS,
     BlockStart,
     FileUnit,
     InputBlock,
-    Record,
-    describe_not_utf8,
-    has_field,
 )
 from cloudload.errors import ConvertError
 from cloudload.storage.base import Retry
@@ -48,13 +46,10 @@ class ParquetUnit(FileUnit):
     def blocks(
         self, start: BlockStart, block_bytes: int, fields: Sequence[str]
     ) -> Iterator[InputBlock]:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise ConvertError(
-                f"reading {self.name} needs pyarrow. Run: pip install 'cloudload[parquet]'"
-            ) from None
+        check_pyarrow(self.name)
+        import pyarrow
+        import pyarrow.parquet
+
         with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
             try:
                 path = _local_copy(self.file, self.range, Path(folder))
@@ -71,11 +66,8 @@ class ParquetUnit(FileUnit):
         self, parquet: Any, start: BlockStart, block_bytes: int, fields: Sequence[str]
     ) -> Iterator[InputBlock]:
         rows, size = parquet.metadata.num_rows, self.file.bytes or 0
-        names = parquet.schema_arrow.names
-        columns = [name for name in names if any(has_field([name], field) for field in fields)]
-        schema = tuple(parquet.schema.column(i).path for i in range(len(parquet.schema)))
-        if any(f"{path}.".startswith(f"{fields[0]}.") for path in schema):
-            schema = ()
+        paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+        columns, schema = choose_columns(parquet.schema_arrow.names, paths, fields)
         groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         row_bytes = max(1, sum(group.total_byte_size for group in groups) // max(1, rows))
         batch_rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
@@ -88,14 +80,8 @@ class ParquetUnit(FileUnit):
             for batch in parquet.iter_batches(batch_rows, row_groups=[number], columns=columns):
                 stored, end = size * (row - 1) // rows, size * (row - 1 + batch.num_rows) // rows
                 if row >= start.line:
-                    yield ParquetBlock(
-                        self.file,
-                        BlockStart(ordinal, 0, row, stored),
-                        end - stored,
-                        batch.num_rows,
-                        _pack(batch),
-                        schema,
-                    )
+                    at = BlockStart(ordinal, 0, row, stored)
+                    yield ArrowBlock.of(self.file, at, end - stored, batch, schema)
                 ordinal, row = ordinal + 1, row + batch.num_rows
 
 
@@ -181,46 +167,3 @@ def _write_at(target: BinaryIO, place: int, data: bytes) -> None:
     target.seek(place)
     target.write(data)
     target.flush()
-
-
-def _pack(batch: Any) -> bytes:
-    import pyarrow
-
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-@dataclass(frozen=True)
-class ParquetBlock:
-    """A batch of rows, serialized as an Arrow stream."""
-
-    file: InputFile
-    start: BlockStart
-    input_bytes: int
-    num_rows: int
-    packed: bytes
-    schema: tuple[str, ...] = ()
-    """The names of all columns, if none has the text."""
-
-    def records(self, text_key: str) -> Iterator[Record]:
-        import pyarrow
-
-        where = self.file.display_name
-        with pyarrow.ipc.open_stream(self.packed) as reader:
-            batch = reader.read_next_batch()
-        for position in range(self.num_rows):
-            row = self.start.line + position
-            try:
-                fields: dict[str, Any] = dict.fromkeys(self.schema)
-                fields |= {
-                    name: column[position].as_py()
-                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
-                }
-                yield Record(f"{where}:{row}", f"{self.file.name}:{row}", fields)
-            except UnicodeDecodeError as error:
-                yield Record(
-                    f"{where}:{row}", f"{self.file.name}:{row}", None, describe_not_utf8(error)
-                )

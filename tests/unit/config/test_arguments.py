@@ -80,3 +80,17 @@ def test_a_broken_location_is_refused_not_taken_for_a_folder(url: str) -> None:
         make_loader(url)
     with pytest.raises(ValueError, match=r"empty|names no bucket|neither a path nor a URL"):
         convert_to_mds(iter(["a"]), url, processes=1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["Dataset", "IterableDataset", "DatasetDict"])
+def test_a_dataset_of_hugging_face_is_answered_with_how_to_convert_it(kind: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": ["a"]})
+    data = {
+        "Dataset": rows,
+        "IterableDataset": rows.to_iterable_dataset(),
+        "DatasetDict": datasets.DatasetDict(train=rows),
+    }[kind]
+    with pytest.raises(ValueError, match=rf"datasets\.{kind}\. .*cloudload\.convert_to_mds\(data"):
+        make_loader(data)

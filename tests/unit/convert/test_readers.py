@@ -13,6 +13,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import _registry
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
@@ -122,11 +125,13 @@ def test_fields_may_be_nested_and_are_listed_if_the_text_is_not_found(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("a.csv", "is a table. Convert it"),
-        ("a.TSV.gz", "is a table. Convert it"),
-        ("data-00000-of-00001.arrow", "load_from_disk"),
-        ("shard.00000.mds.zstd", "is a shard of an MDS dataset, which needs no conversion"),
-        ("a.tar.gz", "is an archive. Unpack it"),
+        ("a.xlsx", "is a table. Convert it"),
+        ("a.DBF.gz", "is a table. Convert it"),
+        (
+            "shard.00000.mds.zstd",
+            "Pass the folder with its index.json",
+        ),
+        ("a.zip", "is an archive. Unpack it"),
         ("a.pdf", "Extract its text"),
         ("a.jsonl.lz4", "is compressed in an unsupported way"),
         ("photos/a.png", "is not text"),
@@ -233,6 +238,38 @@ def test_a_dataset_is_loaded_by_name(tmp_path: Path) -> None:
     ]
     with pytest.raises(ConvertError, match=r"cannot load .*\(split 'test'\)"):
         convert_to_mds(f"hf://{tmp_path}/name?split=test", tmp_path / "out2", **QUIET)
+
+
+@pytest.mark.parametrize("kind", ["datasets", "buckets"])
+def test_paths_on_the_hugging_face_hub_are_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    class Folder(DirFileSystem):  # type: ignore[misc]
+        """A local folder in place of the Hub."""
+
+        protocol = "hf"
+
+        def __init__(self) -> None:
+            super().__init__(str(tmp_path), LocalFileSystem())
+
+    monkeypatch.setitem(_registry, "hf", Folder)
+    data = tmp_path / kind / "owner" / "name" / "data"
+    data.mkdir(parents=True)
+    (data / "a.jsonl").write_text('{"text": "a"}')
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["b"]}), data / "b.parquet")
+    (data / "note.txt").write_text("c")
+    for number, (path, found) in enumerate(
+        {
+            "data": [("a.jsonl:1", "a"), ("b.parquet:1", "b"), ("note.txt", "c")],
+            "data/*.parquet": [("b.parquet:1", "b")],
+            "data/a.jsonl": [("a.jsonl:1", "a")],
+        }.items()
+    ):
+        out = tmp_path / f"out{number}"
+        convert_to_mds(f"hf://{kind}/owner/name/{path}", out, **QUIET)
+        assert [(s["id"], s["text"]) for s in read_dataset(str(out), tmp_path)] == found
+    with pytest.raises(ConvertError, match=rf"no files in hf://{kind}/owner/none"):
+        convert_to_mds(f"hf://{kind}/owner/none", tmp_path / "none", **QUIET)
 
 
 BAD_LINES = {

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
-from cloudload.convert.records import BlockStart, InputUnit, Record
+from cloudload.convert.records import BlockStart, Fields, InputUnit, Record
 from cloudload.convert.segments import count_bytes, cut_segments
 from cloudload.storage.objects import list_objects, write_object
 from tests.support.examples import EXAMPLES
+
+FIELDS = Fields(["text", "id"])
 
 
 def make_file(name: str, size: int, compression: str | None = None) -> InputFile:
@@ -75,7 +77,7 @@ def test_segments_hold_every_byte_once_and_in_order(
 
 def read(unit: InputUnit, block_bytes: int, start: BlockStart | None = None) -> list[Record]:
     """The records of a unit, from a block on."""
-    blocks = unit.blocks(start or BlockStart(), block_bytes, ["text", "id"])
+    blocks = unit.blocks(start or BlockStart(), block_bytes, FIELDS)
     return [record for block in blocks for record in block.records("text")]
 
 
@@ -124,8 +126,8 @@ def test_any_cut_of_a_file_of_lines_gives_each_line_once(
     for part in ranges(len(data), cuts):
         unit = LinesUnit(file, part)
         found = read(unit, block_bytes)
-        assert sum(b.input_bytes for b in unit.blocks(BlockStart(), 7, ["text"])) <= len(data)
-        for block in unit.blocks(BlockStart(), block_bytes, ["text"]):
+        assert sum(b.input_bytes for b in unit.blocks(BlockStart(), 7, FIELDS)) <= len(data)
+        for block in unit.blocks(BlockStart(), block_bytes, FIELDS):
             later = read(unit, block_bytes, block.start)
             assert found[len(found) - len(later) :] == later
         parts += found
@@ -158,7 +160,7 @@ def parquet_file(request: pytest.FixtureRequest, tmp_path: Path) -> InputFile:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
     write_object(f"{url}/a.parquet", path.read_bytes())
     (item,) = list_objects(url)
-    return InputFile(item.url, "a.parquet", item.bytes, "parquet", None, item.tag)
+    return InputFile(item.url, "a.parquet", item.bytes, "parquet", None, tag=item.tag)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,10 @@ class _BusyThenSilent:
         raise OSError("slow down")
 
     def failure_kind(self, error: BaseException) -> FailureKind:
-        return FailureKind.BUSY if "slow down" in str(error) else FailureKind.UNREACHABLE
+        return FailureKind.BUSY if "slow down" in str(error) else FailureKind.TIMED_OUT
+
+    def describe_endpoint(self, url: str) -> str:
+        return ""
 
 
 def test_the_deadline_does_not_hide_the_answer_of_the_store(

@@ -1,7 +1,7 @@
 """File name extensions that the converter does not read as text unless it is told to.
 
 .jsonl .parquet …      a format with a reader
-.csv .zip .png .mds …  refused by name, because as one document of text it would be garbage
+.xlsx .zip .png …      refused by name, because as one document of text it would be garbage
 anything else          text
 """
 
@@ -10,26 +10,27 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+_TAR_SHORT_FORMS = {".tgz": "gz", ".tbz": "bz2", ".tbz2": "bz2", ".txz": "xz", ".tzst": "zstd"}
 FORMATS_BY_EXTENSION = {
-    **dict.fromkeys([".jsonl", ".ndjson", ".json"], "jsonl"),
+    **dict.fromkeys([".jsonl", ".ndjson"], "jsonl"),
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
+    **dict.fromkeys([".arrow", ".feather", ".ipc"], "arrow"),
+    ".tar": "webdataset",
 }
 
 _TABLE = "a table. Convert it to JSON Lines or Parquet"
-_ARROW = (
-    "an Arrow table. If datasets.save_to_disk wrote it, pass datasets.load_from_disk(FOLDER) to "
-    "convert_to_mds; otherwise, convert it to Parquet"
-)
 _ARCHIVE = "an archive. Unpack it"
 _PACKED = "compressed in an unsupported way. Use gz, zstd, bz2 or xz"
 _DOCUMENT = "a document with layout. Extract its text"
 _BINARY = "not text"
-_MDS = "a shard of an MDS dataset, which needs no conversion. Pass its folder to CloudLoader"
+_MDS = "a shard of an MDS dataset. Pass the folder with its index.json"
 
 _ADVICE = {
-    _TABLE: "csv tsv xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",
-    _ARROW: "arrow feather ipc",
-    _ARCHIVE: "tar tgz tbz tbz2 txz tzst zip 7z rar cpio iso dmg jar whl deb rpm warc zim",
+    _TABLE: "xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",
+    _ARCHIVE: "zip 7z rar cpio iso dmg jar whl deb rpm warc zim",
     _PACKED: "z lz lz4 lzma lzo br sz snappy",
     _DOCUMENT: "pdf doc docx ppt pptx odt odp epub mobi azw3 djvu",
     _BINARY: "png jpg jpeg gif bmp tif tiff webp ico heic avif psd mp3 wav flac ogg opus m4a aac "
@@ -43,6 +44,8 @@ _REFUSED = {f".{name}": advice for advice, names in _ADVICE.items() for name in 
 def split_name(name: str) -> tuple[str, str | None]:
     """Return a file name's extension, before that of a compression, and the compression or None."""
     path = PurePosixPath(name.lower())
+    if short := _TAR_SHORT_FORMS.get(path.suffix):
+        return ".tar", short
     compression = COMPRESSIONS.get(path.suffix)
     return path.with_suffix("").suffix if compression else path.suffix, compression
 

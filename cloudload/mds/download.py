@@ -14,7 +14,7 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from cloudload.errors import DatasetError
 from cloudload.mds.codecs import decompress
@@ -22,7 +22,16 @@ from cloudload.mds.hashes import fastest_hash, new_hash
 from cloudload.mds.index import FileInfo, ShardInfo
 from cloudload.mds.shard import REPAIR_ADVICE, Shard
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import download_object
+from cloudload.storage.objects import download_object_version
+from cloudload.storage.retries import OnRetry
+from cloudload.storage.versions import Version
+
+
+class Download(NamedTuple):
+    """The result of a download: the fault of the shard, or None, and the object's version."""
+
+    fault: str | None
+    version: Version
 
 
 def download_shard(
@@ -33,29 +42,36 @@ def download_shard(
     *,
     checks_hash: bool,
     count_bytes: Callable[[int], None],
-) -> str | None:
-    """Download a shard, write its raw bytes to `file`, and return its fault or None.
+    on_retry: OnRetry | None = None,
+) -> Download:
+    """Download a shard, and write its raw bytes to `file`.
 
     Checks the sizes, and the hash if `checks_hash` is True, but not the header. Passes the number
-    of downloaded bytes to `count_bytes`, even if there is a fault. Raises `StoreError` if the
+    of downloaded bytes to `count_bytes`, even if there is a fault. A caller that passes `on_retry`
+    reports its own waits; see `storage.retries`. Raises `StoreError` if the
     download fails.
     """
     file.seek(0)
-    if info.zipped is None or info.compression is None:
-        count_bytes(download_object(url, file, retry, info.raw.bytes))
-        return _check_file(file, info.raw, checks_hash)
-    zipped = io.BytesIO()
-    count_bytes(download_object(url, zipped, retry, info.zipped.bytes))
-    if fault := _check_file(zipped, info.zipped, checks_hash):
-        return fault
+    target = file if info.zipped is None else io.BytesIO()
+    version = download_object_version(url, target, retry, info.stored.bytes, on_retry)
+    count_bytes(target.tell())
+    fault = _check_file(target, info.stored, checks_hash)
+    if isinstance(target, io.BytesIO) and fault is None:
+        fault = _decompress(target.getvalue(), info, file, checks_hash=checks_hash)
+    return Download(fault, version)
+
+
+def _decompress(data: bytes, info: ShardInfo, file: BinaryIO, *, checks_hash: bool) -> str | None:
+    """Write the raw bytes of a compressed shard to `file`, and return its fault or None."""
+    assert info.compression is not None
     try:
-        raw = decompress(info.compression, zipped.getvalue(), info.raw.bytes)
+        raw = decompress(info.compression, data, info.raw.bytes)
     except Exception as error:
         return f"cannot be decompressed ({error})"
     file.seek(0)
     file.write(raw)
     file.truncate()
-    fault = _check_file(file, info.raw, checks_hash and fastest_hash(info.zipped.hashes) is None)
+    fault = _check_file(file, info.raw, checks_hash and fastest_hash(info.stored.hashes) is None)
     return fault and f"{fault}, after decompression"
 
 

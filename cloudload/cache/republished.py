@@ -1,0 +1,78 @@
+"""Notice that data without hashes was published again while a cache or a run reads it.
+
+    index.json read     shard.0 fetched     republished     shard.1 fetched: written after the
+    at 12:00:01                             at 12:00:05     cache was started, so it is refused
+
+A hash in the index would detect another version of a shard. Without one, a cache folder is bound to
+the version of `index.json` (`folder.dataset_folder`), and each shard must have been written before
+the folder was started. The folder keeps that time in `STARTED`, so it also applies after a restart.
+
+A shard that is replaced within a second of that time, or by a store that does not tell when it was
+written, is not noticed. Nor is one that is already in the cache, if `index.json` stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cloudload.cache.folder import STARTED
+from cloudload.errors import DatasetError
+from cloudload.mds.dataset import Dataset
+from cloudload.mds.index import ShardInfo
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+from cloudload.storage.versions import Version
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path, partial_file
+
+_IF_WRONG = "If the store's times are wrong, verify='off' leaves out this check"
+
+
+def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Version) -> None:
+    """Raise `DatasetError` if a shard without a hash was written after its folder was started."""
+    if info.has_hash or version.written_s is None:
+        return
+    started_s = _read_start(folder, dataset.read_s)
+    if version.written_s > started_s:
+        raise DatasetError(
+            f"{_explain(dataset, info, version.written_s)} the cache folder {folder} was started "
+            f"({_show(started_s)}), so shards in the cache may hold other text. Run again once the "
+            "dataset is complete. If its index.json was not written again, delete the folder "
+            f"first. {_IF_WRONG}"
+        )
+
+
+def check_in_place(dataset: Dataset, info: ShardInfo, path: Path) -> None:
+    """Raise `DatasetError` if a local shard without a hash was written after the index was read."""
+    if info.has_hash:
+        return
+    written_s = path.stat().st_mtime
+    if written_s > dataset.read_s:
+        raise DatasetError(
+            f"{_explain(dataset, info, written_s)} index.json was read ({_show(dataset.read_s)}), "
+            "so shards that were read before may have held other text. Run again once the dataset "
+            f"is complete. {_IF_WRONG}"
+        )
+
+
+def _read_start(folder: Path, read_s: float) -> float:
+    """The time at which a folder was started. Stores `read_s` if it has none yet."""
+    path = folder / STARTED
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return float(path.read_text())
+    with locked(lock_path(path)), partial_file(path) as part:
+        if not path.exists():
+            part.write_text(repr(read_s))
+            part.replace(path)
+    return float(path.read_text())
+
+
+def _explain(dataset: Dataset, info: ShardInfo, written_s: float) -> str:
+    url = redact(join_url(dataset.url, info.stored.name))
+    return f"{url} has no hash in the index, and was written ({_show(written_s)}) after"
+
+
+def _show(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

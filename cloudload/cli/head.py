@@ -1,0 +1,144 @@
+"""`cloudload head`: print documents of an MDS dataset."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cloudload.cli.command import add_command
+from cloudload.cli.terminal_text import escape, escape_lines, wrap
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.inspect import Sample
+
+_SHOWN_CHARACTERS = 800
+_BEFORE_MATCH = 200
+_SHOWN_VALUE, _SHOWN_IDS = 200, 16
+_INDENT = "    "
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_EXAMPLE = """\
+On a terminal, long documents are shortened, and control characters are escaped. In a pipe, or with
+--json, each document is one line of JSON, in full. The first documents are read from the first
+bytes of a shard, and their hash is not checked. --id and --grep read whole shards, in order.
+
+example:
+  cloudload head s3://bucket/mds --split train -n 3
+  cloudload head s3://bucket/mds --grep '[Ll]icen[cs]e' | jq .values.text
+"""
+
+
+def add_head(commands: Commands) -> None:
+    add = add_command(
+        commands,
+        "head",
+        _head,
+        help="print documents of an MDS dataset",
+        description="Print the first documents of an MDS dataset, those with an ID, or those whose "
+        "text contains a pattern. Nothing is written.",
+        epilog=_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    ).add_argument
+    add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
+    add("--split", metavar="NAME", help="read DATASET/NAME")
+    number = "print at most N documents (default: 5, or 1 with --id)"
+    add("-n", dest="limit", type=int, metavar="N", help=number)
+    add("--id", metavar="DOC", help="only documents with this value in the column id")
+    add("--grep", metavar="PATTERN", help="only documents that contain this regular expression")
+    text = "column that holds the document (default: text)"
+    add("--text-key", default="text", metavar="COLUMN", help=text)
+    add("--full", action="store_true", help="print the full text, not only its beginning")
+    add("--json", action="store_true", help="print JSON Lines, also on a terminal")
+    add("--quiet", action="store_true", help="log only warnings")
+
+
+def _head(options: argparse.Namespace) -> int:
+    from cloudload.inspect import read_samples
+
+    is_terminal = sys.stdout.isatty()
+    num_found = 0
+    for sample in read_samples(
+        options.dataset,
+        split=options.split,
+        limit=options.limit,
+        id=options.id,
+        pattern=options.grep,
+        text_key=options.text_key,
+    ):
+        num_found += 1
+        if options.json or not is_terminal:
+            print(_to_line(sample, is_terminal))
+            continue
+        columns = shutil.get_terminal_size().columns
+        lines = [*describe(sample, options.text_key, columns, is_full=options.full)]
+        print("\n".join([f"{_BOLD}{lines[0]}{_PLAIN}", *lines[1:], ""]))
+    if not num_found:
+        print("cloudload: no document matches", file=sys.stderr)
+    return 0
+
+
+def _to_line(sample: Sample, is_terminal: bool) -> str:
+    """A sample as a line of JSON: in UTF-8, or in ASCII for a terminal."""
+    line = json.dumps(sample.as_dict(), ensure_ascii=is_terminal)
+    # a JSON column may hold unpaired surrogates, which UTF-8 cannot
+    return line.encode("utf-8", "backslashreplace").decode()
+
+
+def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
+    """The lines that show a sample on a terminal of `columns` cells."""
+    values = dict(sample.values)
+    text = values.pop(text_key, None)
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
+    head = [f"sample {sample.sample:,}", escape(sample.shard)]
+    if values.get("id") is not None:
+        head.append(f"id {escape(_describe_value(values.pop('id'), is_full))}")
+    if isinstance(text, str):
+        head.append(f"{len(text):,} character{'' if len(text) == 1 else 's'}")
+    yield "  ".join(head)
+    shown = {name: _describe_value(value, is_full) for name, value in values.items()}
+    if text is not None and not isinstance(text, str):
+        shown[text_key] = _describe_value(text, is_full)
+    for name, value in shown.items():
+        yield from wrap(f"  {escape(name)}: {escape(value)}", columns)
+    if isinstance(text, str):
+        yield from _describe_text(text, sample.match, columns, is_full)
+
+
+def _describe_text(
+    text: str, match: tuple[int, int] | None, columns: int, is_full: bool
+) -> Iterator[str]:
+    """A text, or its part around the match, with the number of characters left out."""
+    start = 0 if match is None else max(0, match[0] - _BEFORE_MATCH)
+    stop = start + _SHOWN_CHARACTERS
+    if is_full:
+        start, stop = 0, len(text)
+    if start:
+        yield f"  … {start:,} characters before"
+    for line in escape_lines(text[start:stop]):
+        yield from (f"{_INDENT}{part}" for part in wrap(line, columns - len(_INDENT)))
+    if stop < len(text):
+        yield f"  … {len(text) - stop:,} more characters"
+
+
+def _describe_value(value: Any, is_full: bool) -> str:
+    from cloudload.inspect import Unread
+
+    if isinstance(value, Unread):
+        return f"{value.bytes:,} bytes of {value.encoding}, not decoded"
+    if isinstance(value, list) and all(isinstance(each, int) for each in value):
+        shown = value if is_full else value[:_SHOWN_IDS]
+        more = "" if len(shown) == len(value) else " …"
+        return f"{len(value):,} integers: {' '.join(map(str, shown))}{more}"
+    if isinstance(value, bytes):
+        text = value.decode("utf-8", "backslashreplace")
+        kind = f"{len(value):,} bytes: "
+    else:
+        text, kind = value if isinstance(value, str) else json.dumps(value), ""
+    if is_full or len(text) <= _SHOWN_VALUE:
+        return f"{kind}{text}"
+    return f"{kind}{text[:_SHOWN_VALUE]} … {len(text) - _SHOWN_VALUE:,} more characters"

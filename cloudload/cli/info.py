@@ -1,0 +1,111 @@
+"""`cloudload info`: summarize an MDS dataset."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from cloudload.cli.command import add_command
+from cloudload.cli.terminal_text import escape
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.inspect import ColumnInfo, DatasetInfo, Distribution
+
+_BAR_WIDTH = 40
+_EXAMPLE = """\
+Counts, bytes, columns, compression and hashes are those of the index, and exact. The sizes of
+samples are those in the shards that are read (--sample), of which only the first bytes are fetched.
+
+example:
+  cloudload info s3://bucket/mds --split train
+"""
+
+
+def add_info(commands: Commands) -> None:
+    add = add_command(
+        commands,
+        "info",
+        _info,
+        help="summarize an MDS dataset",
+        description="Summarize an MDS dataset: samples, shards, bytes, columns, compression, "
+        "hashes, and the sizes of shards and samples. Nothing is written.",
+        epilog=_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    ).add_argument
+    add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
+    add("--split", metavar="NAME", help="summarize DATASET/NAME")
+    sample = "shards to read for the sizes of samples, evenly spread; 0 reads the index alone"
+    add("--sample", type=int, default=8, metavar="N", help=f"{sample} (default: 8)")
+    add("--json", action="store_true", help="print the summary as JSON")
+    add("--quiet", action="store_true", help="log only warnings")
+
+
+def _info(options: argparse.Namespace) -> int:
+    from cloudload.inspect import read_info
+
+    info = read_info(options.dataset, split=options.split, sample=options.sample)
+    print(info.to_json() if options.json else "\n".join(_describe(info)))
+    return 0
+
+
+def _describe(info: DatasetInfo) -> Iterator[str]:
+    ratio = f" ({info.stored_bytes / info.raw_bytes:.0%})" if info.raw_bytes else ""
+    yield escape(info.dataset)
+    yield f"  samples      {info.samples:,}"
+    yield f"  shards       {info.shards:,}"
+    yield f"  bytes        {info.raw_bytes:,} raw, {info.stored_bytes:,} stored{ratio}"
+    if info.text_bytes is not None:
+        yield f"  text         {info.text_bytes:,} bytes of UTF-8"
+    width = max(len(escape(column.name)) for column in info.columns)
+    columns = [_describe_column(column, width, info.shards) for column in info.columns]
+    yield f"  columns      {columns[0]}"
+    yield from (f"               {column}" for column in columns[1:])
+    yield f"  compression  {_count(info.compression, info.shards)}"
+    yield f"  hashes       {_count(info.hashes, info.shards) or 'none'}"
+    yield f"  written by   {info.writer or 'unknown'}"
+    yield f"  index        sha256 {info.index_hash[:16]}"
+    yield from _draw("samples per shard", info.samples_per_shard, "")
+    if info.sample_bytes is not None:
+        is_exact = info.sample_bytes.count == info.samples
+        source = f"sampled: {info.sample_bytes.count:,} samples of {info.shards_read:,} shards"
+        yield from _draw(
+            "bytes per sample, all columns", info.sample_bytes, "" if is_exact else f" ({source})"
+        )
+
+
+def _describe_column(column: ColumnInfo, width: int, num_shards: int) -> str:
+    text = f"{escape(column.name):<{width}}  {escape(column.encoding)}"
+    if column.holds not in (column.encoding, "JSON", "a number"):
+        text += f"  {column.holds}"
+    if column.tokens is not None:
+        text += f" ({column.tokens:,})"
+    if column.shards < num_shards:
+        text += f"  in {column.shards:,} of {num_shards:,} shards"
+    return text
+
+
+def _count(shards_of: Mapping[str, int], num_shards: int) -> str:
+    return ", ".join(
+        escape(name) if count == num_shards else f"{escape(name)} ({count:,} of {num_shards:,})"
+        for name, count in shards_of.items()
+    )
+
+
+def _draw(title: str, found: Distribution | None, source: str) -> Iterator[str]:
+    """Draw a distribution: its quantiles, and a bar for each bin if there are several."""
+    if found is None:
+        return
+    yield f"\n  {title}{source}"
+    yield (
+        f"    {found.least:,} to {found.most:,}, median {found.median:,}, mean {found.mean:,.1f}"
+    )
+    if len(found.bins) == 1:
+        return
+    ranges = [f"{each.start:,} to {each.stop - 1:,}" for each in found.bins]
+    most = max(each.count for each in found.bins)
+    width, digits = max(map(len, ranges)), len(f"{most:,}")
+    for text, each in zip(ranges, found.bins, strict=True):
+        bar = "█" * -(-_BAR_WIDTH * each.count // most)
+        yield f"    {text:>{width}}  {each.count:>{digits},}  {bar}".rstrip()

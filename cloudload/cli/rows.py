@@ -1,0 +1,149 @@
+"""`cloudload rows`: show the rows of steps, token by token, as a page of HTML."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudload.cli.command import add_command
+from cloudload.cli.provenance import add_run_options, open_runs_of, parse_steps
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.provenance import Run
+
+_MOST_ROWS, _ROWS_PER_STEP = 1_024, 8
+_EXAMPLE = """\
+Steps count from 1. Reading starts at the state, so pass the last state saved before the steps.
+Without a state, the run begins with the options given: --data and --tokenizer, or --yaml, and
+--option for any argument of CloudLoader. A step then has 8 rows unless --global-batch says another
+number. Open the page in a browser; it needs no other file.
+
+example:
+  cloudload rows checkpoint.pt --steps 81200:81202 --row 0:8 --out rows.html
+  cloudload rows --data s3://bucket/mds --tokenizer gpt2 --option seq_len=2048 --steps 1
+"""
+
+
+def add_rows(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "rows",
+        _rows,
+        help="show the rows of steps, token by token, as an HTML page",
+        description="Show the rows of given steps as the model gets them, as one HTML page: "
+        "tokens, documents, padding, masked labels and position IDs, from a state or from a "
+        "loader's options.",
+        epilog=_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    )
+    add_run_options(parser, num_states="*")
+    add = parser.add_argument
+    steps = "steps from A up to, but not including, B; or a single step"
+    add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
+    row = "only these rows of each global batch, from 0 (default: all)"
+    add("--row", type=_row_range, metavar="A:B", help=row)
+    add("--mask-edges", action="store_true", help="mask labels as the loader's mask_edges does")
+    yaml = "start the run that an llm-foundry training YAML describes, instead of a state"
+    add("--yaml", metavar="FILE", type=Path, help=yaml)
+    option = "an argument of CloudLoader, without a state; the value is YAML; may be repeated"
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
+    out = "file to write (default: rows.html)"
+    add("--out", type=Path, default=Path("rows.html"), metavar="FILE", help=out)
+
+
+def _row_range(text: str) -> range:
+    first, colon, stop = text.partition(":")
+    try:
+        rows = range(int(first), int(stop) if colon else int(first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a single row") from None
+    if not rows:
+        raise argparse.ArgumentTypeError(f"{text!r} has no rows; B must be above A")
+    return rows
+
+
+def _rows(options: argparse.Namespace) -> int:
+    from cloudload.provenance import view_rows
+    from cloudload.provenance.row_page import render_rows
+
+    folder = options.out.absolute().parent
+    if not options.json and not folder.is_dir():
+        raise ValueError(
+            f"--out is {options.out}, but there is no folder {folder}. Create it first"
+        )
+    run, delivery = _open_run(options)
+    num_rows = len(options.steps) * len(options.row or range(run.global_batch))
+    if not options.json and num_rows > _MOST_ROWS:
+        raise ValueError(
+            f"a page of {num_rows:,} rows would be too large. Choose at most {_MOST_ROWS:,} with "
+            "--steps and --row, or print JSON Lines (--json)"
+        )
+    viewed = view_rows(run, options.steps, options.row, mask_edges=options.mask_edges, **delivery)
+    last_step = 0
+    if options.json:
+        for row in viewed:
+            last_step = row.step
+            print(json.dumps(row.as_dict(), default=str))
+    else:
+        rows = list(viewed)
+        last_step = rows[-1].step if rows else 0
+        options.out.write_text(render_rows(rows, _describe_steps(options.steps)), "utf-8")
+        print(f"{options.out} has {len(rows):,} rows")
+    if last_step < options.steps[-1]:
+        missing = max(last_step + 1, options.steps.start)
+        print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
+    return 0
+
+
+def _describe_steps(steps: range) -> str:
+    if len(steps) == 1:
+        return f"Rows of step {steps.start:,}"
+    return f"Rows of steps {steps.start:,} to {steps[-1]:,}"
+
+
+def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
+    if options.states:
+        if options.yaml or options.option:
+            raise ValueError(
+                "there is a state, so --yaml and --option have no effect. Omit them, or the state"
+            )
+        if len(options.states) > 1:
+            raise ValueError("there is more than one state. Pass the last one before the steps")
+        [run], delivery = open_runs_of(options)
+        return run, delivery
+    from cloudload.provenance import start_run
+
+    arguments: dict[str, Any] = {}
+    if options.yaml:
+        from cloudload.streaming_arguments.training_yaml import config_from_yaml
+
+        arguments |= config_from_yaml(options.yaml)
+    given = {name: getattr(options, name) for name in ("data", "tokenizer", "transform")}
+    arguments |= {name: value for name, value in given.items() if value is not None}
+    arguments |= dict(map(_parse_option, options.option))
+    for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
+        if name not in arguments:
+            raise ValueError(f"there is neither a state nor {name}. Pass a state, or {flag}")
+    if options.local is not None:
+        arguments["local"] = options.local
+    try:
+        run = start_run(options.global_batch or _ROWS_PER_STEP, **arguments)
+    except TypeError as error:
+        raise ValueError(f"--option: {error}") from error
+    return run, {"local": arguments.get("local"), "num_workers": options.workers}
+
+
+def _parse_option(text: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"--option is {text!r}. Use NAME=VALUE, such as seq_len=2048")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--option {name} is {value!r}, which is not YAML: {error}") from None

@@ -1,0 +1,60 @@
+"""Show text from a dataset on a terminal, which no character of it may drive.
+
+"red \\x1b[31m"      red \\x1b[31m         escape sequences
+"a\\u202eb"          a\\u202eb             invisible characters, such as bidi controls
+"one\\ntwo"          two lines            `escape_lines` keeps line breaks, `escape` does not
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+
+_TAB = "    "
+
+
+def escape(text: str) -> str:
+    """Escape every character that is invisible or moves the cursor, line breaks included."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if is_visible(each) else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def is_visible(character: str) -> bool:
+    """Whether a terminal shows a character, or space, in its place.
+
+    Controls, formats (such as those of writing direction), surrogates, private and unassigned
+    characters, and line separators are not visible.
+    """
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def escape_lines(text: str) -> list[str]:
+    """Split text at its line feeds, expand tabs, and escape each line."""
+    return [escape(line.replace("\t", _TAB)) for line in text.split("\n")]
+
+
+def wrap(line: str, columns: int) -> Iterator[str]:
+    """Cut a line without line breaks into lines of at most `columns` terminal cells.
+
+    Cuts after a space if there is one.
+    """
+    start, used, last_space = 0, 0, -1
+    for place, character in enumerate(line):
+        width = _count_cells(character)
+        if used + width > columns and place > start:
+            stop = last_space + 1 if last_space >= start else place
+            yield line[start:stop]
+            start, used = stop, sum(map(_count_cells, line[stop:place]))
+        if character == " ":
+            last_space = place
+        used += width
+    yield line[start:]
+
+
+def _count_cells(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

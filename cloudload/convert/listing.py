@@ -1,0 +1,53 @@
+"""A table of the inputs of a conversion, by format.
+
+format            files          bytes
+jsonl (gz)           12      1,234,567
+parquet               3    987,654,321
+total                15    988,888,888
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cloudload.convert.input_files import InputFile
+from cloudload.convert.records import InputUnit, sum_bytes
+
+_ROWS = "rows in memory or by name"
+
+
+def describe_inputs(units: Iterable[InputUnit]) -> list[str]:
+    """Return the lines of the table: the files and stored bytes of each format and compression.
+
+    Formats are sorted by name. Stdin counts as a file of unknown size. Inputs that are not files
+    are counted in the last line. There is a total if there are several lines.
+    """
+    groups: dict[str, list[InputFile]] = {}
+    others = 0
+    for unit in units:
+        for file in unit.files:
+            groups.setdefault(_kind(file), []).append(file)
+        others += not unit.files
+    rows = [(kind, f"{len(files):,}", _bytes(files)) for kind, files in sorted(groups.items())]
+    if len(rows) > 1:
+        every = [file for files in groups.values() for file in files]
+        rows.append(("total", f"{len(every):,}", _bytes(every)))
+    if others:
+        rows.append((_ROWS, f"{others:,}", "unknown"))
+    rows.insert(0, ("format", "files", "bytes"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        f"{kind:<{widths[0]}}  {count:>{widths[1]}}  {size:>{widths[2]}}"
+        for kind, count, size in rows
+    ]
+
+
+def _kind(file: InputFile) -> str:
+    return f"{file.format} ({file.compression})" if file.compression else file.format
+
+
+def _bytes(files: Iterable[InputFile]) -> str:
+    known = list(files)
+    if any(file.bytes is None for file in known):
+        return "unknown"
+    return f"{sum_bytes(known):,}"

@@ -1,0 +1,53 @@
+"""The shards of an MDS dataset as input files, in the order of its index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cloudload.convert.input_files import InputFile
+from cloudload.convert.saved_datasets import FoundFile
+from cloudload.errors import ConvertError, DatasetError
+from cloudload.mds.codecs import check_codec
+from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
+from cloudload.storage.objects import read_object
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+
+
+def is_mds_folder(files: Sequence[FoundFile]) -> bool:
+    """Whether the files of a folder are those of an MDS dataset, by their names."""
+    names = [name for _, name, _ in files]
+    return INDEX_NAME in names and any(".mds" in name for name in names)
+
+
+def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
+    """List the stored shards of the dataset in a folder, each with its entry in the index.
+
+    Raises `ConvertError` if the index is missing or invalid, if a shard is missing or has another
+    size, or if the package that decompresses it is not installed.
+    """
+    found = {name: (url, size) for url, name, size in files}
+    if INDEX_NAME not in found:
+        raise ConvertError(
+            f"{redact(folder)} has no {INDEX_NAME}. Pass the folder of an MDS dataset, or omit the "
+            "format"
+        )
+    try:
+        data = read_object(found[INDEX_NAME][0], most_bytes=MOST_INDEX_BYTES)
+        shards = [shard for shard in parse_index(data, redact(folder)) if shard.samples]
+        for compression in {shard.compression for shard in shards}:
+            check_codec(compression or "")
+    except DatasetError as error:
+        raise ConvertError(str(error)) from error
+    return [_input_file(folder, shard, *found.get(shard.stored.name, ("", -1))) for shard in shards]
+
+
+def _input_file(folder: str, shard: ShardInfo, url: str, size: int) -> InputFile:
+    stored = shard.stored
+    if size != stored.bytes:
+        fault = f"has {size:,} bytes" if url else "is missing"
+        raise ConvertError(
+            f"{redact(join_url(folder, stored.name))} {fault}, but the index lists it with "
+            f"{stored.bytes:,} bytes. Copy the dataset again"
+        )
+    return InputFile(url, stored.name, size, "mds", None, shard)

@@ -1,0 +1,146 @@
+"""Arrow IPC files and streams, which include Feather files; one document per row.
+
+    file      ARROW1 │ schema, batch, batch, end │ footer
+    stream             schema, batch, batch, end
+
+A file is a stream between a marker and a footer, so both are read as a stream: no local copy, and
+one batch in memory. A block is a slice of a batch. A restart reads the batches before it, too.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from cloudload.convert.chunk_reader import ChunkReader
+from cloudload.convert.input_files import DamagedError, StoredByteCounter, read_decompressed
+from cloudload.convert.readers.arrow_block import ArrowBlock, check_pyarrow, choose_columns
+from cloudload.convert.records import (
+    MAX_BLOCK_ROWS,
+    BlockStart,
+    Fields,
+    FileUnit,
+    InputBlock,
+)
+from cloudload.errors import ConvertError
+
+_FILE_MARK, _END_MARK, _FEATHER_1_MARK = b"ARROW1\0\0", b"ARROW1", b"FEA1"
+
+
+@dataclass(frozen=True)
+class ArrowUnit(FileUnit):
+    """An Arrow IPC file or stream. Only the columns that the conversion reads are kept."""
+
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+        check_pyarrow(self.name)
+        import pyarrow
+
+        counter = StoredByteCounter(start.stored)
+        chunks = read_decompressed(self.file, counter=counter)
+        try:
+            yield from self._blocks(chunks, counter, start, block_bytes, fields)
+        except DamagedError as error:
+            reason = str(error)
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = f"it is damaged or incomplete ({str(error).rstrip(chr(10) + '.')})"
+        else:
+            return
+        raise ConvertError(
+            f"{self.file.display_name} cannot be read as Arrow: {reason}. Repair the file or leave "
+            "it out"
+        )
+
+    def _blocks(
+        self,
+        chunks: Iterator[bytes],
+        counter: StoredByteCounter,
+        start: BlockStart,
+        block_bytes: int,
+        fields: Fields,
+    ) -> Iterator[InputBlock]:
+        is_file, file = self._open(chunks)
+        waiting: tuple[BlockStart, Any, tuple[str, ...]] | None = None
+        ordinal, row, stored = 0, 1, start.stored
+        for batch, schema in _read_batches(file, block_bytes, fields):
+            if row >= start.line:
+                if waiting is not None:
+                    yield self._block(*waiting, stored)
+                waiting = BlockStart(ordinal, 0, row, stored), batch, schema
+                stored = counter.bytes
+            ordinal, row = ordinal + 1, row + batch.num_rows
+        _read_footer(file, is_file)
+        if waiting is not None:
+            yield self._block(*waiting, counter.bytes)
+
+    def _block(
+        self, start: BlockStart, batch: Any, schema: tuple[str, ...], stored: int
+    ) -> ArrowBlock:
+        return ArrowBlock.of(self.file, start, stored - start.stored, batch, schema)
+
+    def _open(self, chunks: Iterator[bytes]) -> tuple[bool, BinaryIO]:
+        """Return whether this is a file, and its bytes from the stream on.
+
+        Raises `ConvertError` for version 1 of Feather.
+        """
+        head = b""
+        while len(head) < len(_FILE_MARK) and (chunk := next(chunks, b"")):
+            head += chunk
+        if head.startswith(_FEATHER_1_MARK):
+            raise ConvertError(
+                f"{self.file.display_name} has version 1 of Feather. Convert it to Parquet, for "
+                "example with pandas.read_feather and DataFrame.to_parquet"
+            )
+        rest = itertools.chain([head.removeprefix(_FILE_MARK)], chunks)
+        return head.startswith(_FILE_MARK), io.BufferedReader(ChunkReader(rest), 1 << 16)
+
+
+def _read_batches(
+    file: BinaryIO, block_bytes: int, fields: Fields
+) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Yield slices of the batches with the columns to read, and the names to list in a message."""
+    import pyarrow
+
+    stream = pyarrow.ipc.open_stream(file)
+    columns, schema = choose_columns(stream.schema.names, _list_paths(stream.schema), fields)
+    for batch in stream:
+        _check(batch)
+        wanted = batch.select(columns)
+        row_bytes = max(1, wanted.nbytes // max(1, batch.num_rows))
+        rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
+        for first in range(0, batch.num_rows, rows):
+            yield wanted.slice(first, rows), schema
+
+
+def _read_footer(file: BinaryIO, is_file: bool) -> None:
+    """Read the bytes after the stream. Raises `OSError` if a file does not end in its marker."""
+    end = b""
+    while chunk := file.read(1 << 16):
+        end = (end + chunk)[-len(_END_MARK) :]
+    if is_file and end != _END_MARK:
+        raise OSError("no footer after the last batch")
+
+
+def _check(batch: Any) -> None:
+    """Raise `ArrowInvalid` if a batch has offsets outside its buffers, which pyarrow would follow.
+
+    Text that is not UTF-8 makes only its own record bad.
+    """
+    import pyarrow
+
+    binary = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
+    for column in batch.columns:
+        column.validate()
+        as_bytes = binary.get(column.type)
+        (column.view(as_bytes) if as_bytes else column).validate(full=True)
+
+
+def _list_paths(fields: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the names of all fields of a schema or struct, nested ones as `meta.url`."""
+    for field in fields:
+        if str(field.type).startswith("struct<"):
+            yield from _list_paths(field.type, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"

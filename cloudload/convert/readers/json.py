@@ -1,0 +1,102 @@
+"""Files named `.json`: an array of objects, or JSON Lines. The first character says which.
+
+    file     [{"text": "a"}, {"text": "b"}, {"text": "c"}]          block_bytes = 20
+    blocks    {"text": "a"}, {"text": "b"} │ {"text": "c"}
+
+A block of an array ends at the first element that gives it at least `block_bytes`, or at the end of
+the file. Its offset is that of its first element, at which a reader restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cloudload.convert.input_files import (
+    DamagedError,
+    InputFile,
+    StoredByteCounter,
+    read_decompressed,
+)
+from cloudload.convert.readers.json_elements import BrokenArrayError, split_array
+from cloudload.convert.readers.lines import LinesUnit, parse_object
+from cloudload.convert.records import (
+    BYTE_ORDER_MARK,
+    BlockStart,
+    Fields,
+    FileUnit,
+    InputBlock,
+    Record,
+)
+
+
+@dataclass(frozen=True)
+class JsonUnit(FileUnit):
+    """A file of a JSON array or of JSON lines; stdin must be an array."""
+
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+        if self._is_array():
+            yield from self._array_blocks(start, block_bytes)
+        else:
+            yield from LinesUnit(self.file).blocks(start, block_bytes, fields)
+
+    def _is_array(self) -> bool:
+        if self.file.url == "-":
+            return True
+        head = b""
+        with suppress(DamagedError):  # which the reader of the blocks finds again
+            for chunk in read_decompressed(self.file):
+                head = (head + chunk).removeprefix(BYTE_ORDER_MARK).lstrip()
+                if head:
+                    break
+        return head.startswith(b"[")
+
+    def _array_blocks(self, start: BlockStart, block_bytes: int) -> Iterator[InputBlock]:
+        counter, first = StoredByteCounter(start.stored), start.offset
+        chunks = read_decompressed(self.file, first, counter)
+        elements, size, damage, place = list[bytes](), 0, None, 0
+        try:
+            for after, element in split_array(chunks, is_begun=start.block > 0):
+                if size >= block_bytes:
+                    line = start.line + len(elements)
+                    end = BlockStart(start.block + 1, first + place, line, counter.bytes)
+                    yield self._block(start, counter, elements)
+                    elements, size, start = [], 0, end
+                elements.append(element)
+                size += len(element)
+                place = after
+        except (DamagedError, BrokenArrayError) as error:
+            damage = str(error)
+        if elements or damage:
+            yield self._block(start, counter, elements, damage)
+
+    def _block(
+        self,
+        start: BlockStart,
+        counter: StoredByteCounter,
+        elements: Sequence[bytes],
+        damage: str | None = None,
+    ) -> InputBlock:
+        read = counter.bytes - start.stored
+        return JsonArrayBlock(self.file, start, read, tuple(elements), damage)
+
+
+@dataclass(frozen=True)
+class JsonArrayBlock:
+    """Consecutive elements of an array."""
+
+    file: InputFile
+    start: BlockStart
+    input_bytes: int
+    elements: tuple[bytes, ...]
+    damage: str | None
+
+    def records(self, text_key: str) -> Iterator[Record]:
+        where, name = self.file.display_name, self.file.name
+        for number, element in enumerate(self.elements, self.start.line):
+            fields, problem = parse_object(element)
+            yield Record(f"{where}:{number}", f"{name}:{number}", fields, problem)
+        if self.damage:
+            number = self.start.line + len(self.elements)
+            yield Record(f"{where}:{number}", f"{name}:{number}", None, self.damage)

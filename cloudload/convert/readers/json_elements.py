@@ -1,0 +1,119 @@
+"""Find the elements of a JSON array, in bytes that arrive in pieces.
+
+    bytes       [{"a": 1}, {"a": [2, 3]}]
+    elements     {"a": 1}   {"a": [2, 3]}
+
+The standard library's parser finds the end of an element. If the bytes end first, they double
+before it parses the element again. They are scanned as Latin-1, in which offsets of characters and
+bytes are equal, because the structure of JSON is ASCII.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from cloudload.convert.records import BYTE_ORDER_MARK
+
+MOST_ELEMENT_BYTES = 1 << 30
+_SPACE = re.compile(r"[ \t\r\n]*")
+_MOST_TOKEN_CHARACTERS = 16  # of a name or an escape that the end of the bytes may cut
+_AFTER_NUMBER = (" ", "\t", "\r", "\n", ",", "]")
+_DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
+
+
+class BrokenArrayError(Exception):
+    """The elements of an array cannot be found any further. The message says why."""
+
+
+def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield (the offset after an element and its comma, the element's bytes).
+
+    With `is_begun`, the bytes begin before an element, otherwise before the array. Raises
+    `BrokenArrayError` after the last whole element, and the errors of `chunks`.
+    """
+    scan = _Scan(iter(chunks))
+    if not is_begun:
+        scan.skip(BYTE_ORDER_MARK.decode("latin-1"))
+        if not scan.skip("["):
+            raise BrokenArrayError("the file does not begin with an array")
+    has_more = is_begun or not scan.skip("]")
+    while has_more:
+        element = scan.take_element()
+        has_more = scan.skip(",")
+        is_broken = not has_more and not scan.skip("]")
+        yield scan.offset, element
+        if is_broken:
+            found = "ends" if scan.is_at_end() else "has no comma"
+            raise BrokenArrayError(f"the array {found} after the element before this one")
+    if not scan.is_at_end():
+        raise BrokenArrayError("more data follows the array")
+
+
+class _Scan:
+    """A place in bytes that arrive in pieces."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._text, self._start = chunks, "", 0
+        self._before = 0  # bytes that were dropped
+
+    @property
+    def offset(self) -> int:
+        """The offset of the place, in bytes."""
+        return self._before + self._start
+
+    def skip(self, sign: str) -> bool:
+        """Skip white space, and `sign` if it follows. Return whether it did."""
+        while True:
+            if found := _SPACE.match(self._text, self._start):
+                self._start = found.end()
+            if len(self._text) - self._start >= len(sign) or not self._read(1):
+                break
+        is_found = self._text.startswith(sign, self._start)
+        self._start += len(sign) if is_found else 0
+        return is_found
+
+    def is_at_end(self) -> bool:
+        """Whether only white space is left."""
+        self.skip("\0")
+        return self._start == len(self._text)
+
+    def take_element(self) -> bytes:
+        """Return the bytes of the element at the place, and move after it."""
+        self.skip("\0")
+        while True:
+            size = len(self._text) - self._start
+            try:
+                _, end = _DECODER.raw_decode(self._text, self._start)
+            except (ValueError, RecursionError) as error:
+                if not _may_be_cut(error, len(self._text)) or not self._read(size):
+                    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+                    raise BrokenArrayError(f"invalid JSON ({reason})") from None
+                continue
+            is_whole = self._text[end - 1] in '}]"' or self._text[end : end + 1] in _AFTER_NUMBER
+            is_cut = not is_whole and len(self._text) - end < _MOST_TOKEN_CHARACTERS
+            if not is_cut or not self._read(size):
+                element = self._text[self._start : end].encode("latin-1")
+                self._start = end
+                return element
+
+    def _read(self, size: int) -> int:
+        """Read at least `size` bytes more, or up to the end. Return how many."""
+        left = self._text[self._start :]
+        if len(left) > MOST_ELEMENT_BYTES:
+            raise BrokenArrayError("an element has more than 1 GiB")
+        parts, read = [left], 0
+        while read < max(1, size) and (chunk := next(self._chunks, b"")):
+            parts.append(chunk.decode("latin-1"))
+            read += len(chunk)
+        self._before, self._start, self._text = self.offset, 0, "".join(parts)
+        return read
+
+
+def _may_be_cut(error: Exception, size: int) -> bool:
+    """Whether more characters may correct an error in `size` characters."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    is_at_end = error.pos >= size - _MOST_TOKEN_CHARACTERS
+    return is_at_end or error.msg.startswith("Unterminated string")

@@ -1,0 +1,96 @@
+"""The files of a tar archive, read from front to back. Nothing is written to disk.
+
+The standard library's `tarfile` ends in silence at a header that it cannot read, and at the first
+of several joined archives. Here, both are damage.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from cloudload.convert.chunk_reader import ChunkReader
+from cloudload.convert.input_files import DamagedError
+
+MOST_MEMBER_BYTES = 1 << 30
+_HEADER_BYTES = 512
+_READ_BYTES = 1 << 16
+
+
+class MoreDataError(DamagedError):
+    """An archive ends, but its file does not."""
+
+
+class Member(NamedTuple):
+    """A file of an archive."""
+
+    offset: int
+    """Offset of the file's first header in what was read, in bytes."""
+    name: str
+    size: int
+    """In bytes."""
+    data: bytes | None
+    """The file's bytes, or None if it is a link, is not wanted, or has more than 1 GiB."""
+    is_link: bool
+
+
+def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> Iterator[Member]:
+    """Yield the files and links of an archive, with the data of files whose name `is_wanted`.
+
+    Raises `DamagedError` after the last file that could be read; `MoreDataError` if the archive is
+    whole.
+    """
+    source = _RecentBytes(chunks)
+    try:
+        tar: Any = tarfile.open(fileobj=source, mode="r|", bufsize=_READ_BYTES)
+        while member := tar.next():
+            tar.members = []  # or it would remember all members
+            is_link = member.issym() or member.islnk()
+            if member.isfile() or is_link:
+                is_small = member.size <= MOST_MEMBER_BYTES
+                is_read = is_small and not is_link and is_wanted(member.name)
+                data = tar.extractfile(member).read() if is_read else None
+                yield Member(member.offset, member.name, member.size, data, is_link)
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise DamagedError(f"the tar archive is damaged or incomplete ({error})") from error
+    rest = source.since(tar.offset)
+    if not rest:
+        raise DamagedError("the tar archive has no end marker; it may be incomplete")
+    if rest[:_HEADER_BYTES].strip(b"\0"):
+        raise DamagedError("the tar archive is damaged from here on (invalid header)")
+    if rest.strip(b"\0") or any(chunk.strip(b"\0") for chunk in iter(source.read_chunk, b"")):
+        raise MoreDataError(
+            "the tar archive ends here, but more data follows. If several archives were joined, "
+            "convert each of them"
+        )
+
+
+class _RecentBytes(io.BufferedReader):
+    """A file of chunks that remembers what the last two reads returned."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        super().__init__(ChunkReader(chunks), _READ_BYTES)
+        self._recent, self._end = (b"", b""), 0
+        self._reads_past_end = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read `size` bytes, or fewer at the end."""
+        data = super().read(size)
+        self._reads_past_end = 0 if data else self._reads_past_end + 1
+        if self._reads_past_end > 2:
+            # tarfile reads on up to the end of a file, whatever size its header declares
+            raise DamagedError("the tar archive is damaged or incomplete (unexpected end of data)")
+        self._recent = (self._recent[1], data)
+        self._end += len(data)
+        return data
+
+    def read_chunk(self) -> bytes:
+        """Read up to 64 KiB, without remembering them; no bytes at the end."""
+        return super().read(_READ_BYTES)
+
+    def since(self, offset: int) -> bytes:
+        """The bytes that were read from `offset` on, which must be recent."""
+        recent = b"".join(self._recent)
+        return recent[len(recent) - (self._end - offset) :] if offset < self._end else b""

@@ -1,0 +1,25 @@
+"""Values of formats that hold only text, such as CSV, in the encoding that the user gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudload.mds.writer import shorten
+
+
+def parse_text(name: str, text: str, encoding: str | None) -> Any:
+    """Return the value of a field for a column of `encoding`: a number, bytes, or the text.
+
+    Text that is empty is null for a column of numbers. Raises `ValueError` with a message if it is
+    not a number.
+    """
+    if encoding in (None, "str", "json"):
+        return text
+    if encoding == "bytes":
+        return text.encode("utf-8", "surrogateescape")
+    if not text.strip():
+        return None
+    try:
+        return float(text) if encoding.startswith("float") else int(text)
+    except ValueError:
+        raise ValueError(f"the field {name!r} is {shorten(text)}, not {encoding}") from None

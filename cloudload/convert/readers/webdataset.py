@@ -1,0 +1,224 @@
+"""Tar archives of text in the format of WebDataset, one document per sample.
+
+    members    0001.txt  0001.json │ 0002.json │ doc/a.txt │ doc/a.cls      block_bytes = 1
+    keys       0001                │ 0002      │ doc/a
+    text       0001.txt            │ the text field of the JSON │ doc/a.txt
+
+Consecutive files whose names are equal up to the first dot of the last part are a sample. `.txt`
+is its text, the object in `.json` has its fields, and any other extension is a field. Nothing is
+unpacked, so a name is only an ID. A block holds whole samples, and its offset is that of its first
+header, at which a reader restarts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudload.convert.input_files import (
+    DamagedError,
+    InputFile,
+    StoredByteCounter,
+    read_decompressed,
+)
+from cloudload.convert.readers.tar_members import (
+    MOST_MEMBER_BYTES,
+    Member,
+    MoreDataError,
+    read_members,
+)
+from cloudload.convert.readers.typed_text import parse_text
+from cloudload.convert.records import (
+    BYTE_ORDER_MARK,
+    BlockStart,
+    Fields,
+    FileUnit,
+    InputBlock,
+    Record,
+    describe_not_utf8,
+    has_field,
+)
+from cloudload.errors import ConvertError
+from cloudload.file_kinds import FORMATS_BY_EXTENSION, split_name
+
+_NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
+_TEXT, _JSON = "txt", "json"
+_SAMPLE_BYTES = 200  # what a sample without data counts for the size of a block
+
+
+@dataclass
+class _Sample:
+    """The files of a sample by extension, with None for the data of files that are not read."""
+
+    key: str
+    offset: int
+    number: int
+    files: dict[str, bytes | None] = field(default_factory=dict)
+    problem: str | None = None
+
+    def size(self) -> int:
+        return _SAMPLE_BYTES + sum(len(data) for data in self.files.values() if data)
+
+
+@dataclass(frozen=True)
+class WebDatasetUnit(FileUnit):
+    """A tar archive, cut into blocks of whole samples."""
+
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+        counter = StoredByteCounter(start.stored)
+        chunks = read_decompressed(self.file, start.offset, counter)
+        samples, size, damage = list[_Sample](), 0, None
+        try:
+            for sample in _group(read_members(chunks, _is_wanted(fields)), start):
+                if size >= block_bytes:
+                    end = BlockStart(start.block + 1, sample.offset, sample.number, counter.bytes)
+                    yield self._block(start, end.stored, samples, fields)
+                    samples, size, start = [], 0, end
+                self._check(sample, fields)
+                samples.append(sample)
+                size += sample.size()
+        except DamagedError as error:
+            damage = str(error)
+        if samples or damage:
+            yield self._block(start, counter.bytes, samples, fields, damage)
+
+    def _block(
+        self,
+        start: BlockStart,
+        stored: int,
+        samples: Iterable[_Sample],
+        fields: Fields,
+        damage: str | None = None,
+    ) -> InputBlock:
+        read = stored - start.stored
+        return WebDatasetBlock(self.file, start, read, tuple(samples), fields.encodings, damage)
+
+    def _check(self, sample: _Sample, fields: Fields) -> None:
+        """Raise `ConvertError` for a file of many records, which is not a part of a sample."""
+        if {_TEXT, _JSON, fields[0]} & sample.files.keys():
+            return
+        for extension in sample.files:
+            kind, _ = split_name(f"a.{extension}")
+            if kind in FORMATS_BY_EXTENSION and kind != f".{_JSON}":
+                raise ConvertError(
+                    f"{self.file.display_name} is not a WebDataset: {sample.key}.{extension} is a "
+                    f"file of many records ({FORMATS_BY_EXTENSION[kind]}). Unpack the archive, and "
+                    "convert the folder"
+                )
+
+
+def _is_wanted(fields: Fields) -> Any:
+    def is_wanted(name: str) -> bool:
+        match = _NAME.fullmatch(name)
+        extension = match["extension"] if match else ""
+        return extension in (_TEXT, _JSON) or any(has_field([extension], each) for each in fields)
+
+    return is_wanted
+
+
+def _group(members: Iterator[Member], start: BlockStart) -> Iterator[_Sample]:
+    """Yield the samples, whose offsets and numbers continue from `start`.
+
+    Hidden files are left out. When damage ends the members, the sample that was begun is dropped.
+    """
+    sample: _Sample | None = None
+    number = start.line
+    ending: MoreDataError | None = None
+    try:
+        for member in members:
+            match = _NAME.fullmatch(member.name)
+            if match is None and member.name.rpartition("/")[2].startswith("."):
+                continue
+            key = match["key"] if match else member.name
+            if sample is None or key != sample.key:
+                if sample is not None:
+                    yield sample
+                    number += 1
+                sample = _Sample(key, start.offset + member.offset, number)
+            _add(sample, match["extension"] if match else "", member)
+    except MoreDataError as error:
+        ending = error
+    if sample is not None:
+        yield sample
+    if ending is not None:
+        raise ending
+
+
+def _add(sample: _Sample, extension: str, member: Member) -> None:
+    if not extension:
+        sample.problem = "its name has no extension, so it belongs to no sample"
+    elif member.is_link:
+        sample.problem = f"the file with the extension {extension!r} is a link, which is not read"
+    elif extension in sample.files:
+        sample.problem = f"the sample has two files with the extension {extension!r}"
+    elif member.data is None and member.size > MOST_MEMBER_BYTES:
+        sample.problem = (
+            f"the file with the extension {extension!r} has {member.size:,} bytes, more than the "
+            f"limit of {MOST_MEMBER_BYTES:,}"
+        )
+    sample.files[extension] = member.data
+
+
+@dataclass(frozen=True)
+class WebDatasetBlock:
+    """Whole samples of an archive."""
+
+    file: InputFile
+    start: BlockStart
+    input_bytes: int
+    samples: tuple[_Sample, ...]
+    encodings: Mapping[str, str]
+    damage: str | None
+
+    def records(self, text_key: str) -> Iterator[Record]:
+        where = self.file.display_name
+        for sample in self.samples:
+            place = f"{where}:{sample.key}"
+            try:
+                yield Record(place, sample.key, _read_fields(sample, text_key, self.encodings))
+            except ValueError as error:
+                yield Record(place, sample.key, None, str(error))
+        if self.damage:
+            number = self.start.line + len(self.samples)
+            yield Record(f"{where}: sample {number}", "", None, self.damage)
+
+
+def _read_fields(sample: _Sample, text_key: str, encodings: Mapping[str, str]) -> dict[str, Any]:
+    """Return a sample's fields. Raises `ValueError` with the problem of a bad sample."""
+    if sample.problem:
+        raise ValueError(sample.problem)
+    fields: dict[str, Any] = {}
+    if (data := sample.files.get(_JSON)) is not None:
+        fields |= _parse_object(data)
+    for extension, data in sample.files.items():
+        if extension == _TEXT and data is not None and text_key not in sample.files:
+            fields[text_key] = _decode(extension, data)
+        if extension != _JSON:
+            encoding = encodings.get(extension)
+            fields[extension] = (
+                data
+                if data is None or encoding == "bytes"
+                else parse_text(extension, _decode(extension, data), encoding)
+            )
+    return fields
+
+
+def _decode(extension: str, data: bytes) -> str:
+    try:
+        return data.removeprefix(BYTE_ORDER_MARK).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the .{extension} file is {describe_not_utf8(error)}") from None
+
+
+def _parse_object(data: bytes) -> dict[str, Any]:
+    text = _decode(_JSON, data)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the .{_JSON} file is invalid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"the .{_JSON} file is a {type(value).__name__}, not an object")
+    return value

@@ -1,0 +1,98 @@
+"""The files of a folder that `datasets.save_to_disk` wrote, in the dataset's order.
+
+Dataset        state.json, dataset_info.json, data-00000-of-00002.arrow, …
+DatasetDict    dataset_dict.json, train/state.json, train/…, test/…
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cloudload.errors import ConvertError
+from cloudload.storage.objects import read_object
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+
+_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+FoundFile = tuple[str, str, int]
+"""(URL, name below the input, bytes) of a file."""
+
+
+def select_saved_files(
+    folder: str, files: Sequence[FoundFile], split: str | None
+) -> list[FoundFile]:
+    """Return the Arrow files of a saved dataset in its order, or all `files` of another folder.
+
+    `split` chooses from a `DatasetDict`. Raises `ValueError` if it has no such split, and
+    `ConvertError` if a file is missing, or if the saved dataset is deeper in the folder.
+    """
+    by_name = {file[1]: file for file in files}
+    prefix = ""
+    if _SPLITS in by_name:
+        prefix = _choose_split(folder, by_name[_SPLITS], split) + "/"
+    elif _INFO not in by_name or _STATE not in by_name:
+        if inner := [name for name in by_name if name.endswith(f"/{_STATE}")]:
+            _check_not_saved(folder, inner[0].removesuffix(_STATE), by_name)
+        return list(files)
+    if prefix + _STATE not in by_name:
+        raise _lacks(folder, prefix + _STATE, _SPLITS)
+    state = _read_json(by_name[prefix + _STATE])
+    try:
+        names = [prefix + str(file["filename"]) for file in state["_data_files"]]
+        has_indices = bool(state.get("_indices_data_files"))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(by_name[prefix + _STATE], error) from error
+    if has_indices:
+        raise ConvertError(
+            f"{redact(folder)} is a selection of rows in the format of an old version of datasets. "
+            "Save it again with load_from_disk and save_to_disk"
+        )
+    if missing := [name for name in names if name not in by_name]:
+        raise _lacks(folder, missing[0], prefix + _STATE)
+    return [by_name[name] for name in names]
+
+
+def _lacks(folder: str, name: str, listing: str) -> ConvertError:
+    return ConvertError(
+        f"{redact(folder)} lacks {name!r}, which its {listing} lists. Copy the dataset again"
+    )
+
+
+def _choose_split(folder: str, listing: FoundFile, split: str | None) -> str:
+    listed = _read_json(listing)
+    try:
+        splits = [str(name) for name in listed["splits"]]
+    except (KeyError, TypeError) as error:
+        raise _unreadable(listing, error) from error
+    chosen = splits[0] if split is None and len(splits) == 1 else split
+    if chosen is None or chosen not in splits:
+        raise ValueError(
+            f"split is {chosen!r}, but the splits of {redact(folder)} are {sorted(splits)}. Set "
+            "split to one of them"
+        )
+    return chosen
+
+
+def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> None:
+    if inner + _INFO in by_name:
+        raise ConvertError(
+            f"{redact(join_url(folder, inner))} is a dataset that save_to_disk wrote, inside the "
+            f"input {redact(folder)}. Pass it as an input of its own"
+        )
+
+
+def _read_json(file: FoundFile) -> Any:
+    try:
+        return json.loads(read_object(file[0]))
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: FoundFile, error: Exception) -> ConvertError:
+    return ConvertError(
+        f"{redact(file[0])} is not what save_to_disk writes ({error!r:.200}). Copy the dataset "
+        "again, or pass its Arrow files one by one"
+    )

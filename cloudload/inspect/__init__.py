@@ -1,0 +1,22 @@
+"""Look into an MDS dataset without a loader: what it holds, and its documents.
+
+    index.json ─────────────────────────────► info        counts, bytes, columns, codecs, hashes
+         └─► the first bytes of a few shards ─► sample sizes ─┘
+         └─► the first bytes, or whole shards ─► samples      the first ones, one ID, a pattern
+
+    info           `read_info`                  distribution   a histogram and its quantiles
+    samples        `read_samples`               shard_start    a shard's first samples, in few bytes
+
+Nothing is written to the dataset or to a cache.
+"""
+
+from __future__ import annotations
+
+from cloudload.inspect.distribution import Bin as Bin
+from cloudload.inspect.distribution import Distribution as Distribution
+from cloudload.inspect.info import ColumnInfo as ColumnInfo
+from cloudload.inspect.info import DatasetInfo as DatasetInfo
+from cloudload.inspect.info import read_info as read_info
+from cloudload.inspect.samples import Sample as Sample
+from cloudload.inspect.samples import Unread as Unread
+from cloudload.inspect.samples import read_samples as read_samples

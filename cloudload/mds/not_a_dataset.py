@@ -1,0 +1,189 @@
+"""Explain why a location is not an MDS dataset, and what to pass or to run instead.
+
+    corpus/a.jsonl.gz …         cloudload convert corpus corpus-mds
+    hf://owner/name             cloudload convert hf://owner/name name-mds
+    corpus/train/index.json     split="train"
+    corpus/index.json           its folder
+    corpus/.convert/ …          the same conversion again
+
+A location is looked at only after its index was not found. If the store does not allow that, there
+is no explanation, and the caller has its own error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cloudload.config.stream import Stream
+from cloudload.errors import StoreError
+from cloudload.mds.index import INDEX_NAME
+from cloudload.mds.raw_files import (
+    RUN,
+    advise_on_files,
+    advise_on_input,
+    count_kinds,
+    join_words,
+    output_beside,
+    output_name,
+)
+from cloudload.mds.survey import JOURNAL_FOLDER, Survey, survey_folder
+from cloudload.storage.base import Retry
+from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
+from cloudload.storage.objects import open_object
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import is_local, join_url, local_path, scheme_of
+
+_MOST_NAMED = 8
+_DEADLINE_S = 10.0
+_HUB_NAME = re.compile(r"hf://(?!(?:datasets|models|spaces|buckets)/)[^/?@]+(/[^/?@]+)?(\?.*)?")
+_SAVED_DATASET = {"state.json", "dataset_info.json"}
+_SAVED_DATASETS = "dataset_dict.json"
+
+
+def explain_hub_name(stream: Stream) -> str | None:
+    """Explain a location that is the name of a Hugging Face dataset, without a request."""
+    if not _HUB_NAME.fullmatch(stream.remote):
+        return None
+    name = stream.remote.partition("?")[0].removeprefix("hf://")
+    return (
+        f"{redact(stream.remote)} is a dataset on the Hugging Face Hub, not an MDS dataset (a "
+        f"repository of MDS shards is hf://datasets/{name}). "
+        f"{advise_on_input(stream.remote, output_name(name), stream.split)}"
+    )
+
+
+def explain_not_a_dataset(stream: Stream, retry: Retry) -> str | None:
+    """Explain what is at a stream's location instead of an index; None if that is not known."""
+    retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
+    try:
+        if is_glob(stream.remote):
+            return _explain_glob(stream.remote, retry)
+        if _is_file(stream.remote, retry):
+            return _explain_file(stream.remote, stream.split)
+        return _explain_stream(stream, retry)
+    except StoreError:
+        return None
+
+
+def _explain_glob(location: str, retry: Retry) -> str | None:
+    local = str(local_path(location)) if is_local(location) else location
+    root, pattern = folder_before_wildcard(local), glob_pattern(local)
+    found = survey_folder(root, retry)
+    files, folders = (
+        [url for name in names if pattern.fullmatch(url := join_url(root, name))]
+        for names in (found.files, found.datasets)
+    )
+    shown = f"{redact(location)} is a glob, and a loader reads folders of MDS datasets"
+    if folders:
+        return f"{shown}. Pass a list of these: {_name_some(folders)}"
+    if not files:
+        return f"{shown}. It matches no file. Check the location" if found.is_complete else None
+    advice = advise_on_files(root, files)
+    if advice and RUN in advice:
+        advice = advise_on_input(location, output_beside(root))
+    return _end(f"{shown}. It matches {_count(found, files)}", advice)
+
+
+def _explain_file(url: str, split: str | None) -> str:
+    folder, _, name = url.rpartition("/")
+    if name == INDEX_NAME or ".mds" in name:
+        what = "the index" if name == INDEX_NAME else "a shard"
+        return f"{redact(url)} is {what} of a dataset. Pass its folder: {redact(folder) or '.'}"
+    advice = advise_on_files(folder, [name])
+    if advice and RUN in advice:
+        advice = advise_on_input(url, output_beside(url), split)
+    return _end(f"{redact(url)} is a file, not the folder of an MDS dataset", advice)
+
+
+def _explain_stream(stream: Stream, retry: Retry) -> str | None:
+    """Explain a folder, and if there is no folder `split`, the folder that should contain it."""
+    found = survey_folder(stream.url, retry)
+    if found.datasets:
+        prefix = f"{stream.split}/" if stream.split else ""
+        names = [prefix + name for name in found.datasets]
+        return _advise_split(f"{redact(stream.url)} has no {INDEX_NAME}", names)
+    if (reason := _explain_folder(stream.url, stream.split, found)) or not stream.split:
+        return reason
+    found = survey_folder(stream.remote, retry)
+    missing = f"{redact(stream.remote)} has no split {stream.split!r}"
+    if "" in found.datasets:
+        return f"{missing}, because it has its own {INDEX_NAME}. Omit split"
+    if found.datasets:
+        return _advise_split(missing, found.datasets)
+    return _explain_folder(stream.remote, stream.split, found)
+
+
+def _advise_split(missing: str, names: Sequence[str]) -> str:
+    noun = "folder has" if len(names) == 1 else "folders have"
+    several = ". To read several, pass a list of Stream(…, split=…)" if len(names) > 1 else ""
+    return (
+        f"{missing}, but {len(names):,} {noun} an index: {_name_some(names)}. "
+        f"Pass split={names[0]!r} (--split){several}"
+    )
+
+
+def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
+    """Explain a folder without datasets; None if it is empty."""
+    files = found.files
+    if found.unfinished:
+        return (
+            f"the conversion to {redact(join_url(url, found.unfinished[0]))} has not finished, "
+            f"because it has a journal ({JOURNAL_FOLDER}) and no {INDEX_NAME}. Wait for it, or run "
+            "the same cloudload convert again to resume it"
+        )
+    if _SAVED_DATASETS in files or set(files) >= _SAVED_DATASET:
+        return _explain_saved(url, is_dict=_SAVED_DATASETS in files)
+    if not files:
+        return None
+    shown = f"{redact(url)} is not an MDS dataset, because it has no {INDEX_NAME}"
+    shown += f". Found {_count(found, files)}"
+    if any(".mds" in name for name in files):
+        return (
+            f"{shown}. A writer stores {INDEX_NAME} last, so finish writing or copying the "
+            "dataset. If several writers made it, run streaming.base.util.merge_index"
+        )
+    return _end(shown, advise_on_files(url, files, split))
+
+
+def _explain_saved(url: str, *, is_dict: bool) -> str:
+    """Explain a folder that `save_to_disk` of a `Dataset`, or of a `DatasetDict`, wrote."""
+    shown, out = json.dumps(redact(url)), json.dumps(redact(output_beside(url)))
+    load = f"d = datasets.load_from_disk({shown})"
+    call = f"cloudload.convert_to_mds(d, {out})"
+    if is_dict:
+        call = f"[cloudload.convert_to_mds(d, {out}, split=s) for s in d]"
+    program = shlex.quote(f"import cloudload, datasets; {load}; {call}")
+    return (
+        f"{shown} is a dataset that datasets.save_to_disk wrote, not an MDS dataset. Convert it, "
+        f"and pass {out} to the loader. {RUN}python -c {program}"
+    )
+
+
+def _is_file(url: str, retry: Retry) -> bool:
+    """Whether there is an object. A web server may answer a folder with a page, too."""
+    if is_local(url):
+        return local_path(url).is_file()
+    if scheme_of(url) in ("http", "https") and "." not in url.rpartition("/")[2]:
+        return False
+    try:
+        open_object(url.rstrip("/"), retry).close()
+    except StoreError:
+        return False
+    return True
+
+
+def _count(found: Survey, files: Sequence[str]) -> str:
+    return ("" if found.is_complete else "at least ") + count_kinds(files)
+
+
+def _name_some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return join_words([*map(redact, names[:_MOST_NAMED]), *[f"{more:,} more"] * (more > 0)])
+
+
+def _end(text: str, advice: str | None) -> str:
+    return f"{text}. {advice or 'Check the location'}"

@@ -1,0 +1,71 @@
+"""Look into a folder that has no index, and into those in it, with few requests.
+
+corpus/    a.jsonl  .git/  train/     files        a.jsonl
+train/     index.json  shard…         datasets     train
+val/       .convert/  shard…          unfinished   val
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from cloudload.errors import StoreError
+from cloudload.mds.index import INDEX_NAME
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import MOST_PEEKED, peek_folder
+from cloudload.storage.urls import join_url
+
+JOURNAL_FOLDER = ".convert"
+"""The folder in which a conversion records its progress. It is removed when the index is stored."""
+_MOST_FOLDERS = 20
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is in a folder and in those below it, without hidden files. Names are below it."""
+
+    files: list[str]
+    """Files of folders that are neither a dataset nor unfinished."""
+    datasets: list[str]
+    """Folders that have an index."""
+    unfinished: list[str]
+    """Folders that have the journal of a conversion, but no index."""
+    is_complete: bool
+    """Whether every file and folder was looked at."""
+
+
+def survey_folder(url: str, retry: Retry) -> Survey:
+    """Look into a folder and those below it, level by level, at most 20 in all.
+
+    Sends one request for each. A folder that does not exist is empty. Raises `StoreError` if a
+    folder cannot be listed.
+    """
+    files: list[str] = []
+    datasets: list[str] = []
+    unfinished: list[str] = []
+    waiting, is_complete = deque([""]), True
+    for _ in range(_MOST_FOLDERS):
+        if not waiting:
+            break
+        folder = waiting.popleft()
+        names = _peek(join_url(url, folder.rstrip("/")), retry)
+        is_complete = is_complete and len(names) < MOST_PEEKED
+        if INDEX_NAME in names:
+            datasets.append(folder.rstrip("/"))
+        elif f"{JOURNAL_FOLDER}/" in names:
+            unfinished.append(folder.rstrip("/"))
+        else:
+            shown = [name for name in names if name[0] != "." and name != "_SUCCESS"]
+            waiting += [folder + name for name in shown if name.endswith("/")]
+            files += [folder + name for name in shown if not name.endswith("/")]
+    return Survey(files, datasets, unfinished, is_complete and not waiting)
+
+
+def _peek(url: str, retry: Retry) -> list[str]:
+    try:
+        return peek_folder(url, retry)
+    except StoreError as error:
+        if error.is_missing:
+            return []
+        raise

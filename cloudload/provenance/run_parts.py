@@ -1,0 +1,87 @@
+"""Divide a run among several of its states, because options may change at a resume.
+
+    states after steps     100, seq_len 512    200, seq_len 1024
+    steps 101 to 200       from the first state, with the options of the second
+    steps 201 and later    from the second state, with its options
+
+A state has the options that apply up to it. So it shows a change that was made at a resume from the
+state before it, but not a change that was made later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cloudload.provenance.state_run import Run, open_run
+from cloudload.run.resume import ACCEPTABLE_FIELDS
+from cloudload.run.state import read_state
+
+logger = logging.getLogger(__name__)
+
+
+def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:
+    """Open the parts of a run between its `states`, which may be in any order, and after the last.
+
+    Pass every state from which the run was resumed with other options, and at least one that was
+    saved after that resume. `options` are those of `open_run`; `global_batch` applies after the
+    last state. Raises the errors of `open_run`, and `ValueError` if there are no states, or if the
+    rows per step changed more than once between two states.
+    """
+    if not states:
+        raise ValueError("there are no states. Pass at least one")
+    global_batch = options.pop("global_batch", None)
+    runs: list[Run] = []
+    for number, state in enumerate(ordered := sorted(states, key=_num_batches)):
+        is_last = number == len(ordered) - 1
+        has_own_batch = _num_batches(state) > 0 and not (is_last and global_batch)
+        run = open_run(state, global_batch=None if has_own_batch else global_batch, **options)
+        if runs:
+            runs[-1] = _end_at(runs[-1], run)
+        runs.append(run)
+    logger.info(
+        "steps after step %s use the options of the state that was saved after it. If a later "
+        "resume changed some, also pass a state that was saved after that resume",
+        f"{_num_batches(ordered[-1]):,}",
+    )
+    return runs
+
+
+def split_steps(runs: Sequence[Run], steps: range) -> Iterator[tuple[Run, range]]:
+    """Yield each part of a run that has some of `steps`, and its own consecutive steps.
+
+    Steps before the first state are given to the first part, which refuses them.
+    """
+    start = steps.start
+    for run in runs:
+        stop = steps.stop if run.last_step is None else min(steps.stop, run.last_step + 1)
+        if start < stop:
+            yield run, range(start, stop)
+            start = stop
+
+
+def _num_batches(state: Mapping[str, Any]) -> int:
+    return read_state(state).position.batches
+
+
+def _end_at(run: Run, later: Run) -> Run:
+    """The part of a run from its state to the state of `later`, with the options of the latter."""
+    start, end = run.saved.position, later.saved.position
+    steps, rows = end.batches - start.batches, end.rows - start.rows
+    if rows != steps * end.global_batch:
+        raise ValueError(
+            f"the states after steps {start.batches:,} and {end.batches:,} are {rows:,} rows "
+            f"apart, which is not {steps:,} steps of {end.global_batch:,} rows. The rows per step "
+            "changed more than once in between, or seek moved the loader. Also pass the states "
+            "saved in between, or leave out the earlier one"
+        )
+    changed = [name for name in ACCEPTABLE_FIELDS if run.state.get(name) != later.state.get(name)]
+    return replace(
+        later,
+        state=run.state,
+        global_batch=end.global_batch,
+        last_step=end.batches,
+        on_change=dict.fromkeys(changed, "accept"),
+    )

@@ -1,0 +1,66 @@
+"""Compare the data of a state with a loader's, which may have been written again.
+
+    shards     sample counts of the shards         the order depends on them
+    data       sizes, hashes and columns           a shard's header, which names its compression, is
+                                                   part of it
+    samples    hashes of the samples, columns      the header is not; "" if an index has no hashes
+
+Two streams or corpora have the same samples if their `data` is equal, or their `samples`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from cloudload.run.recipe import SAMPLES_FIELD
+
+DATA_FIELD, SHARDS_FIELD = "data", "shards"
+
+
+def has_same_samples(saved: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether all saved data is known to have the same samples, given the fields of both.
+
+    Ignores the values of added streams.
+    """
+    return all(before and before == now for before, now in _list_differing(saved, found))
+
+
+def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Sentences for an error about data that may be the same documents, written again.
+
+    `names` are the fields that differ.
+    """
+    if SHARDS_FIELD in names:
+        return [
+            "The samples are cut into other shards, and the order of documents depends on the "
+            "number of samples in each shard. Another compression, other hashes, or another size "
+            "limit can cause this, because a shard's header counts toward its size"
+        ]
+    if DATA_FIELD not in names:
+        return []
+    pairs = _list_differing(saved, found)
+    if any(before and now and before != now for before, now in pairs):
+        return ["Each shard has as many samples as before, but other samples or columns"]
+    lacking = "index" if all(before for before, _ in pairs) else "state"
+    return [
+        "Each shard has as many samples as before. Whether they are the same is not known, because "
+        f"the {lacking} has no hashes of them. If they are the same, for example written with "
+        "another compression, continue with on_change={'data': 'same'}, which drops no tokens"
+    ]
+
+
+def _list_differing(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The `samples`, saved and found, of each stream or corpus whose `data` differs."""
+    columns = [
+        str(fields.get(name, "")).split(",")
+        for fields in (saved, found)
+        for name in (DATA_FIELD, SAMPLES_FIELD)
+    ]
+    rows = itertools.zip_longest(*columns, fillvalue="")
+    return [
+        (samples, samples_now)
+        for data, samples, data_now, samples_now in itertools.islice(rows, len(columns[0]))
+        if data != data_now
+    ]

@@ -1,0 +1,33 @@
+"""Globs of files: `corpus/**/*.jsonl.gz`, `s3://bucket/*/2024-?.parquet`."""
+
+from __future__ import annotations
+
+import re
+
+from cloudload.storage.urls import is_local, local_path
+
+
+def is_glob(location: str) -> bool:
+    """Whether a path or URL has a wildcard, and is not the name of a local file or folder."""
+    has_wildcard = any(sign in location for sign in "*?[")
+    return has_wildcard and not (is_local(location) and local_path(location).exists())
+
+
+def folder_before_wildcard(location: str) -> str:
+    """The folder of a glob above its first wildcard."""
+    head = re.split(r"[*?\[]", location, maxsplit=1)[0]
+    return head.rpartition("/")[0] or ("/" if head.startswith("/") else ".")
+
+
+def glob_pattern(location: str) -> re.Pattern[str]:
+    """Compile a glob, for whole locations. `*` stays within a folder. `**` crosses folders."""
+    signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
+    translated = [signs.get(part) or _translate_literal(part) for part in parts]
+    # a listing of the current folder may prefix names with ./
+    return re.compile(r"(?:\./)?" + "".join(translated))
+
+
+def _translate_literal(part: str) -> str:
+    is_set = len(part) > 2 and part[0] == "[" and part[-1] == "]"
+    return part.replace("[!", "[^") if is_set else re.escape(part)

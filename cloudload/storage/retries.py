@@ -1,0 +1,232 @@
+"""Make a request to a store until it succeeds, and log while it takes long.
+
+    attempt 1 ── fails ──► INFO, pause ──► attempt 2 ── fails ──► INFO, pause ──► … ──► StoreError
+    └── 3 s of refused connections or unknown hosts, 5 s without data ──► WARNING, at 6 s, 12 s, …
+
+A failed attempt is logged at INFO if it is the first, second, fourth, eighth, and so on. If a
+caller passes `on_retry`, it reports its own waits, so only refused connections and unknown hosts
+are warnings. A warning names the endpoint and the setting it came from. Requests of a process that
+wait for the same endpoint share their warnings.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from cloudload.errors import FailureKind, StoreError
+from cloudload.storage.base import Backend, Retry
+from cloudload.storage.clients import call_with_timeout, list_causes
+from cloudload.storage.local import LocalStore
+from cloudload.storage.redaction import contains_secrets, redact
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+OnRetry = Callable[[int, str], object]
+"""Called before each retry, with the number of failed attempts and the last error."""
+
+
+class TargetError(Exception):
+    """The target of a download cannot be written to. It is not retried."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+
+_LONGEST_PAUSE_S = 10.0
+_FAILING_S, _SILENT_S = 3.0, 5.0
+
+_WRONG_ADDRESS = (FailureKind.REFUSED, FailureKind.UNKNOWN_HOST)
+
+_ADVICE = {
+    FailureKind.MISSING_OBJECT: "There is no such object. Check the location",
+    FailureKind.MISSING_BUCKET: "There is no such bucket. Check the location",
+    FailureKind.DENIED: "The store or a proxy denied access. Check the credentials and their "
+    "permissions, and your proxy's login if you use one",
+    FailureKind.NO_CREDENTIALS: "No credentials were found, and the store refused an anonymous "
+    "request. Configure credentials",
+    FailureKind.BAD_CREDENTIALS: "The credentials were rejected or could not be loaded. Check the "
+    "credentials",
+    FailureKind.EXPIRED_CREDENTIALS: "The credentials have expired. Get new ones and run again",
+    FailureKind.WRONG_CLOCK: "This machine's clock differs too much from the store's. Correct "
+    "the clock",
+    FailureKind.WRONG_REGION: "The bucket is in a different region. Set AWS_DEFAULT_REGION to the "
+    "bucket's region",
+    FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. If its CA is "
+    "private, set AWS_CA_BUNDLE (s3://), REQUESTS_CA_BUNDLE (gs://) or SSL_CERT_FILE (https://) to "
+    "a file that contains the CA's certificate",
+    FailureKind.BUSY: "The store failed or was busy. Run again. If it keeps failing, send fewer "
+    "requests at a time, for example with fewer workers",
+    FailureKind.REFUSED: "{Store} refused the connection. Check that a server is running there, "
+    "and check the host and the port",
+    FailureKind.UNKNOWN_HOST: "The host name of {store} could not be resolved. Check its spelling, "
+    "and this machine's DNS",
+    FailureKind.TIMED_OUT: "{Store} did not answer in time. Check the network and the location, "
+    "and run again. If a loader's connection is slow, raise its Retry.deadline_s",
+    FailureKind.UNREACHABLE: "{Store} could not be reached, or broke the connection. Check the "
+    "network and the location, and run again",
+    FailureKind.OTHER: "Check the location and the store's message",
+}
+
+_warned_at: dict[str, float] = {}
+"""When each endpoint was last named in a warning, in `time.monotonic` seconds."""
+
+
+def retrying(
+    verb: str,
+    url: str,
+    backend: Backend,
+    retry: Retry,
+    attempt: Callable[[Callable[[], None]], T],
+    *,
+    may_be_long: bool = False,
+    on_retry: OnRetry | None = None,
+) -> T:
+    """Return the result of `attempt`, which is retried after transient errors.
+
+    `attempt` calls its argument whenever it has received data. An upload `may_be_long`: the
+    deadline does not interrupt it. Raises `StoreError`.
+    """
+    request = _Request(verb, url, backend, retry, on_retry)
+    has_no_limit = may_be_long or isinstance(backend, LocalStore)
+    before: Exception | None = None
+    pause_s = retry.pause_s
+    while True:
+        request.attempts += 1
+        left_s = request.left_s
+        try:
+            if has_no_limit:
+                return attempt(request.receive)
+            return call_with_timeout(left_s, partial(attempt, request.receive), request.look)
+        except (StoreError, TargetError):
+            raise
+        except Exception as caught:
+            # if the deadline cut this attempt short, the previous error is more informative
+            is_cut_short = isinstance(caught, TimeoutError) and left_s < retry.timeout_s
+            error = before if before is not None and is_cut_short else caught
+            before = error
+            kind = backend.failure_kind(error)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+            if not kind.is_transient or pause_s > request.left_s:
+                raise request.failure(error, kind) from (None if contains_secrets(error) else error)
+            request.fail(error, kind, pause_s)
+        request.pause(pause_s)
+
+
+class _Request:
+    """One request: how long it has waited, and what is logged about it."""
+
+    def __init__(
+        self, verb: str, url: str, backend: Backend, retry: Retry, on_retry: OnRetry | None
+    ) -> None:
+        self._what, self._url, self._backend = f"{verb} {redact(url)}", url, backend
+        self._deadline_s, self._on_retry = retry.deadline_s, on_retry
+        self.attempts = 0
+        self._began = time.monotonic()
+        self._received_at: float | None = None
+        """When this attempt last received data; None if it has received none."""
+        self._next_warning_s = 0.0
+        self._kind, self._error, self._store = FailureKind.OTHER, "", ""
+        """The kind and the text of the last error, and the endpoint if the error names it."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self._began + self._deadline_s - time.monotonic()
+
+    def receive(self) -> None:
+        """Record that data has arrived."""
+        self._received_at, self._next_warning_s = time.monotonic(), 0.0
+
+    def fail(self, error: BaseException, kind: FailureKind, pause_s: float) -> None:
+        """Record and log a failed attempt, before a pause of `pause_s`."""
+        self._received_at = None
+        self._kind, self._error = kind, _explain(error)
+        self._store = _name_store(self._backend, self._url, error)
+        if self._on_retry is not None:
+            self._on_retry(self.attempts, self._error)
+        if self.attempts & (self.attempts - 1) == 0:
+            logger.info(
+                "cannot %s yet (attempt %d): %s. Trying again in %.1f s",
+                self._what,
+                self.attempts,
+                self._error,
+                pause_s,
+            )
+
+    def pause(self, pause_s: float) -> None:
+        """Wait before the next attempt."""
+        until = time.monotonic() + pause_s
+        while (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(left_s, 1.0))
+            self.look()
+
+    def look(self) -> None:
+        """Log a warning if one is due."""
+        now = time.monotonic()
+        waited_s = now - (self._received_at or self._began)
+        first_s = _SILENT_S if self._on_retry is None else math.inf
+        if self._kind in _WRONG_ADDRESS and self._received_at is None:
+            first_s = _FAILING_S
+        due_s = max(first_s, self._next_warning_s)
+        if waited_s < due_s:
+            return
+        self._next_warning_s = 2 * due_s
+        key = self._store or type(self._backend).__name__
+        if now - _warned_at.get(key, -math.inf) > waited_s / 2:
+            _warned_at[key] = now
+            logger.warning("%s", self._describe_wait(waited_s))
+
+    def _describe_wait(self, waited_s: float) -> str:
+        if self._kind in _WRONG_ADDRESS:
+            why = _advise(self._kind, self._store)
+        elif self._error:
+            why = f"The last error was {self._error}"
+        else:
+            what = "stopped sending" if self._received_at else "not answered"
+            why = f"{redact(self._backend.describe_endpoint(self._url)) or 'The store'} has {what}"
+        return (
+            f"cannot {self._what} yet ({self._count_attempts()}, {waited_s:.0f} s). {why}. "
+            f"Retrying for up to {max(0.0, self.left_s):.0f} s more"
+        )
+
+    def failure(self, error: BaseException, kind: FailureKind) -> StoreError:
+        """The final error of the request."""
+        elapsed_s = time.monotonic() - self._began
+        text = f"cannot {self._what} ({self._count_attempts()}, {elapsed_s:.1f} s): "
+        text += _explain(error)
+        # an unclassified OSError, such as one about a local file, needs no advice
+        if kind is not FailureKind.OTHER or not isinstance(error, OSError):
+            text += f". {_advise(kind, _name_store(self._backend, self._url, error))}"
+        return StoreError(text, kind=kind)
+
+    def _count_attempts(self) -> str:
+        return "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+
+
+def _explain(error: BaseException) -> str:
+    text = redact(" ".join(str(error).split()))[:500].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _advise(kind: FailureKind, store: str) -> str:
+    return _ADVICE[kind].format(store=store or "the store", Store=store or "The store")
+
+
+def _name_store(backend: Backend, url: str, error: BaseException) -> str:
+    """Name the endpoint that an error is about; empty if the error is not about it.
+
+    An error may be about another server, such as a proxy or one that issues tokens.
+    """
+    endpoint = backend.describe_endpoint(url)
+    host = urlsplit(endpoint.partition(" ")[0]).hostname
+    is_named = host and any(host in str(each) for each in list_causes(error))
+    return redact(endpoint) if is_named else ""

@@ -1,0 +1,206 @@
+"""What a thread is doing, so that another thread or process can report a wait that is too long.
+
+    with Wait(report, "working"):             5 s ──► report(5, "downloading s3://…") ── 10 s ──► …
+        with doing("downloading s3://…"):
+            …                                 a watching thread calls `report`
+
+    with published(ring.write):               the text is written to shared memory when it changes,
+        with doing("tokenizing"): …           and another process reads it
+
+The innermost activity counts. Entering a wait or an activity costs about a microsecond.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+
+Text = str | Callable[[], str]
+"""An activity, or a function that describes it, which other threads may call."""
+Report = Callable[[float, str], object]
+"""Called with the seconds that a wait has lasted, and the current activity."""
+
+_FIRST_REPORT_S, _LOOK_EVERY_S = 5.0, 1.0
+
+
+class _Activities:
+    """The activities of one thread, the innermost last."""
+
+    def __init__(self, text: Text) -> None:
+        self.texts = [text]
+        self.counts_from = 0.0
+        """When the current wait began to count, in `time.monotonic` seconds."""
+
+    def describe(self) -> str:
+        text = self.texts[-1]
+        return text if isinstance(text, str) else text()
+
+    def publish(self) -> None:
+        """Tell others that the activity has changed."""
+
+
+class _Published(_Activities):
+    def __init__(self, text: Text, publish: Callable[[str], object]) -> None:
+        super().__init__(text)
+        self._publish, self._publishing = publish, threading.Lock()
+        self.publish()
+
+    def publish(self) -> None:
+        with self._publishing:
+            self._publish(self.describe())
+
+
+class Wait:
+    """Calls `report` from another thread if a `with` block takes 5 s, and after 10 s, 20 s, …
+
+    The activity is `text` until `doing` describes another. Does nothing in a thread that already
+    waits or is published. A wait may be entered again, but by one thread at a time.
+    """
+
+    def __init__(self, report: Report, text: Text) -> None:
+        self._report, self._activities = report, _Activities(text)
+        self.began: float | None = None
+        """When the block began, in `time.monotonic` seconds; None outside a block."""
+        self.is_watched = False
+        self._next_s, self._is_idle = 0.0, False
+
+    def __enter__(self) -> None:
+        if _state.own() is not None:
+            return
+        now = time.monotonic()
+        self._next_s, self._activities.counts_from, self._is_idle = _FIRST_REPORT_S, now, False
+        self.began, _state.local.activities = now, self._activities
+        if not self.is_watched:
+            _state.watcher.add(self)
+
+    def __exit__(self, *_: object) -> None:
+        if self.began is not None:
+            self.began = _state.local.activities = None
+
+    def look(self) -> bool:
+        """Report the wait if that is due. Return whether to look again."""
+        began, now = self.began, time.monotonic()
+        if began is None:
+            was_idle, self._is_idle = self._is_idle, True
+            return not was_idle
+        if now - self._activities.counts_from >= self._next_s:
+            self._next_s *= 2
+            self._report(now - began, self._activities.describe())
+        return True
+
+
+class _Watcher:
+    """Looks at the waits every second, in a thread that ends when they have been idle."""
+
+    def __init__(self) -> None:
+        self._lock, self._is_running = threading.Lock(), False
+        # weak references, so that a loader that is dropped ends at once
+        self._waits = weakref.WeakSet[Wait]()
+
+    def add(self, wait: Wait) -> None:
+        with self._lock:
+            self._waits.add(wait)
+            wait.is_watched = True
+            if not self._is_running:
+                self._is_running = True
+                # an exiting interpreter cannot start threads
+                with suppress(RuntimeError):
+                    threading.Thread(
+                        target=self._watch, name="cloudload-watch", daemon=True
+                    ).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_LOOK_EVERY_S)
+            if not self._look():
+                return
+
+    def _look(self) -> bool:
+        """Look at all waits, forget those that are idle, and return whether there are others."""
+        idle = [wait for wait in list(self._waits) if not wait.look()]
+        with self._lock:
+            for wait in idle:
+                wait.is_watched = False
+                # the waiting thread sets `began` before it reads `is_watched`
+                if wait.began is None:
+                    self._waits.discard(wait)
+                else:
+                    wait.is_watched = True
+            self._is_running = bool(self._waits)
+            return self._is_running
+
+
+class _State:
+    """The activities of this process."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all activities."""
+        self.local, self.watcher = threading.local(), _Watcher()
+        self.published: _Published | None = None
+
+    def own(self) -> _Activities | None:
+        """The activities of the calling thread, if it waits or is published."""
+        found: _Activities | None = getattr(self.local, "activities", None)
+        return found
+
+
+_state = _State()
+# a forked process has no watching thread, and its copies of the locks may be held
+os.register_at_fork(after_in_child=_state.reset)
+
+
+class doing:
+    """Describes what this thread does in a `with` block, as in "downloading s3://…".
+
+    With `grace_s`, the block may take that much longer before it is reported, and the time after it
+    counts as a new wait.
+    """
+
+    def __init__(self, text: Text, *, grace_s: float = 0.0) -> None:
+        self._text, self._grace_s, self._activities = text, grace_s, _state.own()
+
+    def __enter__(self) -> None:
+        if (activities := self._activities) is not None:
+            activities.texts.append(self._text)
+            activities.publish()
+            if self._grace_s:
+                activities.counts_from = time.monotonic() + self._grace_s
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if (activities := self._activities) is not None:
+            activities.texts.pop()
+            activities.publish()
+            if self._grace_s:
+                activities.counts_from = time.monotonic()
+
+
+@contextmanager
+def published(publish: Callable[[str], object], text: str) -> Iterator[None]:
+    """Call `publish` with each activity of this thread in the block, first with `text`.
+
+    Only one thread of a process may be published.
+    """
+    _state.local.activities = _state.published = _Published(text, publish)
+    try:
+        yield
+    finally:
+        _state.local.activities = _state.published = None
+
+
+def refresh() -> None:
+    """Publish the activity of the published thread again, because its description has changed."""
+    if (activities := _state.published) is not None:
+        activities.publish()

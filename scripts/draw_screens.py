@@ -1,0 +1,106 @@
+"""Draw the pictures of `docs/screens`: commands as a terminal shows them, and pages of a browser.
+
+    python -m scripts.draw_screens           needs `chromium` (apt-get install chromium)
+
+The datasets are this repository's own documentation and code, converted by `cloudload convert`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import os
+import shlex
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from cloudload import convert_to_mds
+from cloudload.cli import main
+from tests.support.browser import Browser, open_browser
+
+ROOT = Path(__file__).resolve().parents[1]
+SCREENS = ROOT / "docs/screens"
+COLUMNS = 80
+_LINE_PIXELS, _COLORS = 18, 96
+
+_DATASETS = (
+    ("docs", "docs/**/*.md", "text"),
+    ("code", "cloudload/**/*.py", "text"),
+    ("lines", "docs/concepts/*.md", "lines"),
+)
+
+_TERMINAL = """<!doctype html><html data-ready=yes><meta charset=utf-8><style>
+body { margin: 0; background: #1e2229; color: #e6edf3 }
+pre { margin: 0; padding: 14px 18px; font: 13px/18px "DejaVu Sans Mono", monospace }
+b { color: #7ee787; font-weight: normal }
+</style><pre>"""
+
+
+def draw_screens() -> None:
+    """Draw all pictures."""
+    with tempfile.TemporaryDirectory() as folder, open_browser() as browser:
+        os.chdir(folder)
+        os.environ |= {"COLUMNS": str(COLUMNS), "CLOUDLOAD_CACHE": f"{folder}/cache"}
+        for name, pattern, form in _DATASETS:
+            convert_to_mds(
+                str(ROOT / pattern),
+                name,
+                format=form,
+                shard_bytes=64_000,
+                processes=1,
+                progress=False,
+            )
+        draw_command(browser, "info", ["info", "docs"])
+        draw_command(browser, "head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
+        draw_rows(browser)
+
+
+class _Terminal(io.StringIO):
+    """What a command prints to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def draw_command(browser: Browser, name: str, arguments: list[str]) -> None:
+    """Draw a command and its output, as a terminal shows them."""
+    printed = _Terminal()
+    with contextlib.redirect_stdout(printed):
+        assert main(arguments) == 0
+    command, output = html.escape(shlex.join(arguments)), html.escape(printed.getvalue())
+    output = output.replace("\x1b[1m", "<strong>").replace("\x1b[0m", "</strong>")
+    text = f"<b>$</b> cloudload {command}\n{output}"
+    page = Path("screen.html")
+    page.write_text(_TERMINAL + text, "utf-8")
+    browser.show_as(660, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
+    browser.open(page)
+    save_picture(browser, name)
+
+
+def draw_rows(browser: Browser) -> None:
+    """Draw the page of two steps, with a document selected, in both themes."""
+    data = ["--data", "lines", "--data", "code", "--tokenizer", str(ROOT / "examples/tokenizer")]
+    options = ["--option", "seq_len=320", "--option", "packing=best_fit", "--mask-edges"]
+    options += ["--option", "seed=2"]
+    assert main(["rows", *data, *options, "--steps", "1:3", "--global-batch", "4", "--quiet"]) == 0
+    for theme in ("light", "dark"):
+        browser.show_as(1200, 760, theme)
+        browser.open(Path("rows.html"))
+        browser.press(*"jjj")
+        browser.evaluate("new Promise(done => setTimeout(done, 300))")
+        save_picture(browser, f"rows-{theme}")
+
+
+def save_picture(browser: Browser, name: str) -> None:
+    """Save what the browser shows, in few colors, because pictures are kept in the repository."""
+    browser.take_picture(Path("picture.png"))
+    Image.open("picture.png").convert("RGB").quantize(_COLORS).save(
+        SCREENS / f"{name}.png", optimize=True
+    )
+
+
+if __name__ == "__main__":
+    draw_screens()

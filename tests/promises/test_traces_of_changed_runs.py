@@ -1,0 +1,179 @@
+"""The steps of a run whose options changed at resumes are traced from states before and after."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader, Stream
+from cloudload.cli import main
+from cloudload.errors import StreamChangedError
+from cloudload.provenance import Run, find_document, open_runs, split_steps, trace_steps
+from cloudload.workers.trace import TracedSpan
+from tests.support.corpora import random_documents, write_mds
+from tests.support.traced_runs import TEXTS, write_streams
+
+MORE = random_documents(5, 40)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_streams(tmp_path_factory.mktemp("provenance"))
+    write_mds(folder / "more", MORE, shard_bytes=2_000)
+    return folder
+
+
+def mix(folder: Path, **shares: float) -> list[Stream]:
+    return [
+        Stream(str(folder / name), name=name, proportion=share) for name, share in shares.items()
+    ]
+
+
+class ChangingRun:
+    """A run that is saved every four steps, and at each resume gets other options."""
+
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self._options: dict[str, Any] = {
+            "local": folder / "cache",
+            "tokenizer": tokenizer,
+            "num_lanes": 12,
+            "num_workers": 0,
+        }
+        self.local = folder / "cache"
+        self.states: list[dict[str, Any]] = []
+        self.spans: list[list[TracedSpan]] = []
+        """Those of each step, from the first."""
+
+    def leg(self, data: Any, *, on_change: Mapping[str, str] | None = None, **options: Any) -> None:
+        with CloudLoader(data, **{**self._options, **options}) as loader:
+            if self.states:
+                loader.load_state_dict(self.states[-1], on_change=on_change)
+            for number, batch in enumerate(loader.take(8)):
+                self.spans.append(loader.trace(batch))
+                if number % 4 == 3:
+                    self.states.append(json.loads(json.dumps(loader.state_dict())))
+
+
+def trace(runs: list[Run], steps: range, local: Path, row: int | None = None) -> list[Any]:
+    return [
+        spans
+        for run, own in split_steps(runs, steps)
+        for _, spans in trace_steps(run, own, row, local=local, num_workers=0)
+    ]
+
+
+def run_mixture(folder: Path, tokenizer: Path) -> ChangingRun:
+    run = ChangingRun(folder, tokenizer)
+    run.leg(mix(folder, web=0.8, books=0.2), seq_len=48, batch_size=6)
+    run.leg(mix(folder, web=0.8, books=0.2), seq_len=32, batch_size=6)
+    schedule = [(0, {"web": 1.0}), (80, {"web": 0.5, "books": 0.5})]
+    run.leg(mix(folder, web=0.8, books=0.2), seq_len=32, batch_size=4, schedule=schedule)
+    run.leg(mix(folder, web=0.3, books=0.3, more=0.4), seq_len=64, batch_size=4)
+    return run
+
+
+def run_with_accepted_changes(folder: Path, tokenizer: Path) -> ChangingRun:
+    run, web = ChangingRun(folder, tokenizer), str(folder / "web")
+    form: dict[str, Any] = {"packing": "best_fit", "seq_len": 32, "batch_size": 4}
+    run.leg(web, **form)
+    run.leg(web, **form, open_rows=3, on_change={"open_rows": "accept"})
+    last = {**form, "open_rows": 3, "min_tokens": 20, "eos": None}
+    run.leg(web, **last, on_change={"min_tokens": "accept", "bos_eos": "accept"})
+    return run
+
+
+@pytest.mark.parametrize("make", [run_mixture, run_with_accepted_changes])
+def test_every_step_is_traced_with_the_options_that_it_had(
+    folder: Path, tokenizer_folder: Path, make: Any
+) -> None:
+    run = make(folder, tokenizer_folder)
+    last = len(run.spans)
+    runs = open_runs(list(reversed(run.states)))
+    assert trace(runs, range(5, last + 1), run.local) == run.spans[4:]
+    # the states before each change, and one after the last
+    few = [state for state in run.states if state["batches"] % 8 == 0] + run.states[-2:-1]
+    assert trace(open_runs(few), range(9, last + 1), run.local) == run.spans[8:]
+    of_row = trace(open_runs(few), range(14, 20), run.local, row=2)
+    assert of_row == [
+        [span for span in run.spans[step - 1] if span.row == min(found.row for found in spans)]
+        for step, spans in zip(range(14, 20), of_row, strict=True)
+    ]
+    if make is run_mixture:
+        first = trace(open_runs(run.states[:1]), range(5, 12), run.local)
+        assert first[:4] == run.spans[4:8]
+        assert first != run.spans[4:11], "one state does not show a later change"
+
+
+def test_a_document_is_found_across_changes(folder: Path, tokenizer_folder: Path) -> None:
+    run = run_mixture(folder, tokenizer_folder)
+    last = len(run.spans)
+    runs = open_runs(run.states)
+    places: defaultdict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
+    for step, spans in enumerate(run.spans[4:], 5):
+        for span in spans:
+            places[span.stream, span.sample].add((step, span.epoch, span.start, span.stop))
+    spread = sorted(places, key=lambda one: -len({(step - 1) // 8 for step, *_ in places[one]}))
+    for stream, sample in spread[:2]:
+        index = list(TEXTS).index(stream)
+        found = {
+            (each.step, each.epoch, each.start, each.stop)
+            for part, own in split_steps(runs, range(5, last + 1))
+            for each in find_document(part, index, sample, own[-1], local=run.local, num_workers=0)
+        }
+        assert found == places[stream, sample]
+        assert len({(step - 1) // 8 for step, *_ in found}) > 1, "it is in several parts"
+
+
+def test_the_command_line_takes_several_states(
+    folder: Path, tokenizer_folder: Path, tmp_path: Path, capsys: Any, caplog: Any
+) -> None:
+    run = run_mixture(folder, tokenizer_folder)
+    paths = []
+    for number, state in enumerate(run.states):
+        paths.append(str(tmp_path / f"{number}.json"))
+        Path(paths[-1]).write_text(json.dumps(state))
+    local = ["--local", str(run.local), "--workers", "0"]
+    assert main(["trace", *paths, "--steps", "7:31", "--json", *local]) == 0
+    printed = capsys.readouterr()
+    lines = [json.loads(line) for line in printed.out.splitlines()]
+    assert [(line["step"], line["sample"], line["text"]) for line in lines] == [
+        (step, span.sample, span.text) for step in range(7, 31) for span in run.spans[step - 1]
+    ]
+    assert all(0 <= line["row"] < 6 for line in lines)
+    # `more` is only in the last part of the run
+    assert main(["where", *paths, "--sample", "2:3", "--until", "32", "--json", *local]) == 0
+    steps = {json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()}
+    assert steps == {
+        step
+        for step, spans in enumerate(run.spans, 1)
+        if any((span.stream, span.sample) == ("more", 3) for span in spans)
+    }
+    caplog.set_level(logging.INFO)
+    assert main(["trace", paths[0], "--steps", "5", *local]) == 0
+    assert "steps after step 4 use the options of the state that was saved after it" in caplog.text
+
+
+def test_states_between_which_the_rows_per_step_are_not_known_are_refused(
+    folder: Path, tokenizer_folder: Path
+) -> None:
+    run = run_mixture(folder, tokenizer_folder)
+    [first, *_, last] = run.states
+    with pytest.raises(ValueError, match="after steps 4 and 32 are 136 rows apart, which"):
+        open_runs([first, last])
+    with pytest.raises(ValueError, match="no states"):
+        open_runs([])
+
+
+def test_states_of_different_runs_are_refused(folder: Path, tokenizer_folder: Path) -> None:
+    one, other = (ChangingRun(folder, tokenizer_folder) for _ in range(2))
+    one.leg(str(folder / "web"), seq_len=48, batch_size=6)
+    other.leg(str(folder / "web"), seq_len=48, batch_size=6, seed=5)
+    runs = open_runs([one.states[0], other.states[1]])
+    with pytest.raises(StreamChangedError, match="seed: saved 17, found 5"):
+        trace(runs, range(5, 6), one.local)

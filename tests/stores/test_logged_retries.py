@@ -1,0 +1,119 @@
+"""A request that takes long says so: retries at INFO, and silence as a warning."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+
+import pytest
+
+from cloudload import Retry
+from cloudload.errors import StoreError
+from cloudload.storage.objects import download_object, list_objects, read_object, write_object
+from cloudload.storage.urls import join_url
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.patience import PATIENT
+
+LONG = Retry(timeout_s=30.0, deadline_s=60.0, pause_s=0.01)
+
+
+@pytest.fixture(autouse=True)
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("cloudload.storage.retries._warned_at", {})
+    caplog.set_level(logging.INFO, "cloudload")
+
+
+def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [entry.getMessage() for entry in caplog.records if entry.levelno == level]
+
+
+def test_retries_are_logged_at_first_and_then_rarely(
+    faulty: tuple[str, FaultProxy], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, proxy = faulty
+    write_object(join_url(url, "key"), b"data")
+    proxy.set_faults([Fault("GET .*key", "status", times=9, status=503)])
+    read_object(join_url(url, "key"), Retry(deadline_s=60, pause_s=0.001))
+    logged = messages(caplog, logging.INFO)
+    assert [
+        f"cannot read {url}/key yet (attempt {number}): " in text
+        for number, text in zip((1, 2, 4, 8), logged, strict=True)
+    ] == [True] * 4
+    assert all("a fault of the test" in text and "Trying again in" in text for text in logged)
+    assert messages(caplog, logging.WARNING) == []
+
+
+def test_a_caller_counts_the_retries(faulty: tuple[str, FaultProxy]) -> None:
+    url, proxy = faulty
+    write_object(join_url(url, "key"), b"data")
+    proxy.set_faults([Fault("GET .*key", "reset", times=3)])
+
+    retries: list[int] = []
+    download_object(
+        join_url(url, "key"),
+        io.BytesIO(),
+        PATIENT,
+        on_retry=lambda number, _: retries.append(number),
+    )
+    assert retries == [1, 2, 3]
+
+
+@pytest.mark.parametrize("action", ["delay", "stall"])
+def test_silence_is_a_warning_and_again_after_twice_the_time(
+    faulty: tuple[str, FaultProxy],
+    action: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 0.5)
+    url, proxy = faulty
+    write_object(join_url(url, "key"), os.urandom(300_000))
+    proxy.set_faults([Fault("GET .*key", action, times=1, seconds=7, at=100_000)])
+    with pytest.raises(StoreError):
+        read_object(join_url(url, "key"), Retry(timeout_s=30.0, deadline_s=6.0))
+    logged = messages(caplog, logging.WARNING)
+    assert 2 <= len(logged) < 6
+    assert all(text.startswith(f"cannot read {url}/key yet (1 attempt, ") for text in logged)
+    assert ("stopped sending" if action == "stall" else "not answered") in logged[-1]
+    assert f"{proxy.endpoint} (from " in logged[0]
+
+
+def test_a_listing_that_is_not_answered_is_a_warning(
+    faulty: tuple[str, FaultProxy],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 0.5)
+    url, proxy = faulty
+    write_object(join_url(url, "key"), b"data")
+    proxy.set_faults([Fault("GET .*prefix=", "delay", times=1, seconds=2)])
+    assert len(list_objects(url, LONG)) == 1
+    assert f"cannot list {url} yet (1 attempt, " in messages(caplog, logging.WARNING)[0]
+
+
+def test_a_slow_body_that_keeps_coming_is_no_warning(
+    faulty: tuple[str, FaultProxy],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 2.0)
+    url, proxy = faulty
+    write_object(join_url(url, "key"), os.urandom(400_000))
+    proxy.set_faults([Fault("GET .*key", "throttle", bytes_per_s=100_000)])
+    assert len(read_object(join_url(url, "key"), LONG)) == 400_000
+    assert messages(caplog, logging.WARNING) == []
+
+
+def test_a_store_that_stays_busy_is_a_warning_with_its_last_error(
+    faulty: tuple[str, FaultProxy],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 0.5)
+    url, proxy = faulty
+    proxy.set_faults([Fault("(PUT|POST) ", "status", status=503)])
+    with pytest.raises(StoreError, match="cannot write"):
+        write_object(join_url(url, "key"), b"data", Retry(deadline_s=3, pause_s=0.05))
+    assert "The last error was" in messages(caplog, logging.WARNING)[0]
+    assert "a fault of the test" in messages(caplog, logging.WARNING)[0]

@@ -1,0 +1,109 @@
+"""Raw data in a store is answered as in a folder, with few requests, or with the store's error."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader, FromStart, Stream, cli
+from cloudload.errors import DatasetError, StoreError
+from cloudload.storage.objects import write_object
+from cloudload.storage.urls import join_url
+from tests.support.corpora import write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.loaders import make_loader
+from tests.support.web_server import web_server
+
+
+def put(url: str, *names: str) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda name: write_object(join_url(url, name), b'{"text": "a"}'), names))
+
+
+def answer(data: Any) -> str:
+    with pytest.raises(DatasetError) as caught:
+        make_loader(data)
+    return str(caught.value)
+
+
+def test_raw_files_are_answered_with_a_command_that_converts_them(store_url: str) -> None:
+    put(store_url, "a.jsonl", "b.jsonl", "deep/c.jsonl")
+    said, command = answer(store_url).split("Run: cloudload ")
+    assert "Found 3 .jsonl." in said
+    assert command == f"convert {store_url} {store_url}-mds"
+    assert cli.main([*command.split(), "--quiet"]) == 0
+    assert make_loader(f"{store_url}-mds").num_samples == 3
+
+
+def test_a_single_file_is_answered(store_url: str) -> None:
+    put(store_url, "a.jsonl.zst", "index.json")
+    assert f"Run: cloudload convert {store_url}/a.jsonl.zst {store_url}/a-mds" in answer(
+        f"{store_url}/a.jsonl.zst"
+    )
+    assert f"Pass its folder: {store_url}" in answer(f"{store_url}/index.json")
+
+
+def test_a_web_server_is_answered_like_a_store(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    with web_server(tmp_path / "web") as url:
+        put(str(tmp_path / "web" / "corpus"), "a.jsonl", "b.jsonl")
+        assert f"cloudload convert {url}/corpus corpus-mds" in answer(f"{url}/corpus")
+        assert f"cloudload convert {url}/corpus/a.jsonl a-mds" in answer(f"{url}/corpus/a.jsonl")
+        with pytest.raises(StoreError, match="no such object"):
+            make_loader(f"{url}/nothing")
+
+
+def test_splits_are_listed(store_url: str) -> None:
+    for split in ("train", "val"):
+        write_mds(f"{store_url}/{split}", ["aaa"], shard_bytes=64)
+    for said in (answer(store_url), answer([Stream(store_url, split="valid")])):
+        assert "2 folders have an index: train and val" in said
+        assert "Pass split='train'" in said
+
+
+def test_every_way_to_open_a_dataset_gives_the_answer(
+    store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(store_url, "a.jsonl")
+    command = f"cloudload convert {store_url} {store_url}-mds"
+    with pytest.raises(DatasetError, match=command):
+        FromStart(make_loader(store_url, epochs=1))
+    with pytest.raises(DatasetError, match=command):
+        CloudLoader([Stream(store_url, proportion=1)], seq_len=8, batch_size=2, tokens_key="tokens")
+    assert cli.main(["check", store_url, "--quiet", "--json"]) == 1
+    [finding] = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["kind"] == "index-missing"
+    assert finding["advice"].endswith(command)
+
+
+def test_a_store_that_refuses_to_list_gives_its_own_error(
+    s3_url: str, s3_proxy: FaultProxy
+) -> None:
+    put(s3_url, "a.jsonl")
+    s3_proxy.set_faults([Fault("list-type", "status", status=403, code="AccessDenied")])
+    with pytest.raises(StoreError, match=r"cannot read .*index\.json .*no such object"):
+        make_loader(s3_url)
+
+
+def test_an_index_that_may_not_be_read_is_not_taken_for_a_missing_one(
+    s3_url: str, s3_proxy: FaultProxy
+) -> None:
+    put(s3_url, "a.jsonl")
+    s3_proxy.set_faults([Fault("GET .*index.json", "status", status=403, code="AccessDenied")])
+    with pytest.raises(StoreError, match="denied access"):
+        make_loader(s3_url)
+    assert not s3_proxy.requests("list-type")
+
+
+def test_many_objects_take_few_requests(s3_url: str, s3_proxy: FaultProxy) -> None:
+    put(s3_url, *(f"{number:04}.jsonl" for number in range(1_100)))
+    put(f"{s3_url}/deep", *(f"{number:02}/a.jsonl" for number in range(40)))
+    said = answer(s3_url)
+    assert "Found at least 1,000 .jsonl." in said
+    assert len(s3_proxy.requests("list-type")) == 1
+    assert "Found at least 19 .jsonl." in answer(f"{s3_url}/deep")
+    assert len(s3_proxy.requests("list-type")) <= 21

@@ -1,0 +1,138 @@
+"""A loader that waits for a store says for which object, and its statistics run meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader, Retry
+from cloudload.convert.input_files import InputFile, read_decompressed
+from cloudload.storage.objects import write_object
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.patience import PATIENT, soon
+from tests.support.stalls import ended_by, report_early
+
+LONG = Retry(timeout_s=30.0, deadline_s=60.0, pause_s=0.05)
+BRIEF_ATTEMPTS = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)
+
+
+@pytest.fixture(autouse=True)
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    report_early(monkeypatch)
+
+
+def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
+    defaults = {"seq_len": 64, "num_lanes": 8, "batch_size": 8, "retry": LONG}
+    return CloudLoader(
+        url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **{**defaults, **settings}
+    )
+
+
+def write(url: str) -> None:
+    write_mds(url, random_documents(12, 200), shard_bytes=4_000, compression="zstd")
+
+
+@pytest.mark.parametrize("action", ["drop", "stall"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_frozen_store_is_a_warning_that_names_the_shard(
+    faulty: tuple[str, FaultProxy],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    num_workers: int,
+    action: str,
+) -> None:
+    url, proxy = faulty
+    write(url)
+    proxy.set_faults([Fault("GET .*shard.0000[3-9]", action, seconds=60, at=10)])
+    with (
+        loader_of(url, tmp_path, num_workers=num_workers, retry=BRIEF_ATTEMPTS) as loader,
+        ended_by(caplog, "attempt 1 failed: ", lambda: proxy.set_faults([])),
+    ):
+        list(loader.take(12))
+    [line, *_] = [text for text in caplog.messages if "downloading" in text]
+    assert ("s for a batch: worker " in line) == (num_workers > 0)
+    assert f"downloading {url}/shard.0000" in line
+    [line, *_] = [text for text in caplog.messages if "attempt 1 failed: " in text]
+    assert "(attempt 2; attempt 1 failed: " in line
+    assert "time" in line.lower(), "the last error"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_stall_runs_while_a_batch_is_awaited(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, num_workers: int, caplog: Any
+) -> None:
+    write(s3_url)
+    s3_proxy.set_faults([Fault("GET .*shard", "drop", seconds=60)])
+    seen: list[float] = []
+    with loader_of(s3_url, tmp_path, num_workers=num_workers, retry=PATIENT) as loader:
+
+        def look() -> None:
+            for _ in range(3):
+                soon(lambda: loader.stats().delivery.stall_s > max(seen, default=0.0))
+                seen.append(loader.stats().delivery.stall_s)
+            s3_proxy.set_faults([])
+
+        with ended_by(caplog, "s for a batch: ", look):
+            next(iter(loader))
+        assert 0.0 < seen[0] < seen[1] < seen[2] <= loader.stats().delivery.stall_s
+        after = loader.stats().delivery.stall_s
+        assert loader.stats().delivery.stall_s == after, "nobody waits any longer"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("times", [1, 4])
+def test_retries_are_counted_in_the_statistics(
+    faulty: tuple[str, FaultProxy], tmp_path: Path, num_workers: int, times: int
+) -> None:
+    url, proxy = faulty
+    write(url)
+    proxy.set_faults([Fault("GET .*shard", "status", times=times)])
+    with loader_of(url, tmp_path, num_workers=num_workers) as loader:
+        for _ in loader:
+            if loader.stats().rows > 2_000:
+                break
+        delivery = loader.stats().delivery
+    assert delivery.retries == times
+    assert loader.stats().as_dict()["delivery/retries"] == times
+
+
+def test_a_store_that_refuses_in_the_middle_of_a_run_is_named(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(s3_url)
+    s3_proxy.set_faults([Fault("GET .*shard", "reset")])
+    with (
+        loader_of(s3_url, tmp_path, num_workers=2) as loader,
+        ended_by(caplog, " failed: Connection", lambda: s3_proxy.set_faults([])),
+    ):
+        next(iter(loader))
+
+
+def test_the_converter_says_that_an_input_has_stopped(
+    faulty: tuple[str, FaultProxy], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, proxy = faulty
+    source, data = f"{url}/raw.txt", os.urandom(300_000)
+    write_object(source, data)
+    proxy.set_faults([Fault("GET .*raw", "stall", times=1, at=100_000, seconds=3)])
+    file = InputFile(source, "raw.txt", len(data), "text", None)
+    with ended_by(caplog, f"s for data: reading {source}", lambda: None):
+        assert b"".join(read_decompressed(file)) == data
+
+
+def test_a_trace_of_a_frozen_store_is_a_warning_too(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(s3_url)
+    with loader_of(s3_url, tmp_path / "one", num_workers=0) as loader:
+        batch = next(iter(loader))
+    s3_proxy.set_faults([Fault("GET .*shard", "drop", seconds=60)])
+    with (
+        loader_of(s3_url, tmp_path / "other", num_workers=0, retry=PATIENT) as other,
+        ended_by(caplog, "s for a shard: downloading ", lambda: s3_proxy.set_faults([])),
+    ):
+        other.trace(batch, 0)

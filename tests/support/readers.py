@@ -1,0 +1,53 @@
+"""What the readers of the converter promise, for files of any format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cloudload.convert.inputs import list_inputs, list_units
+from cloudload.convert.records import BlockStart, Fields, InputBlock, Record
+
+BLOCK_SIZES = (1, 700, 1 << 20)
+_MOST_RESTARTS = 12
+
+
+def read_records(
+    inputs: Any, *, block_bytes: int = 1 << 20, keep: Sequence[str] = (), **options: Any
+) -> list[Record]:
+    """Every record of the inputs."""
+    settings = {"format": "auto", "split": None} | options
+    fields = Fields(["text", "id", *keep])
+    return [
+        record
+        for unit in list_units(list_inputs(inputs, **settings), block_bytes)
+        for block in unit.blocks(BlockStart(), block_bytes, fields)
+        for record in block.records("text")
+    ]
+
+
+def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> None:
+    """Records are the same for any block size, and a reader can begin at any block.
+
+    It begins at about 12 of them, spread over each unit.
+    """
+    settings = {"format": "auto", "split": None} | options
+    fields = Fields(["text", "id", *keep])
+    expected = read_records(inputs, keep=keep, **options)
+    assert len(expected) > 2
+    for size in BLOCK_SIZES:
+        assert read_records(inputs, block_bytes=size, keep=keep, **options) == expected
+        units = list_units(list_inputs(inputs, **settings), size)
+        cut = [(unit, list(unit.blocks(BlockStart(), size, fields))) for unit in units]
+        assert max(len(blocks) for _, blocks in cut) > 1 or size > 700
+        for unit, blocks in cut:
+            if unit.size is not None:
+                assert sum(block.input_bytes for block in blocks) == unit.size
+            for number in range(0, len(blocks), 1 + len(blocks) // _MOST_RESTARTS):
+                rest = list(unit.blocks(blocks[number].start, size, fields))
+                assert list(map(_describe, rest)) == list(map(_describe, blocks[number:]))
+
+
+def _describe(block: InputBlock) -> tuple[int, int, int, list[Record]]:
+    start = block.start
+    return start.block, start.offset, start.line, list(block.records("text"))

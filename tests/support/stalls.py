@@ -1,0 +1,40 @@
+"""Waits that end as soon as they are reported."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.patience import soon
+
+
+def report_early(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
+    """Waits of this process are reported after that time."""
+    monkeypatch.setattr("cloudload.system.activity._FIRST_REPORT_S", seconds)
+    monkeypatch.setattr("cloudload.system.activity._LOOK_EVERY_S", 0.05)
+
+
+@contextmanager
+def ended_by(
+    caplog: pytest.LogCaptureFixture, text: str, end: Callable[[], object]
+) -> Iterator[None]:
+    """Call `end` in a thread once a message with `text` is logged, or after a minute; afterwards,
+    fail unless it was logged."""
+
+    def is_logged() -> bool:
+        return any(text in entry.getMessage() for entry in list(caplog.records))
+
+    def watch() -> None:
+        soon(is_logged, 60)
+        end()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert is_logged(), [entry.getMessage() for entry in caplog.records]

@@ -1,0 +1,140 @@
+"""Arrow and Feather files, and folders of `datasets.save_to_disk`, are read row by row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pyarrow
+import pytest
+
+from cloudload.convert.convert import convert_to_mds
+from cloudload.errors import ConvertError
+from tests.support.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
+from tests.support.readers import check_blocks
+
+DOCUMENTS = documents(300)
+TABLE = pyarrow.table({"text": DOCUMENTS, "meta": [{"n": n} for n in range(300)]})
+
+
+def write_file(path: Path, **options: Any) -> None:
+    with pyarrow.ipc.new_file(
+        path, TABLE.schema, options=pyarrow.ipc.IpcWriteOptions(**options)
+    ) as writer:
+        writer.write_table(TABLE, max_chunksize=70)
+
+
+def write_stream(path: Path) -> None:
+    with pyarrow.ipc.new_stream(path, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=70)
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "pandas.feather": lambda path: TABLE.to_pandas().to_feather(path, compression="zstd"),
+    "lz4.ipc": lambda path: write_file(path, compression="lz4"),
+    "file.arrow": write_file,
+    "stream.arrow": write_stream,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("extension", ["", ".gz"])
+def test_files_of_pandas_and_pyarrow_are_read(tmp_path: Path, name: str, extension: str) -> None:
+    WRITERS[name](tmp_path / "plain")
+    path = tmp_path / f"{name}{extension}"
+    path.write_bytes(COMPRESSORS[extension]((tmp_path / "plain").read_bytes()))
+    report = convert_to_mds(path, tmp_path / "out", keep=["meta.n"], block_bytes=999, **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [(sample["text"], sample["meta.n"]) for sample in samples] == list(
+        zip(DOCUMENTS, range(300), strict=True)
+    )
+    assert samples[9]["id"] == f"{path.name}:10"
+    assert report.input_bytes == path.stat().st_size
+    check_blocks(path)
+    with pytest.raises(ConvertError, match=r"no field 'body'. The fields are: meta.n, text. Use"):
+        convert_to_mds(path, tmp_path / "none", text_key="body", **QUIET)
+
+
+def test_a_dictionary_of_texts_is_read_as_its_texts(tmp_path: Path) -> None:
+    table = pandas.DataFrame({"text": DOCUMENTS}).astype("category")
+    table.to_feather(tmp_path / "a.feather")
+    convert_to_mds(tmp_path / "a.feather", tmp_path / "out", **QUIET)
+    assert texts(str(tmp_path / "out"), tmp_path) == DOCUMENTS
+
+
+def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list([{"text": text} for text in DOCUMENTS]).shuffle(seed=1)
+    rows.save_to_disk(tmp_path / "in", num_shards=12)
+    convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
+    assert texts(str(tmp_path / "out"), tmp_path) == rows["text"][:]
+    check_blocks(tmp_path / "in")
+    state = tmp_path / "in" / "state.json"
+    listed = state.read_text()
+    state.write_text(listed.replace("data-00003-of", "../data-00003-of"))
+    with pytest.raises(ConvertError, match=r"lacks '../data-00003-of-00012.arrow', which"):
+        convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
+    state.write_text("[]")
+    with pytest.raises(ConvertError, match=r"in/state.json is not what save_to_disk writes"):
+        convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
+
+
+def test_a_split_of_a_saved_dict_is_chosen_by_its_name(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list([{"text": text} for text in DOCUMENTS])
+    splits = {"train": rows, "test": rows.select(range(3))}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "in")
+    convert_to_mds(tmp_path / "in", tmp_path / "out", split="test", **QUIET)
+    samples = read_dataset(str(tmp_path / "out" / "test"), tmp_path)
+    assert [sample["text"] for sample in samples] == DOCUMENTS[:3]
+    for split in (None, "validation"):
+        with pytest.raises(ValueError, match=rf"split is {split!r}, but the splits of .* are \['t"):
+            convert_to_mds(tmp_path / "in", tmp_path / "none", split=split, **QUIET)
+    (tmp_path / "in" / "dataset_dict.json").unlink()
+    with pytest.raises(ConvertError, match=r"is a dataset that save_to_disk wrote, inside"):
+        convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
+
+
+@pytest.mark.parametrize("cut", [4, 40, 5000, -4, -400])
+def test_an_incomplete_file_is_named(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "a.arrow"
+    write_file(path)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ConvertError, match=rf"{path} cannot be read as Arrow: .* Repair the file"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+
+
+def test_a_damaged_file_is_an_error_and_never_a_crash(tmp_path: Path) -> None:
+    path, draw = tmp_path / "a.arrow", random.Random(5)
+    write_file(path)
+    whole = path.read_bytes()
+    outcomes = set()
+    for _ in range(40):
+        damaged = bytearray(whole)
+        for _ in range(9):
+            damaged[draw.randrange(8, len(whole) - 8)] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            convert_to_mds(path, tmp_path / "out", skip_bad=True, overwrite=True, **QUIET)
+            outcomes.add("read")
+        except ConvertError as error:
+            outcomes.add(str(error)[: len(str(path)) + 24].removeprefix(f"{path} "))
+    assert outcomes == {"read", "cannot be read as Arrow"}
+
+
+def test_text_that_is_not_utf_8_makes_only_its_record_bad(tmp_path: Path) -> None:
+    binary = pyarrow.array([b"a", b"\xff", b"c"])
+    table = pyarrow.table({"text": binary.view(pyarrow.string())})
+    with pyarrow.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    report = convert_to_mds(tmp_path / "a.arrow", tmp_path / "out", skip_bad=True, **QUIET)
+    assert (report.documents, report.bad) == (2, 1)
+    assert "a.arrow:2: not UTF-8 (byte 0xff at offset 0)" in report.bad_records[0]
+
+
+def test_version_1_of_feather_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
+    with pytest.raises(ConvertError, match=r"has version 1 of Feather. Convert it to Parquet"):
+        convert_to_mds(tmp_path / "a.feather", tmp_path / "out", **QUIET)

@@ -1,0 +1,164 @@
+"""CSV and TSV files are read as their writers meant them, and bad records are named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload.convert.convert import convert_to_mds
+from cloudload.convert.readers.csv_records import split_records
+from cloudload.errors import ConvertError
+from tests.support.conversions import COMPRESSORS, QUIET, read_dataset, texts
+from tests.support.examples import EXAMPLES
+from tests.support.readers import check_blocks
+
+HARD = ["a", 'say "hi"', "one\ntwo\r\n\r\nthree", ",", '"', '""', "\t", "007", "Füchse 狐", " x "]
+
+
+def write_table(path: Path, **options: Any) -> list[str]:
+    """Have pandas write rows of hard texts, and return the texts."""
+    draw = random.Random(3)
+    documents = [" ".join(draw.choices(HARD, k=draw.randint(1, 30))) for _ in range(200)]
+    table = pandas.DataFrame({"n": range(200), "text": documents, "code": ["007"] * 200})
+    table.to_csv(path, index=False, **options)
+    return documents
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.TSV", "a.csv.gz", "a.tsv.zst", "a.csv.bz2"])
+def test_tables_that_pandas_wrote_are_read_as_it_wrote_them(tmp_path: Path, name: str) -> None:
+    plain = tmp_path / "plain"
+    documents = write_table(plain, sep="\t" if "tsv" in name.lower() else ",")
+    extension = name[name.find(".", 2) :] if name.count(".") > 1 else ""
+    path = tmp_path / name
+    path.write_bytes(COMPRESSORS[extension](plain.read_bytes()))
+    report = convert_to_mds(path, tmp_path / "out", keep=["n:int32", "code"], **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [sample["text"] for sample in samples] == documents
+    assert [sample["n"] for sample in samples] == list(range(200))
+    assert {sample["code"] for sample in samples} == {"007"}
+    assert report.columns == {"text": "str", "id": "str", "n": "int32", "code": "str"}
+    assert report.input_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize("extension", ["", ".gz"])
+def test_a_reader_restarts_at_every_block(tmp_path: Path, extension: str) -> None:
+    write_table(tmp_path / "plain")
+    path = tmp_path / f"a.csv{extension}"
+    path.write_bytes(COMPRESSORS[extension]((tmp_path / "plain").read_bytes()))
+    check_blocks(path)
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    rows=st.lists(st.lists(st.text('a",\n\r\t é', max_size=6), min_size=2, max_size=2), max_size=8),
+    quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+    end=st.sampled_from(["\n", "\r\n"]),
+    size=st.integers(1, 9),
+)
+def test_records_are_split_where_the_csv_module_splits_them(
+    *, rows: list[list[str]], quoting: int, end: str, size: int
+) -> None:
+    if quoting == csv.QUOTE_MINIMAL:  # some versions of the writer do not quote a lone \r
+        rows = [[text.replace("\r", "") for text in row] for row in rows]
+    file = io.StringIO()
+    csv.writer(file, quoting=quoting, lineterminator=end).writerows(rows)  # type: ignore[arg-type]
+    data = file.getvalue().encode()
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    records = list(split_records(pieces, b","))
+    assert b"".join(records) == data
+    assert [next(csv.reader([record.decode()])) for record in records] == rows
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    pandas.DataFrame({"text": ["a"]}).to_csv(tmp_path / "a.csv", encoding="utf-8-sig", index=False)
+    convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
+    assert read_dataset(str(tmp_path / "out"), tmp_path) == [{"id": "a.csv:2", "text": "a"}]
+
+
+def test_a_record_is_named_by_the_line_where_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text,id\n"1\n2\n3",\n\nb,\nc,7\n')
+    convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [sample["id"] for sample in samples] == ["a.csv:2", "a.csv:6", "7"]
+
+
+def test_a_field_may_be_larger_than_the_limit_of_the_csv_module(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    long = "long, " * before
+    pandas.DataFrame({"text": ["a", long]}).to_csv(tmp_path / "a.csv", index=False)
+    convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
+    assert texts(str(tmp_path / "out"), tmp_path) == ["a", long]
+    assert csv.field_size_limit() == before
+
+
+BAD_RECORDS = {
+    b"a,1,2\n": "3 fields, but the header has 2",
+    b"a\n": "1 fields, but the header has 2",
+    "é,1\n".encode("latin-1"): "not UTF-8 (byte 0xe9 at offset 0). Convert the file to UTF-8",
+    b"a,x\n": "the field 'n' is 'x', not int",
+    b"a,\n": "the field 'n' is missing or null, not int",
+    b"a\rb,1\n": "a carriage return outside quotes, without a newline",
+}
+
+
+@pytest.mark.parametrize("record", BAD_RECORDS, ids=str)
+def test_a_bad_record_stops_the_run_and_is_named(tmp_path: Path, record: bytes) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'text,n\ngood,1\n"go\nod",2\n' + record + b"good,3\n")
+    with pytest.raises(ConvertError) as raised:
+        convert_to_mds(path, tmp_path / "out", keep=["n:int"], **QUIET)
+    assert f"{path}:5: {BAD_RECORDS[record]}" in str(raised.value)
+    report = convert_to_mds(path, tmp_path / "out", keep=["n:int"], skip_bad=True, **QUIET)
+    assert (report.documents, report.bad) == (3, 1)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1000])
+def test_a_quote_that_nothing_closes_is_named_where_its_record_begins(
+    tmp_path: Path, block_bytes: int
+) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text('n\ttext\n1\tgood\n2\t"Hello\n3\tlost\n')
+    with pytest.raises(ConvertError, match=rf"{path}:3: a quote opens .* no quote closes it"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+    report = convert_to_mds(path, tmp_path / "out", skip_bad=True, block_bytes=block_bytes, **QUIET)
+    assert (report.documents, report.bad) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("text,n\na,1\n".encode("utf-16"), "a.csv:1: the file is UTF-16, not UTF-8"),
+        ("né,text\n1,a\n".encode("latin-1"), "a.csv:1: the header is not UTF-8"),
+        (b"text,n,text\na,1,b\n", "a.csv:1: the header names the field 'text' twice"),
+        (b'"text\na\n', "a.csv:1: a quote opens"),
+        (b"body\na\n", "no field 'text'. The fields are: body. Use text_key"),
+        (b"text\n", "no documents in a.csv: 0 empty, 0 bad"),
+        (b"", "no documents in a.csv: 0 empty, 0 bad"),
+    ],
+    ids=str,
+)
+def test_a_header_that_cannot_be_used_is_named(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(ConvertError) as raised:
+        convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
+    assert message in str(raised.value)
+
+
+def test_a_truncated_table_is_named_and_its_whole_records_are_kept(tmp_path: Path) -> None:
+    documents = write_table(tmp_path / "plain")
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(COMPRESSORS[".gz"]((tmp_path / "plain").read_bytes())[:-400])
+    with pytest.raises(ConvertError, match=rf"{path}:\d+: the gz data ends too early"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+    report = convert_to_mds(path, tmp_path / "out", skip_bad=True, **QUIET)
+    kept = texts(str(tmp_path / "out"), tmp_path)
+    assert (report.bad, kept) == (1, documents[: len(kept)])
+    assert len(kept) > 10

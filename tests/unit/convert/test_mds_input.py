@@ -1,0 +1,164 @@
+"""An MDS dataset is an input: cut and compressed again, with the columns that are kept."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from streaming import MDSWriter, StreamingDataset
+
+from cloudload.convert.convert import convert_to_mds
+from cloudload.errors import ConvertError
+from cloudload.mds.index import parse_index
+from tests.support.conversions import QUIET, dataset_bytes, documents, read_dataset, stop_after
+from tests.support.readers import check_blocks
+
+DOCUMENTS = documents(300)
+COLUMNS = {
+    "text": "str",
+    "id": "str",
+    "small": "int8",
+    "score": "float32",
+    "raw": "bytes",
+    "meta": "json",
+    "vector": "ndarray:float32",
+}
+
+
+def write_dataset(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    """Have `MDSWriter` write samples, and return them."""
+    settings: dict[str, Any] = {
+        "columns": COLUMNS,
+        "size_limit": 4000,
+        "hashes": ["sha1"],
+    } | options
+    samples = [
+        {
+            "text": text,
+            "id": f"id-{number}",
+            "small": number % 100,
+            "score": number / 2,
+            "raw": bytes([number % 256]),
+            "meta": {"n": number},
+            "vector": np.zeros(2, np.float32),
+        }
+        for number, text in enumerate(DOCUMENTS)
+    ]
+    chosen = [{name: sample[name] for name in settings["columns"]} for sample in samples]
+    with MDSWriter(out=str(folder), **settings) as writer:
+        for sample in chosen:
+            writer.write(sample)
+    return chosen
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:7", "gz"])
+def test_a_dataset_of_mdswriter_is_cut_and_compressed_again(
+    tmp_path: Path, compression: str | None
+) -> None:
+    samples = write_dataset(tmp_path / "in", compression=compression)
+    report = convert_to_mds(
+        tmp_path / "in",
+        tmp_path / "out",
+        keep=["small", "score", "raw", "meta"],
+        compression="bz2",
+        hashes=["md5"],
+        **QUIET,
+    )
+    for sample in samples:
+        del sample["vector"]
+    assert read_dataset(str(tmp_path / "out"), tmp_path) == samples
+    assert report.columns == {
+        **{"text": "str", "id": "str", "small": "int8", "score": "float32"},
+        **{"raw": "bytes", "meta": "json"},
+    }
+    shards = parse_index((tmp_path / "in" / "index.json").read_bytes(), "in")
+    assert (len(shards) > 9, report.shards) == (True, 1)
+    assert report.input_bytes == sum(shard.stored.bytes for shard in shards)
+    with tempfile.TemporaryDirectory() as local:
+        read = StreamingDataset(remote=str(tmp_path / "out"), local=local, batch_size=1)
+        assert read[7]["small"] == samples[7]["small"]
+    check_blocks(tmp_path / "in")
+
+
+def test_without_an_id_column_a_sample_is_named_by_its_shard(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with MDSWriter(out=str(tmp_path / name), columns={"body": "bytes"}) as writer:
+            for number in range(3):
+                writer.write({"body": f"{name}{number}".encode()})
+    convert_to_mds([tmp_path / "a", tmp_path / "b"], tmp_path / "out", text_key="body", **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [(sample["id"], sample["text"]) for sample in samples[2:4]] == [
+        ("0/shard.00000.mds:3", "a2"),
+        ("1/shard.00000.mds:1", "b0"),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["same input", "other input"])
+def test_a_resumed_conversion_of_a_dataset_writes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    write_dataset(tmp_path / "in", compression="zstd")
+    settings = {**QUIET, "shard_bytes": 3000, "block_bytes": 700, "keep": ["small"]}
+    convert_to_mds(tmp_path / "in", tmp_path / "whole", **settings)
+    with monkeypatch.context() as patch:
+        stop_after(patch, shards=9)
+        with pytest.raises(Exception, match="no room"):
+            convert_to_mds(tmp_path / "in", tmp_path / "out", **settings)
+    if kind == "other input":
+        (tmp_path / "in" / "shard.00003.mds.zstd").unlink()
+        with pytest.raises(ConvertError, match=r"shard.00003.mds.zstd is missing, but the index"):
+            convert_to_mds(tmp_path / "in", tmp_path / "out", **settings)
+        return
+    report = convert_to_mds(tmp_path / "in", tmp_path / "out", **settings)
+    assert report.resumed_shards == 9
+    assert dataset_bytes(str(tmp_path / "out")) == dataset_bytes(str(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_damaged_shard_is_named(tmp_path: Path, compression: str | None) -> None:
+    write_dataset(tmp_path / "in", compression=compression)
+    path = sorted((tmp_path / "in").glob("shard*"))[3]
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ConvertError, match=rf"{path} (has|cannot be decompressed)"):
+        convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
+    path.write_bytes(data[:-1])
+    with pytest.raises(ConvertError, match=rf"{path} has .* bytes, but the index lists it with"):
+        convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_key": "body"}, "has no column 'body'. Its columns are: id (str), meta (json), r"),
+        ({"keep": ["vector"]}, "column 'vector' of .* has the encoding 'ndarray:float32', which"),
+        ({"keep": ["nope"]}, "no record near the start of the input has a non-null field 'nope'"),
+        ({"keep": ["small:uint8", "meta:str"]}, "the field 'meta' is dict, not str"),
+    ],
+)
+def test_a_column_that_cannot_be_converted_is_named(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    write_dataset(tmp_path / "in")
+    with pytest.raises(ConvertError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        convert_to_mds(tmp_path / "in", tmp_path / "out", **options, **QUIET)
+
+
+def test_a_dataset_of_token_ids_needs_no_conversion(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "in"), columns={"tokens": "bytes"}) as writer:
+        writer.write({"tokens": np.arange(9).tobytes()})
+    with pytest.raises(ConvertError, match=r"has no column 'text'. Its columns are: tokens \(byte"):
+        convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
+
+
+def test_an_index_is_needed_for_the_format_mds(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(ConvertError, match=r"in has no index.json. Pass the folder of an MDS"):
+        convert_to_mds(tmp_path / "in", tmp_path / "out", format="mds", **QUIET)
+    (tmp_path / "in" / "index.json").write_text('{"version": 3, "shards": []}')
+    with pytest.raises(ConvertError, match=r"in/index.json is not an MDS index: its version is 3"):
+        convert_to_mds(tmp_path / "in", tmp_path / "out", format="mds", **QUIET)

@@ -1,0 +1,23 @@
+"""The fields that a conversion reads travel to other processes, and its formats have one list."""
+
+from __future__ import annotations
+
+import pickle
+
+from cloudload.cli.convert import FORMATS
+from cloudload.config.choices import INPUT_FORMATS
+from cloudload.convert.config import ConvertConfig
+from cloudload.convert.records import Fields
+
+
+def test_fields_are_names_with_the_encodings_that_were_given() -> None:
+    fields = ConvertConfig(text_key="body", keep=("n:int32", "source")).fields()
+    assert tuple(fields) == ("body", "id", "n", "source")
+    assert fields.encodings == {"n": "int32"}
+    for copy in (pickle.loads(pickle.dumps(fields)), Fields(fields, fields.encodings)):
+        assert tuple(copy) == tuple(fields)
+        assert copy.encodings == {"n": "int32"}
+
+
+def test_the_command_line_offers_every_format() -> None:
+    assert FORMATS == INPUT_FORMATS
