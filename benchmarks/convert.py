@@ -27,6 +27,7 @@ from cloudload import convert_to_mds
 
 MOST_TEXT_BYTES, FILE_BYTES = 40e6, 8e6
 HASHED_PROCESSES = (1, 2, 5)
+SEGMENT_BYTES = 32 << 20  # so that a few hundred MB are work for several processes
 
 
 def main() -> None:
@@ -89,7 +90,12 @@ def time_conversions(inputs: Path, size: int, args: argparse.Namespace) -> list[
         for processes, measured in speeds.items():
             out = inputs.with_name("out")
             report = convert_to_mds(
-                inputs, out, processes=processes, progress=False, overwrite=True
+                inputs,
+                out,
+                processes=processes,
+                segment_bytes=SEGMENT_BYTES,
+                progress=False,
+                overwrite=True,
             )
             measured.append(size / 1e6 / report.seconds)
     return [{"processes": number, "MB/s": measured} for number, measured in speeds.items()]
@@ -100,10 +106,17 @@ def hash_outputs(folder: Path) -> list[Row]:
     rows: list[Row] = []
     for processes in HASHED_PROCESSES:
         out, inputs = folder / f"out{processes}", folder / "jsonl.gz"
-        convert_to_mds(inputs, out, processes=processes, progress=False, shard_bytes=4 << 20)
+        convert_to_mds(
+            inputs,
+            out,
+            processes=processes,
+            progress=False,
+            shard_bytes=4 << 20,
+            segment_bytes=SEGMENT_BYTES // 8,
+        )
         digest = hashlib.sha256()
-        for path in sorted([*out.glob("shard.*"), out / "index.json"]):
-            digest.update(path.name.encode() + path.read_bytes())
+        for path in sorted([*out.rglob("shard.*"), out / "index.json"]):
+            digest.update(str(path.relative_to(out)).encode() + path.read_bytes())
         rows.append({"processes": processes, "SHA-256": digest.hexdigest()})
     if len({row["SHA-256"] for row in rows}) > 1:
         raise SystemExit(f"the output depends on the number of processes: {rows}")

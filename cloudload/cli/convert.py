@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +22,10 @@ _CONVERT_EXAMPLE = """\
 A conversion that was stopped or killed resumes when you run it again, without --overwrite. It
 recognizes its input by file names and sizes.
 
-example:
+examples:
   cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
+  cloudload convert s3://bucket/raw s3://bucket/mds --engine ray --address auto
+  cloudload convert s3://bucket/raw s3://bucket/mds --worker 3/64
 """
 
 
@@ -32,7 +36,7 @@ def add_convert(commands: Commands) -> None:
         _convert,
         help="convert raw corpora to MDS shards",
         description="Convert raw corpora to an MDS dataset. The output has the same bytes for any "
-        "number of processes.",
+        "number of processes or machines.",
         epilog=_CONVERT_EXAMPLE,
         after_interrupt="To resume, run the same command again, without --overwrite",
     ).add_argument
@@ -57,11 +61,27 @@ def add_convert(commands: Commands) -> None:
     add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
     size = "maximum raw size of a shard that holds several documents (default: 64m)"
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
+    parts = "stored input bytes of a segment, the part that a process converts (default: 256m)"
+    add("--segment-bytes", type=_bytes, default="256m", metavar="SIZE", help=parts)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
+    share = "convert a share of the segments: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
+    add("--worker", metavar="I/N", help=share)
+    join = "convert nothing; write the index if all segments are finished, or list the others"
+    add("--finish", action="store_true", help=join)
+    engine = "what runs the segments: processes of this machine, or a Ray cluster (default: local)"
+    add("--engine", default="local", choices=["local", "ray"], help=engine)
+    cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: one on this machine)"
+    add("--address", metavar="URL", help=cluster)
+    resources = "what Ray reserves for each segment, such as cpus=1,memory=2g (default: cpus=1)"
+    add("--task-resources", metavar="NAME=N,...", help=resources)
+    show = "print the files found, the segments, and an estimate, and write nothing"
+    add("--plan", action="store_true", help=show)
     skip = "leave out and count bad records instead of stopping"
     add("--skip-bad", action="store_true", help=skip)
     remove = "first remove the dataset or unfinished conversion at OUT"
     add("--overwrite", action="store_true", help=remove)
+    more = "add the documents to the finished dataset at OUT, whose shards stay as they are"
+    add("--append", action="store_true", help=more)
     add("--quiet", action="store_true", help="no progress bar and no summary; log only warnings")
     add("--json", action="store_true", help="print the report as JSON")
     add("--report", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
@@ -79,24 +99,57 @@ def _bytes(text: str) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from cloudload.convert import convert_to_mds
 
+    if options.plan:
+        return _print_outline(options)
     if options.report and not options.report.absolute().parent.is_dir():
         raise ValueError(
             f"--report is {options.report}, but there is no folder {options.report.parent}. Create "
             "it first"
         )
-    names = "text_key id_key keep format split shard_bytes processes skip_bad overwrite"
-    report = convert_to_mds(
-        options.inputs,
-        options.out,
-        compression=None if options.compression == "none" else options.compression,
-        hashes=() if options.hashes == "none" else options.hashes.split(","),
-        progress=not options.quiet,
-        **{name: getattr(options, name) for name in names.split()},
-    )
+    names = "text_key id_key keep format split shard_bytes segment_bytes processes worker finish "
+    names += "skip_bad overwrite append"
+    with _open_engine(options) as executor:
+        report = convert_to_mds(
+            options.inputs,
+            options.out,
+            compression=None if options.compression == "none" else options.compression,
+            hashes=() if options.hashes == "none" else options.hashes.split(","),
+            progress=not options.quiet,
+            executor=executor,
+            **{name: getattr(options, name) for name in names.split()},
+        )
     if options.report:
         options.report.write_text(report.to_json() + "\n")
     if options.json or not options.quiet:
         print(report.to_json() if options.json else _summary(report))
+    return 0
+
+
+def _open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
+    if options.engine != "ray":
+        if options.address or options.task_resources:
+            raise ValueError("--address and --task-resources need --engine ray")
+        return nullcontext()
+    from cloudload.engines.ray import RayExecutor, parse_resources
+
+    resources = parse_resources(options.task_resources) if options.task_resources else {}
+    return RayExecutor(options.address, **resources)
+
+
+def _print_outline(options: argparse.Namespace) -> int:
+    from cloudload.convert.outline import outline_conversion
+
+    names = ("format", "split", "segment_bytes")
+    outline = outline_conversion(options.inputs, **{name: getattr(options, name) for name in names})
+    if options.json:
+        print(outline.to_json())
+        return 0
+    print(*outline.table, sep="\n")
+    print(
+        f"{outline.segments:,} segments, the largest of {outline.largest_segment_bytes:,} bytes\n"
+        f"about {outline.core_seconds:,.0f} s on one core; no less than "
+        f"{outline.largest_segment_seconds:,.0f} s, which the largest segment takes"
+    )
     return 0
 
 
@@ -105,6 +158,8 @@ def _summary(report: ConvertReport) -> str:
     if report.seconds and not report.resumed_shards:
         speed = f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s"
     state = "was already complete" if report.already_complete else "is complete"
+    if report.unfinished_segments:
+        state = f"lacks {report.unfinished_segments:,} of {report.segments:,} segments"
     bad = [f"             {record}" for record in report.bad_records]
     if report.bad > len(bad):
         bad.append(f"             … and {report.bad - len(bad):,} more")

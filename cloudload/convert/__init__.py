@@ -1,17 +1,21 @@
 """Convert raw corpora to MDS: the same bytes for any number of processes and interruptions.
 
-    inputs ──► units ──► blocks ──► samples ──► shards ──► index.json
-    files,     readers   in order   encoded     cut in     written last, so a partial
-    globs, …                        in workers  order,     dataset is never readable
-                                                stored in workers, listed in the journal
+    inputs ──► segments ──► units ──► blocks ──► samples ──► shards ──► index.json
+    files,     by size,     readers   in order   encoded     cut in     written last, so a partial
+    globs, …   in a plan                                     order,     dataset is never readable
+                                                             listed in a journal
+               └──────── each by one process, anywhere ────────────┘
 
-    convert   the steps above                  config, columns   options that change the output
-    inputs, input_files, records, readers      shards            encode, cut, store
-    saved_datasets, mds_datasets               folders that are one dataset
-    journal   resume, report                   process_pool, shared_bytes   workers
-    listing   a table of the inputs            split_by_hash     documents to splits
+    convert   the public function              config, columns   options that change the output
+    segments, plan, planning   what each       inputs, input_files, records, readers
+        worker converts                        segment, shards   encode, cut, store
+    run       one segment, or those of a plan  journal           resume, report
+    finish, append   join the segments         outline           what a conversion would do
+    listing   a table of the inputs            saved_datasets, mds_datasets   folders that are
+    split_by_hash   documents to splits            one dataset
 
-Other packages use `convert_to_mds` and `journal.ConvertReport`. Everything else is internal.
+Other packages use `convert_to_mds`, `journal.ConvertReport` and `outline`. Everything else is
+internal.
 """
 
 from __future__ import annotations

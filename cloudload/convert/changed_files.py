@@ -12,14 +12,14 @@ from typing import Any
 
 from cloudload.convert.records import InputUnit
 
-_MOST_FILES = 10_000  # the list is written with the journal and the report
+MOST_FILES = 10_000  # the list is written with the journal and the report
 _SHOWN = 5
 
 
 def list_sizes(units: Iterable[InputUnit]) -> dict[str, int | None]:
     """The size of each file in bytes, by name. Empty if there are more than 10,000 files."""
     sizes = {file.name: file.bytes for unit in units for file in unit.files}
-    return sizes if len(sizes) <= _MOST_FILES else {}
+    return sizes if len(sizes) <= MOST_FILES else {}
 
 
 def describe_changes(before: Any, now: Mapping[str, int | None]) -> str:

@@ -1,53 +1,37 @@
 """Convert raw corpora to MDS, and resume a conversion that was stopped or killed.
 
-    inputs ─► blocks ─► samples ────► shards ────► index.json
-              in order  encoded in    cut in order, then compressed, hashed and stored in workers
-                        workers
+    inputs ─► one segment ─────────────────────────► shards ──────────────┐
+           └► plan ─► segments, on any processes ──► NNNNN/shards, notes ─┴─► index.json
 
-The output has the same bytes for any number of processes and interruptions. A conversion resumes
-after the shards that its journal (`cloudload.convert.journal`) lists.
+The output has the same bytes for any number of processes, machines and interruptions. A conversion
+resumes after the shards that its journals (`cloudload.convert.journal`) list.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict
 from typing import Any
 
 from cloudload.convert.changed_files import list_sizes
-from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.inputs import list_units
-from cloudload.convert.journal import ConvertReport, FinishedWork, InputPosition, Journal
-from cloudload.convert.process_pool import open_executor
-from cloudload.convert.records import (
-    DEFAULT_BLOCK_BYTES,
-    BlockStart,
-    InputBlock,
-    InputUnit,
-    sum_bytes,
-)
-from cloudload.convert.shards import (
-    EncodedSamples,
-    ShardContext,
-    ShardCutter,
-    encode_block,
-    store_shard,
-)
+from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
+from cloudload.convert.journal import ConvertReport, Journal, compare_claims, read_if_exists
+from cloudload.convert.plan import PLAN_NAME, Plan
+from cloudload.convert.planning import agree_on_plan, has_segments
+from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
+from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
+from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES
+from cloudload.engines.shares import Share
 from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
 from cloudload.option_names import suggests_names
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, join_url, local_path
-from cloudload.system.ordered_results import run_in_order
-from cloudload.system.progress_bar import open_progress_bar
-
-logger = logging.getLogger(__name__)
 
 
 @suggests_names
@@ -64,16 +48,26 @@ def convert_to_mds(
     hashes: Sequence[str] = ("xxh64",),
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     processes: int | None = None,
+    executor: Executor | None = None,
+    worker: str | None = None,
+    finish: bool = False,
     skip_bad: bool = False,
     overwrite: bool = False,
+    append: bool = False,
     progress: bool = True,
 ) -> ConvertReport:
     """Convert the documents of `inputs` to an MDS dataset, or resume a conversion.
 
+    The input is cut into segments of about `segment_bytes`. Each process or machine takes whole
+    segments, and the output has the same bytes whatever runs them. Shards of several segments are
+    in folders `00000`, `00001`, and so on; a single segment has no folder.
+
     To resume a conversion that was stopped or killed, call this again with the same arguments, but
-    without `overwrite`. `processes`, `skip_bad` and `progress` may differ. File names and sizes
-    identify the input, so an edit that keeps a file's size goes unnoticed.
+    without `overwrite`. `processes`, `executor`, `worker`, `finish`, `skip_bad` and `progress` may
+    differ. File names and sizes identify the input; a file that changes during the conversion is
+    refused if its store has ETags, generations, or times of change.
 
     Args:
         inputs: one input or a list of them: a file, folder or glob, local or in a store, such as
@@ -85,7 +79,8 @@ def convert_to_mds(
         text_key: the field that holds the document. `meta.url` is a field within another one.
         id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
             is `NAME:NUMBER`, from the name of the file or dataset and the line or row; or the file
-            name alone, for a file that is one document (format `text`).
+            name alone, for a file that is one document (format `text`). In a file of lines that is
+            cut into segments, it is `NAME:@OFFSET`, the offset of the line in bytes.
         keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
             it is inferred from the first record in which the field is not null.
         format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
@@ -101,10 +96,25 @@ def convert_to_mds(
             by default.
         block_bytes: approximate bytes of input per block, 8 MiB by default. A block is the unit of
             work.
-        processes: number of worker processes, one per available core by default. With 1, all work
-            is done in this process.
+        segment_bytes: stored input bytes of a segment; 256 MiB by default. Uncompressed lines and
+            Parquet files larger than this are cut. A compressed file is never cut. Each segment
+            ends with a shard that may be short. An iterator, a `datasets` object and stdin are one
+            segment.
+        processes: number of worker processes, one per available core by default. Each takes one
+            segment at a time. With 1, all work is done in this process.
+        executor: run the segments on this `concurrent.futures.Executor` instead, such as a
+            `cloudload.engines.ray.RayExecutor`. Its workers must have access to the input and the
+            output, and the same versions of cloudload and of codecs.
+        worker: convert only one share of the segments, as one of several jobs: `I/N`, with I from 0
+            to N - 1, or `auto` in a job of a Slurm array, a Kubernetes Indexed Job, or AWS Batch.
+            The worker that finishes last also writes the index.
+        finish: convert nothing. Write the index if all segments are finished, or raise
+            `ConvertError` with those that are not.
         skip_bad: leave out and count bad records instead of raising `ConvertError`.
         overwrite: first remove the dataset, or an unfinished conversion, at `out`.
+        append: add the documents to the finished dataset at `out`, after its own and with its
+            columns. Its shards stay as they are, and it stays readable. The other options must be
+            those with which it was made, except for `segment_bytes`.
         progress: show a progress bar on stderr.
 
     Returns:
@@ -132,36 +142,71 @@ def convert_to_mds(
         block_bytes,
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    if processes < 1:
-        raise ValueError(f"processes is {processes}. Use at least 1")
+    for name, number in {"processes": processes, "segment_bytes": segment_bytes}.items():
+        if number < 1:
+            raise ValueError(f"{name} is {number}. Use at least 1")
+    share = Share.parse(worker) if worker is not None else None
+    _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
     location = _output_location(os.fspath(out), split)
     _check_not_within(location, inputs)
-    units = list_units(inputs, format, split, block_bytes)
+    recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
+    recipe["segment_bytes"] = segment_bytes
+    run = Run(location, config, processes, executor, share, finish, skip_bad, progress)
+    if (share or finish) and (data := read_if_exists(join_url(location, PLAN_NAME))):
+        # do not list a million files in each of a thousand workers
+        plan = Plan.parse(data)
+        compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
+        if not plan.must_list:
+            return convert_segments(run, plan, plan.files(list_roots(inputs), format))
+    listed = list_inputs(inputs, format, split)
+    units = list_units(listed, block_bytes)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
         raise ValueError(
             f"the output {redact(location)} contains inputs. Choose a folder beside them"
         )
-    recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
-    claim = {"recipe": recipe, "inputs": _identify(units)}
+    claim = {"recipe": recipe, "inputs": _identify(units, with_tags=append)}
     journal = Journal(location, claim, list_sizes(units))
     if overwrite:
         journal.clear()
-    if report := journal.finished_report():
+    return _convert(run, listed, units, journal, append)
+
+
+def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:
+    if overwrite and is_array:
+        raise ValueError(
+            "with overwrite, each worker would remove the work of the others. First remove the "
+            "output"
+        )
+    if overwrite and append:
+        raise ValueError("overwrite removes the dataset to which append adds. Use only one of them")
+
+
+def _convert(
+    run: Run,
+    listed: Sequence[FolderFiles | InputUnit],
+    units: Sequence[InputUnit],
+    journal: Journal,
+    append: bool,
+) -> ConvertReport:
+    """Convert the inputs unless they are already converted, as one segment or by a plan."""
+    folders = [item for item in listed if isinstance(item, FolderFiles)]
+    is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
+    if append and not is_files:
+        raise ValueError("only files can be appended. First write the rows to a file")
+    if not append and (report := journal.finished_report()):
         if unknown := [unit.name for unit in units if unit.size is None]:
             raise ConvertError(
-                f"{redact(location)} is already complete, but cloudload cannot check that it was "
-                f"made from {unknown[0]}. Choose another output, or overwrite it (--overwrite)"
+                f"{redact(run.location)} is already complete, but cloudload cannot check that it "
+                f"was made from {unknown[0]}. Choose another output, or overwrite it (--overwrite)"
             )
-        return replace(
-            report,
-            out=redact(location),
-            already_complete=True,
-            seconds=0.0,
-            resumed_shards=report.shards,
-        )
-    return _convert(
-        units, config, journal, processes=processes, skip_bad=skip_bad, progress=progress
-    )
+        return already_complete(report, run.location)
+    segment_bytes = journal.claim["recipe"]["segment_bytes"]
+    if append or (is_files and has_segments(folders, segment_bytes, journal)):
+        plan = agree_on_plan(journal, run.config, folders, units, append)
+        if isinstance(plan, ConvertReport):
+            return already_complete(plan, run.location)
+        return convert_segments(run, plan, [file for item in folders for file in item.files])
+    return convert_one_segment(run, units, journal)
 
 
 def _output_location(out: str, split: str | None) -> str:
@@ -188,109 +233,18 @@ def _check_not_within(location: str, inputs: Any) -> None:
             )
 
 
-def _identify(units: Sequence[InputUnit]) -> dict[str, Any]:
-    """Return a digest of the names and sizes by which a rerun recognizes its input, with totals."""
+def _identify(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
+    """Return a digest of the names and sizes by which a rerun recognizes its input, with totals.
+
+    With tags, files of the same names and sizes differ if their contents do.
+    """
     files = [file for unit in units for file in unit.files]
     listing = [
         [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
     ]
     digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-    return {"names and sizes": digest[:32], "files": len(files), "bytes": sum_bytes(files)}
-
-
-def _convert(
-    units: Sequence[InputUnit],
-    config: ConvertConfig,
-    journal: Journal,
-    *,
-    processes: int,
-    skip_bad: bool,
-    progress: bool,
-) -> ConvertReport:
-    done = journal.read()
-    resumed = len(done.entries)
-    if resumed:
-        logger.info("resuming after %d shards", resumed)
-    if (position := done.position) is not None:
-        blocks = PeekableBlocks(_read_blocks(units, position, config))
-        if done.columns is None:
-            done = replace(done, columns=infer_columns(config, blocks))
-            journal.begin(done.columns or ())
-        context = ShardContext(config, config.shard_format(done.columns or ()), journal.location)
-        with (
-            open_progress_bar(
-                "convert",
-                _total_bytes(units),
-                done_bytes=position.counts.input_bytes,
-                shown=progress,
-            ) as bar,
-            open_executor(context, processes) as executor,
-        ):
-            samples = run_in_order(partial(executor.submit, encode_block), blocks, 2 * processes)
-            cutter = ShardCutter(context.form, resumed, position)
-            jobs = cutter.cut(_checked(samples, skip_bad, bar))
-            stored = run_in_order(partial(executor.submit, store_shard), jobs, processes // 2 + 1)
-            entries = [*done.entries, *(entry for _, entry in stored)]
-        done = replace(done, entries=entries, counts=cutter.counts)
-    if not done.entries:
-        journal.remove()
-        first, more = units[0].name, len(units) - 1
-        name = f"{first} and {more:,} more" if more else first
-        counts = f"{done.counts.empty:,} empty, {done.counts.bad:,} bad"
-        raise ConvertError(
-            f"no documents in {name}: {counts}. No dataset was written. Check the input"
-        )
-    return journal.finish(done.entries, _report(journal.location, units, done, resumed))
-
-
-def _read_blocks(
-    units: Sequence[InputUnit], position: InputPosition, config: ConvertConfig
-) -> Iterator[tuple[int, InputBlock]]:
-    """Yield (unit index, block), starting at `position`."""
-    for number in range(position.unit, len(units)):
-        start = position.start if number == position.unit else BlockStart()
-        for block in units[number].blocks(start, config.block_bytes, config.fields()):
-            yield number, block
-
-
-def _checked(
-    results: Iterable[tuple[tuple[int, InputBlock], EncodedSamples]], skip_bad: bool, bar: Any
-) -> Iterator[tuple[InputPosition, EncodedSamples]]:
-    """Yield (position, samples) for each block.
-
-    Raises `ConvertError` for a block with bad records, unless `skip_bad`.
-    """
-    for (unit, block), samples in results:
-        counts = samples.counts
-        if counts.bad and not skip_bad:
-            more = f" (and {counts.bad - 1:,} more nearby)" if counts.bad > 1 else ""
-            raise ConvertError(
-                f"{counts.bad_records[0]}{more}. Repair the input, or run again with skip_bad "
-                "(--skip-bad) to leave bad records out"
-            )
-        bar.update(counts.input_bytes)
-        yield InputPosition(unit, block.start), samples
-
-
-def _report(
-    location: str, units: Sequence[InputUnit], done: FinishedWork, resumed: int
-) -> ConvertReport:
-    kept = {column.name: column.encoding for column in done.columns or ()}
-    stored = [entry["zip_data"] or entry["raw_data"] for entry in done.entries]
-    return ConvertReport(
-        out=redact(location),
-        **vars(done.counts),
-        files=sum(len(unit.files) for unit in units),
-        raw_bytes=sum(entry["raw_data"]["bytes"] for entry in done.entries),
-        stored_bytes=sum(file["bytes"] for file in stored),
-        shards=len(done.entries),
-        columns={"text": "str", "id": "str"} | kept,
-        resumed_shards=resumed,
-    )
-
-
-def _total_bytes(units: Sequence[InputUnit]) -> int | None:
-    """The size of all input files, or None if the input is not only files of known sizes."""
-    files = [file for unit in units for file in unit.files]
-    is_known = bool(files) and all(file.bytes is not None for file in files)
-    return sum_bytes(files) if is_known else None
+    found = {"names and sizes": digest[:32], "files": len(files), "bytes": sum_bytes(files)}
+    if not with_tags:
+        return found
+    tags = json.dumps([file.tag for file in files]).encode()
+    return found | {"tags": hashlib.sha256(tags).hexdigest()[:32]}

@@ -9,12 +9,13 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
 from cloudload.errors import StoreError
 from cloudload.mds.index import ShardInfo
+from cloudload.storage.clients import skip_bytes
 from cloudload.storage.objects import open_object
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import is_local
@@ -34,7 +35,11 @@ _DECODERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@dataclass(frozen=True)
+Range = tuple[int, int]
+"""The first byte of a part of a file, and the byte after its last."""
+
+
+@dataclass(frozen=True, slots=True)
 class InputFile:
     """An input file and how to read it."""
 
@@ -53,11 +58,20 @@ class InputFile:
     """`gz`, `bz2`, `xz`, `zstd` or None."""
     shard: ShardInfo | None = None
     """The file's entry in the index of its dataset, for format `mds`."""
+    tag: str = ""
+    """The tag from the listing. Reading is refused if the file has another one by then."""
 
     @property
     def display_name(self) -> str:
         """The file's name in messages, without secrets."""
         return "stdin" if self.url == "-" else redact(self.url)
+
+
+class FilePart(NamedTuple):
+    """A file, or a range of one that can be cut."""
+
+    file: InputFile
+    range: Range | None = None
 
 
 class StoredByteCounter:
@@ -124,8 +138,7 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
     wait = Wait(_report_wait, f"reading {file.display_name}")
     while True:
         try:
-            with _open(file.url) as stream:
-                _advance(stream, position, file.url)
+            with _open(file, position) as stream:
                 while True:
                     with wait:
                         chunk = stream.read(_CHUNK_BYTES)
@@ -151,13 +164,9 @@ def _report_wait(waited_s: float, what: str) -> None:
     logger.warning("waited %.0f s for data: %s", waited_s, what)
 
 
-def _open(url: str) -> BinaryIO:
-    return open(sys.stdin.fileno(), "rb", closefd=False) if url == "-" else open_object(url)
-
-
-def _advance(stream: BinaryIO, position: int, url: str) -> None:
-    if url != "-" and is_local(url):
-        stream.seek(position)
-        return
-    while position > 0 and (skipped := len(stream.read(min(position, 1 << 20)))):
-        position -= skipped
+def _open(file: InputFile, start: int) -> BinaryIO:
+    if file.url != "-":
+        return open_object(file.url, start=start, tag=file.tag)
+    stream = open(sys.stdin.fileno(), "rb", closefd=False)
+    skip_bytes(stream, start)
+    return stream

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config.choices import INPUT_FORMATS
-from cloudload.convert.input_files import InputFile
+from cloudload.convert.input_files import FilePart, InputFile, Range
 from cloudload.convert.mds_datasets import is_mds_folder, list_shards
 from cloudload.convert.readers.arrow import ArrowUnit
 from cloudload.convert.readers.csv import CsvUnit
@@ -32,6 +32,7 @@ from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.saved_datasets import select_saved_files
 from cloudload.errors import ConvertError
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
+from cloudload.storage.base import StoredObject
 from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
 from cloudload.storage.objects import list_objects
 from cloudload.storage.redaction import contains_secrets, redact
@@ -39,22 +40,34 @@ from cloudload.storage.urls import check_location, is_local, local_path
 
 _MAX_BLOCK_FILES = 1024
 _HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
-_UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
+_RANGED: dict[str, Callable[[InputFile, Range | None], InputUnit]] = {
     "jsonl": LinesUnit,
     "lines": LinesUnit,
+    "parquet": ParquetUnit,
+}
+"""The unit of a file of each format that can be cut, or of a range of the file."""
+_UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "json": JsonUnit,
     "csv": CsvUnit,
     "tsv": CsvUnit,
-    "parquet": ParquetUnit,
     "arrow": ArrowUnit,
     "webdataset": WebDatasetUnit,
     "mds": MdsUnit,
 }
-"""The unit of a file of each format that has one unit per file."""
+"""The unit of a file of each other format that has one unit per file."""
 
 
-def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) -> list[InputUnit]:
-    """List the units to read, in order.
+@dataclass(frozen=True)
+class FolderFiles:
+    """The files of one input, in order, below its root: a folder, a file, or a glob's folder."""
+
+    root: str
+    """What the URLs of all files begin with; without secrets, it identifies the input."""
+    files: list[InputFile]
+
+
+def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
+    """List the inputs in order: the files of each, or the unit of one that has no files.
 
     `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
     `hf://NAME`, a `datasets` object, or an iterable of rows. Raises `ValueError` for anything else,
@@ -66,31 +79,45 @@ def list_units(inputs: Any, format: str, split: str | None, block_bytes: int) ->
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
         raise ValueError("no inputs. Pass files, folders, globs, a dataset, or - for stdin")
-    found: list[list[InputFile] | InputUnit] = [_resolve(item, format, split) for item in several]
-    named = iter(_unique_names([files for files in found if isinstance(files, list)]))
+    found = [_resolve(item, format, split) for item in several]
+    named = iter(unique_names([item.files for item in found if isinstance(item, FolderFiles)]))
+    return [
+        replace(item, files=next(named)) if isinstance(item, FolderFiles) else item
+        for item in found
+    ]
+
+
+def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> list[InputUnit]:
+    """List the units of inputs from `list_inputs`, in order."""
     units: list[InputUnit] = []
-    for item in found:
-        units.extend(_group(next(named), block_bytes) if isinstance(item, list) else [item])
+    for item in inputs:
+        if isinstance(item, FolderFiles):
+            units.extend(group_units(map(FilePart, item.files), block_bytes))
+        else:
+            units.append(item)
     return units
 
 
-def _resolve(item: Any, format: str, split: str | None) -> list[InputFile] | InputUnit:
+def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUnit:
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
             if format == "mds":
                 raise ValueError("an MDS dataset cannot be read from stdin. Pass its folder or URL")
-            return [InputFile("-", "stdin", None, "jsonl" if format == "auto" else format, None)]
+            form = "jsonl" if format == "auto" else format
+            return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
         if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)
-        files = _find_files(text)
+        root, files, tags = _find_files(text)
         if format == "mds" or (format == "auto" and is_mds_folder(files)):
-            return list_shards(text, files)
+            shards = list_shards(text, files)
+            return FolderFiles(root, [replace(file, tag=tags[file.url]) for file in shards])
         if format in ("auto", "arrow"):
             files = select_saved_files(text, files, split)
         if format == "auto":
             _refuse_binary([url for url, _, _ in files])
-        return [_input_file(url, name, size, format) for url, name, size in files]
+        objects = ((StoredObject(url, size, tags[url]), name) for url, name, size in files)
+        return FolderFiles(root, [make_file(item, name, format) for item, name in objects])
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
@@ -149,30 +176,45 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
     return RowsUnit(PurePosixPath(name).name, loaded)
 
 
-def _find_files(location: str) -> list[tuple[str, str, int]]:
-    """List (URL, relative name, bytes) of each file at a path, folder or glob, sorted by URL.
+def list_roots(inputs: Any) -> list[str]:
+    """The roots of inputs that are locations of files, as `list_inputs` finds them."""
+    several = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return [_root_of(str(item)) for item in several]
 
+
+def _root_of(location: str) -> str:
+    """The root of a path, folder or glob."""
+    location = str(local_path(location)) if is_local(location) else location
+    return folder_before_wildcard(location) if is_glob(location) else location.rstrip("/")
+
+
+def _find_files(location: str) -> tuple[str, list[tuple[str, str, int]], dict[str, str]]:
+    """Find the files at a path, folder or glob.
+
+    Returns the root, (URL, relative name, bytes) of each file, sorted by URL, and tags by URL.
     Skips hidden files, files in hidden folders, and `_SUCCESS`. Raises `ConvertError` if there are
     no files, and `StoreError` if the location cannot be listed.
     """
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
-    root = folder_before_wildcard(location) if is_glob(location) else location.rstrip("/")
+    root = _root_of(location)
     pattern = glob_pattern(location) if is_glob(location) else None
-    files = []
+    files, tags = [], {}
     for item in list_objects(root):
-        name = _name_below(item.url, root)
+        name = name_below(item.url, root)
         if (_is_hidden(name) and item.url != root) or (pattern and not pattern.fullmatch(item.url)):
             continue
         files.append((item.url, name, item.bytes))
+        tags[item.url] = item.tag
     if not files:
         raise ConvertError(
             f"no files in {redact(location)}. Check the location (hidden files are skipped)"
         )
-    return files
+    return root, files, tags
 
 
-def _name_below(url: str, root: str) -> str:
+def name_below(url: str, root: str) -> str:
+    """The path of a file below its input's root, or its file name if it is the root."""
     if url == root:
         return PurePosixPath(url).name
     if is_local(url):
@@ -197,14 +239,15 @@ def _refuse_binary(urls: list[str]) -> None:
         )
 
 
-def _input_file(url: str, name: str, size: int, format: str) -> InputFile:
+def make_file(item: StoredObject, name: str, format: str) -> InputFile:
+    """Describe a listed file; `auto` chooses its format by its name."""
     extension, compression = split_name(name)
     if format == "auto":
         format = FORMATS_BY_EXTENSION.get(extension, "text")
-    return InputFile(url, name, size, format, compression)
+    return InputFile(item.url, name, item.bytes, format, compression, tag=item.tag)
 
 
-def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
+def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     """If two files have the same name, prefix every name with the index of its input in `inputs`.
 
     Names must be unique because IDs are derived from them. `inputs` are the files of each input
@@ -225,20 +268,22 @@ def _unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     ]
 
 
-def _group(files: list[InputFile], block_bytes: int) -> Iterator[InputUnit]:
-    """Yield the units of an input's files.
+def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUnit]:
+    """Yield the units of parts of one input's files.
 
     Consecutive text files share a unit of about `block_bytes` and at most 1,024 files. Every other
-    file is a unit.
+    part is a unit.
     """
     group: list[InputFile] = []
-    for file in files:
+    for file, part in parts:
         full = len(group) == _MAX_BLOCK_FILES or sum_bytes(group) >= block_bytes
         if group and (full or file.format != "text"):
             yield TextUnit(tuple(group))
             group = []
         if file.format == "text":
             group.append(file)
+        elif file.format in _RANGED:
+            yield _RANGED[file.format](file, part)
         else:
             yield _UNITS[file.format](file)
     if group:

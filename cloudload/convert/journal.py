@@ -10,7 +10,8 @@ It allows a killed conversion to resume without losing or repeating a document.
     index.json               stored last, so a partial dataset is never readable
 
 A rerun resumes after the longest run of entries, from 00000, whose shards exist. The journal is
-removed once the index is stored.
+removed once the index is stored. A conversion in segments has a plan instead
+(`cloudload.convert.plan`), and such a journal in the folder of each segment.
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ from cloudload.convert.records import BlockStart
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.survey import JOURNAL_FOLDER
-from cloudload.mds.writer import encode_index
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
 REPORT_NAME = "convert-report.json"
 MAX_LISTED = 20
-_SHARD_NAME = re.compile(r"shard\.\d{5,}\.mds(\.\w+)?")
+_SEGMENT_BYTES = "segment_bytes"
+_SEGMENT = r"(\d{5,}/)?"
+_SHARD_NAME = re.compile(_SEGMENT + r"shard\.\d{5,}\.mds(\.\w+)?")
+_JOURNAL_NAME = re.compile(_SEGMENT + re.escape(JOURNAL_FOLDER) + "/.+")
 _ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
-_LEFTOVER_NAME = re.compile(r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp")
+_LEFTOVER_NAME = re.compile(
+    _SEGMENT + r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp"
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,11 @@ class ConvertReport:
     """Number of shards that earlier runs wrote."""
     already_complete: bool = False
     """Whether the dataset was complete before this run."""
+    segments: int = 1
+    """Number of segments."""
+    unfinished_segments: int = 0
+    """Number of segments that other workers have not finished. If there are any, all counts are
+    those of this worker's share, and the dataset is not complete."""
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
@@ -152,12 +162,14 @@ class FinishedWork:
     `entries` are the index entries of its shards. `columns` are the columns of the kept fields, or
     None until they are known. `position` is where the next shard begins, or None after the last.
     `counts` covers the blocks before the one in which it begins; after the last shard, all blocks.
+    `resumed` is the number of shards that earlier runs wrote.
     """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     columns: tuple[Column, ...] | None = None
     position: InputPosition | None = field(default_factory=InputPosition)
     counts: Counts = field(default_factory=Counts)
+    resumed: int = 0
 
 
 class Journal:
@@ -181,10 +193,12 @@ class Journal:
         ):
             if (
                 name in (INDEX_NAME, REPORT_NAME)
-                or name.startswith(f"{JOURNAL_FOLDER}/")
+                or _JOURNAL_NAME.fullmatch(name)
+                or _LEFTOVER_NAME.fullmatch(name)
                 or _SHARD_NAME.fullmatch(name)
             ):
                 delete_object(join_url(self.location, name))
+        self._remove_empty_folders()
 
     def finished_report(self) -> ConvertReport | None:
         """Return the report if this conversion is already complete, otherwise None.
@@ -194,16 +208,24 @@ class Journal:
         """
         names = self._list()
         if INDEX_NAME in names:
-            stored = json.loads(self._read(REPORT_NAME)) if REPORT_NAME in names else None
-            if stored is None:
+            data = self._read(REPORT_NAME) if REPORT_NAME in names else None
+            if data is None:
                 raise ConvertError(
                     f"{redact(self.location)} already holds a dataset. Choose another output, or "
                     "overwrite it (--overwrite)"
                 )
+            stored = json.loads(data)
             self._compare(stored)
+            plan = self._read(f"{JOURNAL_FOLDER}/plan.json")
+            if plan is not None and json.loads(plan)["base"] is not None:
+                raise ConvertError(
+                    f"data is being appended to {redact(self.location)}. Run again with append "
+                    "(--append) and the files that were appended, to finish"
+                )
             self.remove()
             return ConvertReport.from_dict(stored["report"])
-        if f"{JOURNAL_FOLDER}/config.json" not in names and any(map(_SHARD_NAME.fullmatch, names)):
+        journals = {f"{JOURNAL_FOLDER}/config.json", f"{JOURNAL_FOLDER}/plan.json"}
+        if not journals & names.keys() and any(map(_SHARD_NAME.fullmatch, names)):
             raise ConvertError(
                 f"{redact(self.location)} holds shards, but no journal to resume from. "
                 "Choose another output, or overwrite it (--overwrite)"
@@ -220,21 +242,30 @@ class Journal:
             map(_SHARD_NAME.fullmatch, names)
         ):
             return FinishedWork()
-        config = json.loads(self._read(f"{JOURNAL_FOLDER}/config.json"))
+        # a copy of this segment's work may finish at the same time, and remove the journal
+        if (data := self._read(f"{JOURNAL_FOLDER}/config.json")) is None:
+            return FinishedWork()
+        config = json.loads(data)
         self._compare(config)
         done = FinishedWork(
             columns=tuple(Column.of(name, encoding) for name, encoding in config["columns"])
         )
         found = sorted(filter(_ENTRY_NAME.fullmatch, names), key=lambda name: (len(name), name))
         with ThreadPoolExecutor(16) as threads:
-            for number, entry in enumerate(map(json.loads, threads.map(self._read, found))):
-                is_next = found[number] == _entry_name(number)
-                if not is_next or not self._is_stored(entry["shard"], names):
+            for number, data in enumerate(threads.map(self._read, found)):
+                if data is None or found[number] != _entry_name(number):
+                    break
+                entry = json.loads(data)
+                if not self._is_stored(entry["shard"], names):
                     break
                 done.entries.append(entry["shard"])
                 following = InputPosition.from_json(entry["next"]) if entry["next"] else None
                 done = replace(done, position=following, counts=Counts.from_json(entry["counts"]))
-        return done
+        return replace(done, resumed=len(done.entries))
+
+    def is_begun(self) -> bool:
+        """Whether the journal lists shards, so that the conversion was begun as one segment."""
+        return any(map(_ENTRY_NAME.fullmatch, self._list()))
 
     def _is_stored(self, entry: Mapping[str, Any], names: Mapping[str, int]) -> bool:
         stored = entry["zip_data"] or entry["raw_data"]
@@ -243,7 +274,7 @@ class Journal:
     def begin(self, columns: Sequence[Column]) -> None:
         """Write the claim, which a rerun must match, and the columns of the kept fields."""
         config = {
-            "claim": self.claim,
+            "claim": self._claim_of_one(),
             "files": self.files,
             "columns": [[column.name, column.encoding] for column in columns],
         }
@@ -252,34 +283,70 @@ class Journal:
             json.dumps(config, indent=1).encode(),
         )
 
-    def finish(self, entries: Sequence[Mapping[str, Any]], report: ConvertReport) -> ConvertReport:
+    def finish(
+        self,
+        index: bytes,
+        stored: Mapping[str, int],
+        report: ConvertReport,
+        base: Mapping[str, Any] | None = None,
+    ) -> ConvertReport:
         """Store the report and then the index, remove the journal, and return the report.
 
-        Adds the duration to the report. Raises `ConvertError` if a stored shard is missing or has
-        the wrong size.
+        `stored` has the size in bytes of each shard's file. `base` is the stored report of the
+        dataset to which data was appended. Adds the duration to the report. Raises
+        `ConvertError` if a stored shard is missing or has the wrong size.
         """
         names = self._list()
-        if lost := [entry for entry in entries if not self._is_stored(entry, names)]:
-            first = lost[0]["raw_data"]["basename"]
+        if lost := [name for name, size in stored.items() if names.get(name) != size]:
             raise ConvertError(
-                f"{len(lost)} of {len(entries)} shards in {redact(self.location)} disappeared or "
-                f"changed size during the conversion, such as {first}. Run again to resume"
+                f"{len(lost)} of {len(stored)} shards in {redact(self.location)} disappeared or "
+                f"changed size during the conversion, such as {lost[0]}. Run again to resume"
             )
-        report = replace(report, seconds=round(time.monotonic() - self._began, 3))
-        stored = {"claim": self.claim, "files": self.files, "report": asdict(report)}
-        write_object(join_url(self.location, REPORT_NAME), json.dumps(stored, indent=2).encode())
-        write_object(join_url(self.location, INDEX_NAME), encode_index(entries))
+        report = replace(report, seconds=self.seconds())
+        claim = self.claim if report.segments > 1 else self._claim_of_one()
+        content: dict[str, Any] = {"claim": claim, "files": self.files, "report": asdict(report)}
+        if base is not None:
+            appended = [*base.get("appended", []), self.claim["inputs"]]
+            content |= {"claim": base["claim"], "files": base["files"], "appended": appended}
+        write_object(join_url(self.location, REPORT_NAME), json.dumps(content, indent=2).encode())
+        write_object(join_url(self.location, INDEX_NAME), index)
         self.remove()
         return report
 
+    def seconds(self) -> float:
+        """The duration of this run."""
+        return round(time.monotonic() - self._began, 3)
+
+    def _claim_of_one(self) -> dict[str, Any]:
+        """The claim of a single segment, whose bytes do not depend on the size of segments."""
+        recipe = {
+            key: value for key, value in self.claim["recipe"].items() if key != _SEGMENT_BYTES
+        }
+        return {**self.claim, "recipe": recipe}
+
     def remove(self) -> None:
-        """Remove the journal, and the temporary files of killed writers."""
+        """Remove the journal, those of all segments, and the temporary files of killed writers."""
         for name in self._list():
-            if name.startswith(f"{JOURNAL_FOLDER}/") or _LEFTOVER_NAME.fullmatch(name):
+            if _JOURNAL_NAME.fullmatch(name) or _LEFTOVER_NAME.fullmatch(name):
                 delete_object(join_url(self.location, name))
-        if is_local(self.location):
-            with contextlib.suppress(OSError):
-                (local_path(self.location) / JOURNAL_FOLDER).rmdir()
+        self._remove_empty_folders()
+
+    def remove_entries(self) -> None:
+        """Remove the journal of a segment.
+
+        Its folder and temporary files remain, because a copy of the work may still write to it.
+        """
+        for name in self._list():
+            if _ENTRY_NAME.fullmatch(name) or name == f"{JOURNAL_FOLDER}/config.json":
+                delete_object(join_url(self.location, name))
+
+    def _remove_empty_folders(self) -> None:
+        if not is_local(self.location):
+            return
+        for pattern in (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*"):
+            for folder in local_path(self.location).glob(pattern):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
     def _list(self) -> dict[str, int]:
         """Map the name of each object at the output to its size in bytes."""
@@ -291,22 +358,47 @@ class Journal:
             raise
         return {item.url.removeprefix(self.location).lstrip("/"): item.bytes for item in found}
 
-    def _read(self, name: str) -> bytes:
-        return read_object(join_url(self.location, name))
+    def _read(self, name: str) -> bytes | None:
+        return read_if_exists(join_url(self.location, name))
 
     def _compare(self, stored: Mapping[str, Any]) -> None:
-        """Raise `ConvertError` if the claim of a stored report or config differs."""
-        for part in ("recipe", "inputs"):
-            for key in self.claim[part]:
-                before, now = stored["claim"][part].get(key), self.claim[part][key]
-                if before != now:
-                    change = f"{key} was {before!r} and is now {now!r}"
-                    if part == "inputs":
-                        change = describe_changes(stored.get("files"), self.files) or change
-                    raise ConvertError(
-                        f"the {part} of {redact(self.location)} changed: {change}. Run with the "
-                        f"original {part}, choose another output, or start over (--overwrite)"
-                    )
+        files = stored.get("files")
+        compare_claims(self.location, stored["claim"], self.claim, files, self.files)
+
+
+def compare_claims(
+    location: str,
+    stored: Mapping[str, Any],
+    claim: Mapping[str, Any],
+    files_before: Any = None,
+    files_now: Mapping[str, int | None] | None = None,
+) -> None:
+    """Raise `ConvertError` if the claim of a stored report, config or plan differs.
+
+    `files_before` and `files_now` are the sizes of the files, to say which of them changed.
+    """
+    for part in ("recipe", "inputs"):
+        for key in claim[part]:
+            before, now = stored[part].get(key), claim[part][key]
+            if before == now or (key == _SEGMENT_BYTES and before is None):
+                continue
+            change = f"{key} was {before!r} and is now {now!r}"
+            if part == "inputs":
+                change = describe_changes(files_before, files_now or {}) or change
+            raise ConvertError(
+                f"the {part} of {redact(location)} changed: {change}. Run with the original "
+                f"{part}, choose another output, or start over (--overwrite)"
+            )
+
+
+def read_if_exists(url: str) -> bytes | None:
+    """Read an object, or return None if there is none."""
+    try:
+        return read_object(url)
+    except StoreError as error:
+        if error.is_missing:
+            return None
+        raise
 
 
 def record_shard(

@@ -1,14 +1,13 @@
 """Encode blocks of records, cut them into shards, and store the shards.
 
-workers   encode_block: records ─► samples ─┐                ┌─► store_shard: compress, hash,
-parent                                      └─► ShardCutter ─┘   store, list in the journal
+encode_block: records ─► samples ─► ShardCutter ─► store_shard: compress, hash, store,
+                                                   list in the journal
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, record_shard
 from cloudload.convert.records import InputBlock, Record, find_field, list_fields
-from cloudload.convert.shared_bytes import SharedBytes
 from cloudload.mds.index import Column
 from cloudload.mds.writer import ShardFormat, encode_sample, pack_shard, shorten
 from cloudload.storage.objects import write_object
@@ -31,7 +29,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class ShardContext:
-    """Context for every worker: the config, the shard format, and the output location."""
+    """The config, the shard format, and the location of the shards."""
 
     config: ConvertConfig
     form: ShardFormat
@@ -42,7 +40,7 @@ class ShardContext:
 class EncodedSamples:
     """The samples of a block, concatenated. `sizes` is int64 [samples], in bytes."""
 
-    data: bytes | SharedBytes
+    data: bytes
     sizes: Ints
     counts: Counts
 
@@ -57,7 +55,7 @@ class ShardJob:
     """
 
     number: int
-    parts: tuple[bytes | SharedBytes, ...]
+    parts: tuple[memoryview, ...]
     sizes: Ints
     next: InputPosition | None
     counts: Counts
@@ -70,12 +68,11 @@ class _BadRecordError(Exception):
 # ---------------------------------------------------------------- encode
 
 
-def encode_block(context: ShardContext, numbered: tuple[int, InputBlock]) -> EncodedSamples:
+def encode_block(context: ShardContext, block: InputBlock) -> EncodedSamples:
     """Encode the documents of a block, and count its empty and bad records, which are left out.
 
-    `numbered` is (unit index, block). Raises `StoreError` if an input file cannot be read.
+    Raises `StoreError` if an input file cannot be read.
     """
-    block = numbered[1]
     columns = context.form.columns
     variable = [column.name for column in columns if column.bytes is None]
     text_place, text_size = 4 * variable.index("text"), struct.Struct("<I")
@@ -178,14 +175,9 @@ def _kept_value(value: Any, column: Column) -> Any:
 def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
     """Build, compress, hash and store a shard, list it in the journal, and return its index entry.
 
-    Raises `StoreError` if the shard or its journal entry cannot be written, and `SystemExit` in a
-    worker whose parent has died.
+    Raises `StoreError` if the shard or its journal entry cannot be written.
     """
-    parts = [part.read() if isinstance(part, SharedBytes) else part for part in job.parts]
-    shard = pack_shard(context.form, job.number, job.sizes, parts)
-    parent = multiprocessing.parent_process()
-    if parent and not parent.is_alive():
-        raise SystemExit("the conversion was stopped")  # a new run may already write to this output
+    shard = pack_shard(context.form, job.number, job.sizes, job.parts)
     write_object(join_url(context.location, shard.name), shard.data)
     record_shard(context.location, job.number, shard.entry, job.next, job.counts)
     return shard.entry
@@ -210,7 +202,7 @@ class ShardCutter:
         self._reset()
 
     def _reset(self) -> None:
-        self._parts: list[bytes | SharedBytes] = []
+        self._parts: list[memoryview] = []
         self._sizes: list[Ints] = []
         self._bytes = self._empty_bytes
 
@@ -225,6 +217,7 @@ class ShardCutter:
     def _cut_block(self, position: InputPosition, samples: EncodedSamples) -> Iterator[ShardJob]:
         ends = np.concatenate([[0], np.cumsum(samples.sizes)])
         costs = ends + 4 * np.arange(len(ends))  # each sample has a 4-byte offset
+        data = memoryview(samples.data)
         first, self._skip = self._skip, 0
         while first < len(samples.sizes):
             room = self._limit - self._bytes
@@ -233,7 +226,7 @@ class ShardCutter:
                 yield self._flush(replace(position, sample=first))
                 continue
             last = max(last, first + 1)
-            self._parts.append(samples.data[int(ends[first]) : int(ends[last])])
+            self._parts.append(data[int(ends[first]) : int(ends[last])])
             self._sizes.append(samples.sizes[first:last])
             self._bytes += int(costs[last] - costs[first])
             first = last

@@ -7,5 +7,5 @@
     units    run_units: results as they arrive       local   processes of this machine
     shares   the units of one job of an array        ray     a Ray cluster
 
-An engine is a `concurrent.futures.Executor`. It knows nothing about the work.
+An engine is `LocalProcesses` or a `concurrent.futures.Executor`. It knows nothing about the work.
 """

@@ -1,37 +1,44 @@
 """Processes of this machine, each of which takes one unit after another.
 
-    this process ── function, argument ──► worker process ── small result ──►
+    this process ── function, argument ──► worker process
+                 ◄───── small result ─────
 
-The processes are spawned, because this one may have threads and store clients. If one dies, every
-unit that is not finished fails with `WorkerError`, which says how it died.
+Each process has a pipe of its own and shares no lock, so one that is killed at any moment cannot
+stop this process or another worker: its pipe closes, and that is a `WorkerError`, which says how it
+died. (`ProcessPoolExecutor` of Python 3.11 can lose units, and wait for them forever, if a process
+dies while units are submitted.) The processes are spawned, because this one may have threads and
+store clients.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import Any
 
+from cloudload.errors import WorkerError
+from cloudload.storage.redaction import redact
 from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.open_files import raise_open_file_limit
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 
 logger = logging.getLogger(__name__)
 
-_ENDED_S = 30.0
-_STOPPED = (SIGTERM_STATUS, -signal.SIGTERM)
+_END_S = 10.0
 
 
 @contextmanager
 def open_processes(number: int) -> Iterator[LocalProcesses | None]:
-    """Yield an executor of `number` processes, or None if the work belongs in this process.
+    """Yield `number` processes, or None if the work belongs in this process.
 
-    It does with 1, or if other processes could not import the program. At the end, units that have
-    not started are canceled.
+    It does with at most 1, or if other processes could not import the program. At the end, the
+    processes end, after an error without finishing their units.
     """
     if number > 1 and (script := find_missing_script()):
         logger.warning(
@@ -41,60 +48,100 @@ def open_processes(number: int) -> Iterator[LocalProcesses | None]:
             number,
         )
         number = 1
-    if number == 1:
+    if number <= 1:
         yield None
         return
     raise_open_file_limit()
-    with LocalProcesses(number) as executor:
-        try:
-            yield executor
-        except BaseException:
-            executor.stop()
-            raise
+    processes = LocalProcesses(number)
+    try:
+        yield processes
+    finally:
+        processes.close()
 
 
-class LocalProcesses(ProcessPoolExecutor):
+class LocalProcesses:
     """Worker processes that exit soon after this process ends, and leave Ctrl-C to it."""
 
     def __init__(self, number: int) -> None:
         spawn = multiprocessing.get_context("spawn")
-        super().__init__(number, mp_context=spawn, initializer=_begin)
-        self._workers: dict[int, Any] = {}
+        self._workers: dict[Any, Any] = {}
+        for _ in range(number):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_work, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()  # so that the pipe closes when the process dies
+            self._workers[ours] = process
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = super().submit(function, *args, **kwargs)
-        # the base class forgets its processes when one dies
-        self._workers.update(self._processes or {})
-        return future
+    def run(
+        self, function: Callable[[Any], Any], arguments: Sequence[Any]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (place, result) of each unit, in the order of completion.
 
-    def stop(self) -> None:
-        """Cancel the units that have not started, and end the processes."""
-        self.shutdown(wait=False, cancel_futures=True)
+        Raises `WorkerError` if a process dies, or if a unit cannot be sent to it.
+        """
+        units = iter(enumerate(arguments))
+        idle, running = list(self._workers), dict[Any, int]()
+        while True:
+            while idle and (unit := next(units, None)):
+                pipe = idle.pop()
+                self._send(pipe, function, unit[1])
+                running[pipe] = unit[0]
+            if not running:
+                return
+            for pipe in wait(list(running)):
+                result = self._receive(pipe)
+                idle.append(pipe)
+                yield running.pop(pipe), result
+
+    def close(self) -> None:
+        """End the processes: idle ones by themselves, others by SIGTERM."""
+        for pipe in self._workers:
+            pipe.close()
+        is_failing = sys.exc_info()[0] is not None
         for process in self._workers.values():
-            process.terminate()
-
-    def describe_loss(self) -> str:
-        """Describe how a process died, for an error message."""
+            if is_failing:
+                process.terminate()
         for process in self._workers.values():
-            process.join(_ENDED_S)
-        # when one process dies, the base class terminates the others
-        ended = sorted(self._workers.values(), key=lambda process: process.exitcode in _STOPPED)
-        if not ended or ended[0].exitcode in (None, 0):
-            return f"a worker process ended. {GUARD_ADVICE}. Run again to resume"
-        worker, code = f"worker process {ended[0].pid}", ended[0].exitcode
-        if code == SIGTERM_STATUS or code < 0:
-            number = signal.SIGTERM if code > 0 else signal.Signals(-code)
-            hint = " (out of memory?)" if number == signal.SIGKILL else ""
-            return (
-                f"{worker} was killed by {number.name}{hint}. Run again to resume, with fewer "
-                "processes if memory is short"
-            )
+            process.join(_END_S)
+            process.kill()
+            process.join()
+
+    def _send(self, pipe: Any, function: Callable[[Any], Any], argument: Any) -> None:
+        try:
+            pipe.send((function, argument))
+        except ConnectionError:
+            raise WorkerError(_describe_loss(self._workers[pipe])) from None
+        except Exception as error:
+            what = f"cannot send work to a worker process: {type(error).__name__}: {error}"
+            raise WorkerError(f"{redact(what)}. Run again with processes=1") from None
+
+    def _receive(self, pipe: Any) -> Any:
+        try:
+            return pipe.recv()
+        except (EOFError, ConnectionError):
+            raise WorkerError(_describe_loss(self._workers[pipe])) from None
+
+
+def _describe_loss(process: Any) -> str:
+    process.join(_END_S)
+    worker, code = f"worker process {process.pid}", process.exitcode
+    if code is not None and (code == SIGTERM_STATUS or code < 0):
+        number = signal.SIGTERM if code > 0 else signal.Signals(-code)
+        hint = " (out of memory?)" if number == signal.SIGKILL else ""
         return (
-            f"{worker} ended with exit status {code}. {GUARD_ADVICE}. Run again to resume, or use "
-            "processes=1"
+            f"{worker} was killed by {number.name}{hint}. Run again to resume, with fewer "
+            "processes if memory is short"
         )
+    return (
+        f"{worker} ended with exit status {code}. {GUARD_ADVICE}. Run again to resume, or use "
+        "processes=1"
+    )
 
 
-def _begin() -> None:
+def _work(pipe: Any) -> None:
     exit_with_parent()
     raise_open_file_limit()
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            function, argument = pipe.recv()
+            pipe.send(function(argument))

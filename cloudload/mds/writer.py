@@ -114,7 +114,7 @@ class PackedShard:
 
 
 def pack_shard(
-    form: ShardFormat, number: int, sizes: Ints, samples: Iterable[bytes]
+    form: ShardFormat, number: int, sizes: Ints, samples: Iterable[bytes | memoryview]
 ) -> PackedShard:
     """Build, compress and hash the shard with index `number`.
 

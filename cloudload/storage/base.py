@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,6 +58,9 @@ class StoredObject:
 
     url: str
     bytes: int
+    tag: str = field(default="", compare=False)
+    """A value that changes with the object: the ETag, the generation in GCS, or the time of a local
+    file's last change. Empty if the listing has none."""
 
 
 class ObjectStream(io.BufferedReader):
@@ -78,10 +81,11 @@ class Backend(Protocol):
     must be thread-safe.
     """
 
-    def open(self, url: str, retry: Retry) -> ObjectStream:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         """Open a stream of the object's stored bytes, without decompressing them.
 
-        Its version is what this request tells.
+        Its version is what this request tells. The stream begins at the byte `start`. With a `tag`
+        from a listing, raise what `clients.check_tag` raises if the object has another one.
 
         Reading must raise an error if the body is shorter than its Content-Length, where that is
         known; see `LengthCheckedReader`.
@@ -90,6 +94,13 @@ class Backend(Protocol):
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         """Create or replace the object, atomically if the store supports it."""
+        ...
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        """Create the object, or leave it as it is if it exists.
+
+        A store that cannot do this in one step checks first, and uploads.
+        """
         ...
 
     def delete(self, url: str, retry: Retry) -> None:

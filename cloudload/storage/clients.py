@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from cloudload.errors import FailureKind
+from cloudload.errors import FailureKind, StoreError
+from cloudload.storage.redaction import redact
 from cloudload.system.daemon_threads import settle
 
 T = TypeVar("T")
@@ -51,6 +52,23 @@ class LengthCheckedReader(io.RawIOBase):
     def close(self) -> None:
         self._body.close()
         super().close()
+
+
+def skip_bytes(stream: Any, count: int) -> None:
+    """Read and drop the first bytes of a stream that cannot seek."""
+    while count > 0 and (skipped := len(stream.read(min(count, 1 << 20)))):
+        count -= skipped
+
+
+def check_tag(url: str, expected: str, found: str) -> None:
+    """Raise `StoreError` if the object changed, by its tag from a listing and its tag now.
+
+    An empty tag is not known, and is not compared.
+    """
+    if expected and found and expected != found:
+        raise StoreError(
+            f"{redact(url)} changed since it was listed. Restore it, or start over (--overwrite)"
+        )
 
 
 _BROKEN = (TimeoutError, ConnectionError, ShortReadError, EOFError, socket.gaierror, ssl.SSLError)

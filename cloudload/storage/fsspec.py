@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.base import ObjectStream, Retry, StoredObject
-from cloudload.storage.clients import LengthCheckedReader, call_with_timeout, failure_kind_of_any
+from cloudload.storage.clients import (
+    LengthCheckedReader,
+    call_with_timeout,
+    check_tag,
+    failure_kind_of_any,
+    skip_bytes,
+)
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 from cloudload.storage.versions import Version, version_of_details, version_of_headers
@@ -22,25 +28,36 @@ _STREAMING_TOO = ("oci", "hf")
 class FsspecStore:
     """Any scheme that fsspec supports. Uploads are atomic only where the package makes them so."""
 
-    def open(self, url: str, retry: Retry) -> ObjectStream:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
-            return StreamingStore().open(url, retry)
-        return call_with_timeout(retry.timeout_s, lambda: self._open(url, retry))
+            return StreamingStore().open(url, retry, start, tag)
+        if tag:
+            found = call_with_timeout(retry.timeout_s, lambda: _resolve(url)[0].info(url))
+            check_tag(url, tag, _tag(found))
+        return call_with_timeout(retry.timeout_s, lambda: self._open(url, retry, start))
 
-    def _open(self, url: str, retry: Retry) -> ObjectStream:
+    def _open(self, url: str, retry: Retry, start: int) -> ObjectStream:
         filesystem, _ = _resolve(url)
         # these options skip fsspec's preliminary request, which reports every failure as a missing
         # object
         options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
         with _evicted_on_failure(filesystem):
             opened = filesystem.open(url, "rb", **options)
-        size = getattr(opened, "size", None)
+            if start and not options:
+                opened.seek(start)
+        size = None if start else getattr(opened, "size", None)
         body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
         checked = LengthCheckedReader(body, size if isinstance(size, int) else None)
-        return ObjectStream(checked, _version_of(opened))
+        stream = ObjectStream(checked, _version_of(opened))
+        skip_bytes(stream, start if options else 0)  # a stream of options cannot seek
+        return stream
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
         _resolve(url)[0].put_file(str(path), url)
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        if not _resolve(url)[0].exists(url):
+            self.upload(path, url, retry)
 
     def delete(self, url: str, retry: Retry) -> None:
         _resolve(url)[0].rm_file(url)
@@ -50,7 +67,7 @@ class FsspecStore:
         for name, info in filesystem.find(url, detail=True).items():
             # build on the caller's URL, because fsspec's may lack the host or change the scheme
             below = name.removeprefix(root.rstrip("/"))
-            yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0))
+            yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0), _tag(info))
 
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
         filesystem, root = _resolve(url)
@@ -107,6 +124,11 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
     except Exception:
         type(filesystem).clear_instance_cache()
         raise
+
+
+def _tag(info: Mapping[str, Any]) -> str:
+    """The ETag of an object, where the file system tells it."""
+    return str(info.get("ETag") or info.get("etag") or "").strip('"')
 
 
 def _resolve(url: str) -> tuple[Any, str]:

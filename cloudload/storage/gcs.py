@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from cloudload.errors import FailureKind
 from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
+    check_tag,
     failure_kind_of_connection,
     failure_kind_of_status,
     name_setting,
@@ -37,7 +39,7 @@ class GCSStore:
             self._client = self._client or _make_client()
         return self._client.bucket(name)
 
-    def open(self, url: str, retry: Retry) -> ObjectStream:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
         # send one request, because the library's stream requests ranges and returns no bytes before
@@ -46,14 +48,15 @@ class GCSStore:
         answer = self._client._http.get(
             f"{base}/download/storage/v1{blob.path}?alt=media",
             # request the stored bytes, because decoding gzip would change the size that is checked
-            headers={"Accept-Encoding": "gzip"},
+            headers={"Accept-Encoding": "gzip"} | ({"Range": f"bytes={start}-"} if start else {}),
             stream=True,
             timeout=retry.timeout_s,
         )
-        if answer.status_code != 200:
+        if answer.status_code not in (200, 206):
             from google.api_core.exceptions import from_http_response
 
             raise from_http_response(answer)
+        check_tag(url, tag, answer.headers.get("X-Goog-Generation", ""))
         size = answer.headers.get("Content-Length")
         body = LengthCheckedReader(answer.raw, None if size is None else int(size))
         return ObjectStream(body, version_of_headers(answer.headers))
@@ -63,6 +66,15 @@ class GCSStore:
         self._bucket(bucket).blob(key).upload_from_filename(
             str(path), timeout=retry.deadline_s, retry=None
         )
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        from google.api_core.exceptions import PreconditionFailed
+
+        bucket, key = split_url(url)
+        with contextlib.suppress(PreconditionFailed):  # it exists
+            self._bucket(bucket).blob(key).upload_from_filename(
+                str(path), timeout=retry.deadline_s, retry=None, if_generation_match=0
+            )
 
     def delete(self, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -74,7 +86,8 @@ class GCSStore:
             prefix=prefix, timeout=retry.timeout_s, retry=None
         ):
             if is_below(blob.name, prefix):
-                yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size)
+                tag = str(blob.generation or "")
+                yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size, tag)
 
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
         bucket, key = split_url(url)

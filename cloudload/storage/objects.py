@@ -1,7 +1,7 @@
 """Functions that read, write, list, and delete objects.
 
     read_object  open_object  download_object        list_objects  peek_folder
-    write_object  upload_file  delete_object
+    write_object  create_object  upload_file  delete_object
 
 `read_object_version` and `download_object_version` also return what the store tells about the
 version that they read.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -33,6 +32,7 @@ from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
 from cloudload.storage.registry import backend_of
 from cloudload.storage.retries import OnRetry, TargetError, retrying
 from cloudload.storage.versions import UNKNOWN, Version
+from cloudload.system.temp_files import scratch_file
 
 MOST_PEEKED = 1_000
 """Most names that `peek_folder` returns."""
@@ -58,16 +58,20 @@ def download_object(
     retry: Retry | None = None,
     most_bytes: int | None = None,
     on_retry: OnRetry | None = None,
+    *,
+    start: int = 0,
+    tag: str = "",
 ) -> int:
     """Write an object to the seekable `target` from its current position. Return the byte count.
 
     `target` is truncated after the object. A retry starts over. With `most_bytes`, only the first
     `most_bytes` + 1 bytes are written, so that the caller can detect a larger object. A caller that
-    passes `on_retry` reports its own waits; see `retries`.
+    passes `on_retry` reports its own waits; see `retries`. `start` and `tag` are those of
+    `open_object`.
     """
-    start = target.tell()
-    download_object_version(url, target, retry, most_bytes, on_retry)
-    return target.tell() - start
+    place = target.tell()
+    download_object_version(url, target, retry, most_bytes, on_retry, start=start, tag=tag)
+    return target.tell() - place
 
 
 def download_object_version(
@@ -76,20 +80,23 @@ def download_object_version(
     retry: Retry | None = None,
     most_bytes: int | None = None,
     on_retry: OnRetry | None = None,
+    *,
+    start: int = 0,
+    tag: str = "",
 ) -> Version:
     """Do as `download_object` does, but return what the store tells about the version.
 
     Leaves `target` at the end of the object.
     """
     retry, backend = retry or Retry(), backend_of(url)
-    start = target.tell()
+    place = target.tell()
     # an abandoned attempt keeps running in its thread and must not write to a reused target
     writing, is_over = threading.Lock(), False
 
     def attempt(receive: Callable[[], None]) -> Version:
-        target.seek(start)
+        target.seek(place)
         left = sys.maxsize if most_bytes is None else most_bytes + 1
-        with contextlib.closing(backend.open(url, retry)) as source:
+        with contextlib.closing(backend.open(url, retry, start, tag)) as source:
             while chunk := source.read(min(left, CHUNK_BYTES)):
                 with writing:
                     if is_over:
@@ -116,10 +123,14 @@ def download_object_version(
             is_over = True
 
 
-def open_object(url: str, retry: Retry | None = None) -> BinaryIO:
-    """Open an object as a stream. Retries and the deadline apply to opening it, not to reads."""
+def open_object(url: str, retry: Retry | None = None, *, start: int = 0, tag: str = "") -> BinaryIO:
+    """Open an object as a stream that begins at the byte `start`.
+
+    Retries and the deadline apply to opening it, not to reads. With a `tag` from a listing, raises
+    `StoreError` if the object has changed since then.
+    """
     retry, backend = retry or Retry(), backend_of(url)
-    return retrying("open", url, backend, retry, lambda _: backend.open(url, retry))
+    return retrying("open", url, backend, retry, lambda _: backend.open(url, retry, start, tag))
 
 
 def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
@@ -135,10 +146,34 @@ def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
 
 def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
     """Store `data` as an object, with the guarantees of `upload_file`."""
-    with tempfile.NamedTemporaryFile() as file:
+    with scratch_file() as file:
         file.write(data)
         file.flush()
         upload_file(Path(file.name), url, retry)
+
+
+def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
+    """Store `data` as an object unless it exists, and return the bytes that it has then.
+
+    If several clients do this at once, all get the bytes of one of them. In stores that cannot
+    create in one step (fsspec, and GCS with an HMAC key), a client may get its own bytes although
+    another client replaces them.
+    """
+    retry, backend = retry or Retry(), backend_of(url)
+    with scratch_file() as file:
+        file.write(data)
+        file.flush()
+        path = Path(file.name)
+        retrying(
+            "write",
+            url,
+            backend,
+            retry,
+            lambda _: backend.create(path, url, retry),
+            may_be_long=True,
+        )
+    # a lost answer makes an object of our own look like another client's
+    return read_object(url, retry)
 
 
 def delete_object(url: str, retry: Retry | None = None) -> None:

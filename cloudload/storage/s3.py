@@ -16,6 +16,7 @@ from cloudload.errors import FailureKind
 from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
+    check_tag,
     failure_kind_of_connection,
     failure_kind_of_status,
     name_setting,
@@ -80,9 +81,13 @@ class S3Store:
         buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
         return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
 
-    def open(self, url: str, retry: Retry) -> ObjectStream:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = split_url(url)
-        answer = self._client(retry).get_object(Bucket=bucket, Key=key, **self._payer(bucket))
+        part = {"Range": f"bytes={start}-"} if start else {}
+        answer = self._client(retry).get_object(
+            Bucket=bucket, Key=key, **part, **self._payer(bucket)
+        )
+        check_tag(url, tag, _tag(answer))
         body = LengthCheckedReader(answer["Body"], answer.get("ContentLength"))
         return ObjectStream(body, version_of_headers(answer["ResponseMetadata"]["HTTPHeaders"]))
 
@@ -90,6 +95,30 @@ class S3Store:
         bucket, key = split_url(url)
         with path.open("rb") as file:  # boto3's upload_file hides the error's class and code
             self._client(retry).upload_fileobj(file, bucket, key, ExtraArgs=self._payer(bucket))
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        from botocore.exceptions import ClientError, ParamValidationError
+
+        bucket, key = split_url(url)
+        client = self._client(retry)
+        try:
+            with path.open("rb") as file:
+                client.put_object(
+                    Bucket=bucket, Key=key, Body=file, IfNoneMatch="*", **self._payer(bucket)
+                )
+        except ClientError as error:
+            if status_of(error) == 409:  # another client is creating it
+                raise ConnectionError(f"the object is being created ({error})") from error
+            if status_of(error) not in (412, 501):
+                raise
+            if status_of(error) == 501:
+                self._create_after_check(path, url, retry)
+        except ParamValidationError:  # an older botocore
+            self._create_after_check(path, url, retry)
+
+    def _create_after_check(self, path: Path, url: str, retry: Retry) -> None:
+        if not list(self.list(url, retry)):
+            self.upload(path, url, retry)
 
     def delete(self, url: str, retry: Retry) -> None:
         bucket, key = split_url(url)
@@ -101,7 +130,8 @@ class S3Store:
         for page in pages.paginate(Bucket=bucket, Prefix=prefix, **self._payer(bucket)):
             for item in page.get("Contents", []):
                 if is_below(item["Key"], prefix):
-                    yield StoredObject(f"{self.scheme}://{bucket}/{item['Key']}", item["Size"])
+                    name = f"{self.scheme}://{bucket}/{item['Key']}"
+                    yield StoredObject(name, item["Size"], _tag(item))
 
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
         bucket, key = split_url(url)
@@ -170,6 +200,14 @@ class GCSByHMAC(S3Store):
 
     def _payer(self, bucket: str) -> dict[str, str]:
         return {}
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        # the S3 API of GCS does not support If-None-Match
+        self._create_after_check(path, url, retry)
+
+
+def _tag(answer: dict[str, Any]) -> str:
+    return str(answer.get("ETag", "")).strip('"')
 
 
 def _config(retry: Retry, **options: Any) -> Any:

@@ -19,7 +19,7 @@ STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
 class StreamingStore:
     """StreamingDataset's downloaders, which download whole objects and cannot write or list."""
 
-    def open(self, url: str, retry: Retry) -> ObjectStream:
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         try:
             from streaming.base.storage.download import CloudDownloader
         except ImportError as error:
@@ -35,7 +35,9 @@ class StreamingStore:
                 raise StoreError(
                     f"cannot read {scheme_of(url)}:// URLs ({error}). Install the missing package"
                 ) from None
-            return ObjectStream(io.FileIO(path))  # stays readable after the folder is removed
+            file = io.FileIO(path)  # stays readable after the folder is removed
+            file.seek(start)
+            return ObjectStream(file)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise io.UnsupportedOperation(
@@ -43,7 +45,7 @@ class StreamingStore:
             "or a scheme that fsspec supports"
         )
 
-    upload = delete = list = peek = _refuse
+    upload = create = delete = list = peek = _refuse
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)

@@ -15,11 +15,13 @@ import atexit
 import contextlib
 import os
 import re
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
 
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 
@@ -81,6 +83,19 @@ def partial_file(path: Path) -> Iterator[Path]:
     finally:
         part.unlink(missing_ok=True)
         unregister(part)
+
+
+@contextlib.contextmanager
+def scratch_file() -> Iterator[BinaryIO]:
+    """Yield a new file in the folder for temporary files; its `name` is its path."""
+    with creation():
+        file = tempfile.NamedTemporaryFile()
+        register(Path(file.name))
+    try:
+        with file:
+            yield cast("BinaryIO", file)
+    finally:
+        unregister(Path(file.name))
 
 
 def is_temporary(path: Path) -> bool:

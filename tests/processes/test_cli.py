@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,42 @@ def test_help_is_instant_and_ends_with_an_example() -> None:
     usage, modules = printed.rsplit("\n", 2)[:2]
     assert usage.splitlines()[-1].startswith("  cloudload convert ")
     assert not {"torch", "numpy", "boto3", "streaming", "datasets", "tqdm"} & set(modules.split())
+
+
+def test_workers_of_an_array_finish_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus", lines=20)
+    arguments = ["convert", str(corpus), str(tmp_path / "out"), "--segment-bytes", "1k"]
+    assert cli.main([*arguments, "--worker", "1/2", "--processes", "1"]) == 0
+    assert re.search(r"lacks \d+ of \d+ segments", capsys.readouterr().out)
+    assert cli.main([*arguments, "--finish"]) == 1
+    assert re.search(r"segments are missing \(0, 2, 4", capsys.readouterr().err)
+    assert cli.main([*arguments, "--worker", "0/2", "--processes", "1"]) == 0
+    assert "is complete" in capsys.readouterr().out
+    assert cli.main([*arguments, "--finish"]) == 0
+    options: dict[str, Any] = {"segment_bytes": 1024, **QUIET}
+    convert_to_mds(corpus, tmp_path / "library", **options)
+    assert dataset_bytes(str(tmp_path / "out")) == dataset_bytes(str(tmp_path / "library"))
+
+
+def test_a_plan_shows_files_and_segments_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus", lines=20)
+    arguments = ["convert", str(corpus), str(tmp_path / "out"), "--segment-bytes", "1k", "--plan"]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"jsonl +2 +[\d,]+\njsonl \(gz\) +1 ", printed)
+    assert re.search(r"\d+ segments, the largest of [\d,]+ bytes", printed)
+    assert cli.main([*arguments, "--json"]) == 0
+    outline = json.loads(capsys.readouterr().out)
+    assert outline["files"] == 3
+    assert outline["bytes"] == sum(p.stat().st_size for p in corpus.rglob("*") if p.is_file())
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_ray_need_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = write_corpus(tmp_path / "corpus", lines=2)
+    assert cli.main(["convert", str(corpus), str(tmp_path / "out"), "--address", "auto"]) == 1
+    assert "need --engine ray" in capsys.readouterr().err

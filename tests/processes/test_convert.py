@@ -35,9 +35,11 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
             progress=False,
             shard_bytes=20_000,
             block_bytes=9_000,
+            segment_bytes=30_000,
         )
     one = dataset_bytes(str(tmp_path / "out1"))
     assert len(one) > 20
+    assert len({name.rpartition("/")[0] for name in one}) > 5
     assert dataset_bytes(str(tmp_path / "out2")) == one
     assert dataset_bytes(str(tmp_path / "out5")) == one
 
@@ -51,6 +53,9 @@ sys.exit(main())
 """
 
 
+SMALL = ("--shard-bytes", "64k", "--segment-bytes", "1m")
+
+
 def start_cli(*arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", HEEDFUL, "convert", *arguments, "--quiet"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -60,9 +65,7 @@ def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
     """Run the CLI, kill it at random moments, and run it until it is finished."""
     draw = random.Random(seed)
     for attempt in itertools.count():
-        process = start_cli(
-            str(corpus), out, "--shard-bytes", "64k", "--processes", str(draw.choice([1, 2, 3]))
-        )
+        process = start_cli(str(corpus), out, *SMALL, "--processes", str(draw.choice([1, 2, 3])))
         if attempt < kills:
             _wait_for_progress(process, out, draw.randint(1, 6))
             time.sleep(draw.random() * 0.05)
@@ -78,19 +81,19 @@ def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
 
 
 def _wait_for_progress(process: subprocess.Popen[bytes], out: str, shards: int) -> None:
-    """Until that many further shards are in the journal, so that every run gets somewhere."""
+    """Until that many further shards are stored, so that every run gets somewhere."""
     before = _journal_length(out)
     while process.poll() is None and _journal_length(out) < before + shards:
         time.sleep(0.002)
 
 
 def _journal_length(out: str) -> int:
-    return len(list(Path(out, ".convert").glob("0*.json")))
+    return len(list(Path(out).rglob("shard.*")))
 
 
 def check_kills(tmp_path: Path, kills: int, seed: int) -> None:
     corpus = write_corpus(tmp_path / "corpus", files=4, lines=1000 * kills)
-    convert_to_mds(corpus, tmp_path / "whole", shard_bytes=64 << 10, **QUIET)
+    convert_to_mds(corpus, tmp_path / "whole", shard_bytes=64 << 10, segment_bytes=1 << 20, **QUIET)
     kill_and_finish(corpus, str(tmp_path / "killed"), kills, seed)
     assert dataset_bytes(str(tmp_path / "killed")) == dataset_bytes(str(tmp_path / "whole"))
     reports = [
@@ -114,9 +117,7 @@ def test_twenty_kills_end_in_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_killed_worker_is_an_error_in_seconds(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", files=4, lines=20_000)
-    process = start_cli(
-        str(corpus), str(tmp_path / "out"), "--shard-bytes", "64k", "--processes", "2"
-    )
+    process = start_cli(str(corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
     _wait_for_progress(process, str(tmp_path / "out"), 3)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     workers = [
@@ -134,9 +135,7 @@ def test_a_killed_worker_is_an_error_in_seconds(tmp_path: Path) -> None:
 
 def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", files=4, lines=20_000)
-    process = start_cli(
-        str(corpus), str(tmp_path / "out"), "--shard-bytes", "64k", "--processes", "2"
-    )
+    process = start_cli(str(corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
     _wait_for_progress(process, str(tmp_path / "out"), 2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
@@ -156,9 +155,7 @@ def _is_running(pid: str) -> bool:
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", files=4, lines=20_000)
-    process = start_cli(
-        str(corpus), str(tmp_path / "out"), "--shard-bytes", "64k", "--processes", "2"
-    )
+    process = start_cli(str(corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
     _wait_for_progress(process, str(tmp_path / "out"), 2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -52,17 +52,23 @@ if __name__ == "__mp_main__":
 """
 CONVERTS = """
 import sys
+from pathlib import Path
 from cloudload import convert_to_mds
 
 if __name__ == "__main__":
-    texts = [{"text": "one two"}] * 9
-    print(convert_to_mds(iter(texts), sys.argv[1], progress=False, processes=2).documents)
+    folder = Path(sys.argv[1])
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.txt").write_text("one two")
+    options = dict(progress=False, processes=2, segment_bytes=1)
+    print(convert_to_mds(folder, sys.argv[2], **options).documents)
 """
 POOL = """
-from cloudload.convert.process_pool import open_executor
+from cloudload.engines.local import open_processes
+from cloudload.engines.units import run_units
 if __name__ == "__main__":
-    with open_executor(b"0" * 300_000, 2) as executor:
-        executor.submit(print, 1).result()
+    with open_processes(2) as executor:
+        list(run_units(len, [b"0" * 300_000], executor))
 """
 
 
@@ -92,8 +98,8 @@ def test_a_program_that_is_no_file_starts_no_workers_and_says_so(
     ended = _run("-", folder, tokenizer_folder, tmp_path / "cache", 2, "spawn", stdin=SCRIPT)
     assert "WorkerError: worker processes cannot start" in ended.stderr
     assert "<stdin> is not a file" in ended.stderr
-    ended = _run("-", tmp_path / "out", stdin=CONVERTS)
-    assert (ended.returncode, ended.stdout) == (0, "9\n")
+    ended = _run("-", tmp_path / "in", tmp_path / "out", stdin=CONVERTS)
+    assert (ended.returncode, ended.stdout) == (0, "2\n")
     assert "working in one process" in ended.stderr
 
 

@@ -42,6 +42,26 @@ def test_streaming_reads_a_conversion_and_verifies_every_hash(
     assert check_dataset(out, progress=False).findings == ()
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_both_readers_read_a_conversion_in_segments(
+    tmp_path: Path, compression: str | None
+) -> None:
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    options: dict[str, Any] = {"processes": 1, "progress": False, "segment_bytes": 300}
+    report = convert_to_mds(corpus, out, compression=compression, shard_bytes=1024, **options)
+    assert report.segments > 5
+    dataset = streaming_dataset(
+        remote=str(out), local=str(tmp_path / "cache"), validate_hash="xxh64"
+    )
+    assert [dataset[number]["text"] for number in range(70)] == TEXTS
+    if compression is None:
+        in_place = streaming_dataset(local=str(out))
+        assert [in_place[number]["text"] for number in range(70)] == TEXTS
+    assert read_by_cloudload(out, tmp_path / "ours") == TEXTS
+    assert check_dataset(out, progress=False).findings == ()
+
+
 def draw(number: int) -> Any:
     from PIL import Image
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 
-from cloudload.convert.process_pool import open_executor
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage import registry
 from cloudload.storage.base import StoredObject
 from cloudload.storage.objects import (
+    create_object,
     delete_object,
     download_object,
     list_objects,
@@ -166,6 +166,25 @@ def test_what_was_stored_is_read(place: Place, data: bytes) -> None:
         assert stream.read(5) + b"".join(stream) == data
 
 
+@pytest.mark.parametrize("start", [0, 1, 4_500_000, 9_000_000])
+def test_an_object_is_read_from_any_byte_on(place: Place, start: int) -> None:
+    place.put("key", LARGE)
+    with open_object(join_url(place.url, "key"), start=start) as stream:
+        assert b"".join(stream) == LARGE[start:]
+
+
+@pytest.mark.parametrize("writable", [*ATOMIC], indirect=True)
+def test_an_object_that_changed_since_it_was_listed_is_refused_by_name(writable: Place) -> None:
+    writable.put("key", b"before")
+    (listed,) = list_objects(writable.url)
+    assert listed.tag
+    with open_object(listed.url, start=2, tag=listed.tag) as stream:
+        assert stream.read() == b"fore"
+    writable.put("key", b"behind")
+    with pytest.raises(StoreError, match=rf"{listed.url} changed since it was listed"):
+        open_object(listed.url, tag=listed.tag)
+
+
 @pytest.mark.parametrize(("most_bytes", "expected"), [(None, 10), (10, 10), (4, 5), (0, 1)])
 def test_a_download_stops_one_byte_past_the_most(
     place: Place, tmp_path: Path, most_bytes: int | None, expected: int
@@ -236,6 +255,22 @@ def test_an_overwrite_replaces_all_of_an_object(writable: Place) -> None:
         write_object(url, data)
         assert read_object(url) == data
     assert list_objects(writable.url) == [StoredObject(url, 6)]
+
+
+def test_an_object_is_created_only_once(writable: Place) -> None:
+    url = join_url(writable.url, "folder/key")
+    assert create_object(url, b"first") == b"first"
+    assert create_object(url, b"second") == b"first"
+    assert read_object(url) == b"first"
+    assert [item.url for item in list_objects(writable.url)] == [url]
+
+
+@pytest.mark.parametrize("writable", ATOMIC, indirect=True)
+def test_clients_that_create_an_object_at_once_agree_on_one(writable: Place) -> None:
+    url = join_url(writable.url, "key")
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(lambda number: create_object(url, b"%d" % number), range(8)))
+    assert found == {read_object(url)}
 
 
 def test_an_overwrite_that_fails_leaves_the_object(writable: Place, tmp_path: Path) -> None:
@@ -342,13 +377,3 @@ def test_the_kind_of_an_error_survives_pickling() -> None:
     for kind in FailureKind:
         copy = pickle.loads(pickle.dumps(StoreError("why", kind=kind)))
         assert (str(copy), copy.kind, copy.is_missing) == ("why", kind, kind.is_missing)
-
-
-def test_an_error_of_a_worker_process_keeps_its_kind(tmp_path: Path) -> None:
-    with open_executor(None, 2) as executor, pytest.raises(StoreError) as caught:
-        executor.submit(read_missing, str(tmp_path / "not-there")).result(60)
-    assert caught.value.kind is FailureKind.MISSING_OBJECT
-
-
-def read_missing(_: None, url: str) -> bytes:
-    return read_object(url)

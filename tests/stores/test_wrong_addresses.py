@@ -18,7 +18,7 @@ from cloudload.storage.objects import delete_object, list_objects, read_object, 
 from tests.support.clients import environment, new_clients
 from tests.support.servers import GCSServer, S3Server, free_ports
 
-SHORT = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
+SHORT = Retry(timeout_s=1.0, deadline_s=5.0, pause_s=0.05)
 NO_HOST = "http://no-such-host.invalid:9"
 S3_VARIABLES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 

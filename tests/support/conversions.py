@@ -152,6 +152,7 @@ def read_dataset(url: str, scratch: Path) -> list[dict[str, Any]]:
     samples = []
     for info in parse_index(read_object(f"{url}/index.json"), url):
         path = scratch / info.raw.name
+        path.parent.mkdir(parents=True, exist_ok=True)
         stored = read_object(f"{url}/{info.stored.name}")
         path.write_bytes(
             decompress(info.compression, stored, info.raw.bytes) if info.compression else stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cloudload.convert.inputs import list_units
+from cloudload.convert.inputs import list_inputs, list_units
 from cloudload.convert.records import BlockStart, Fields, InputBlock, Record
 
 BLOCK_SIZES = (1, 700, 1 << 20)
@@ -20,7 +20,7 @@ def read_records(
     fields = Fields(["text", "id", *keep])
     return [
         record
-        for unit in list_units(inputs, block_bytes=block_bytes, **settings)
+        for unit in list_units(list_inputs(inputs, **settings), block_bytes)
         for block in unit.blocks(BlockStart(), block_bytes, fields)
         for record in block.records("text")
     ]
@@ -37,7 +37,7 @@ def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> No
     assert len(expected) > 2
     for size in BLOCK_SIZES:
         assert read_records(inputs, block_bytes=size, keep=keep, **options) == expected
-        units = list_units(inputs, block_bytes=size, **settings)
+        units = list_units(list_inputs(inputs, **settings), size)
         cut = [(unit, list(unit.blocks(BlockStart(), size, fields))) for unit in units]
         assert max(len(blocks) for _, blocks in cut) > 1 or size > 700
         for unit, blocks in cut:

@@ -4,18 +4,26 @@
     blocks   {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
 
 A block ends at the first line end that gives it at least `block_bytes`, or at the end of the file.
+
+A range of a file has the lines whose first byte is in it, so that any cut of a file gives each line
+once. Its reader does not know the numbers of lines, so records are named by their offset.
+
+    ranges   0 to 20                      20 to 45
+    lines    {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
+    names    a.jsonl:@0     a.jsonl:@14     a.jsonl:@28
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudload.convert.input_files import (
     DamagedError,
     InputFile,
+    Range,
     StoredByteCounter,
     read_decompressed,
 )
@@ -35,11 +43,41 @@ _JQ = "jq -c . FILE"
 
 @dataclass(frozen=True)
 class LinesUnit(FileUnit):
-    """A file of lines, cut into blocks of whole lines."""
+    """A file of lines or a range of one, cut into blocks of whole lines.
+
+    A range is of an uncompressed file.
+    """
+
+    range: Range | None = None
 
     def blocks(
         self, start: BlockStart, block_bytes: int, fields: Sequence[str]
     ) -> Iterator[InputBlock]:
+        if self.range is None:
+            yield from self._whole_blocks(start, block_bytes)
+            return
+        if start.block == 0:
+            start = replace(start, offset=self._find_line(self.range[0]))
+        lines = _until_line_end(
+            read_decompressed(self.file, start.offset), self.range[1] - start.offset
+        )
+        for data, _ in _cut_at_line_ends(lines, block_bytes):
+            yield LinesBlock(self.file, start, len(data), data, None, is_range=True)
+            end = start.offset + len(data)
+            start = BlockStart(start.block + 1, end, 1, end - self.range[0])
+
+    def _find_line(self, first: int) -> int:
+        """Return the offset of the first line that begins at `first` or after it."""
+        if first == 0:
+            return 0
+        offset = first - 1
+        for chunk in read_decompressed(self.file, offset):
+            if (end := chunk.find(b"\n")) >= 0:
+                return offset + end + 1
+            offset += len(chunk)
+        return offset
+
+    def _whole_blocks(self, start: BlockStart, block_bytes: int) -> Iterator[InputBlock]:
         counter = StoredByteCounter(start.stored)
         chunks = read_decompressed(self.file, start.offset, counter)
         for data, damage in _cut_at_line_ends(chunks, block_bytes):
@@ -62,26 +100,31 @@ class LinesBlock:
     input_bytes: int
     data: bytes
     damage: str | None
+    is_range: bool = False
 
     def records(self, text_key: str) -> Iterator[Record]:
         where, name = self.file.display_name, self.file.name
         is_json = self.file.format != "lines"
-        data = self.data.removeprefix(BYTE_ORDER_MARK) if self.start.block == 0 else self.data
-        for number, line in enumerate(_split_lines(data), self.start.line):
+        for place, line in self._lines():
             if is_json and not line.strip():
                 continue
             fields, problem = _parse_json(line) if is_json else _parse_text(line, text_key)
-            yield Record(f"{where}:{number}", f"{name}:{number}", fields, problem)
+            yield Record(f"{where}:{place}", f"{name}:{place}", fields, problem)
         if self.damage:
             number = self.start.line + self.data.count(b"\n")
             yield Record(f"{where}:{number}", f"{name}:{number}", None, self.damage)
 
-
-def _split_lines(data: bytes) -> list[bytes]:
-    lines = data.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.removesuffix(b"\r") for line in lines]
+    def _lines(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each line, without its end, and its place: its number, or in a range its offset."""
+        data, offset = self.data, self.start.offset
+        if offset == 0 and data.startswith(BYTE_ORDER_MARK):
+            data, offset = data.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
+        lines = data.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        for number, line in enumerate(lines, self.start.line):
+            yield f"@{offset}" if self.is_range else str(number), line.removesuffix(b"\r")
+            offset += len(line) + 1
 
 
 _Parsed = tuple[Mapping[str, Any] | None, str | None]
@@ -131,6 +174,20 @@ def parse_object(data: bytes) -> _Parsed:
     if isinstance(value, dict):
         return value, None
     return None, f"{_NOT_AN_OBJECT} {type(value).__name__}, not an object"
+
+
+def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Yield the bytes up to the first line end that gives at least `size`; none if it is 0 or less.
+
+    A range of which a line before it takes every byte has no line of its own.
+    """
+    for chunk in chunks if size > 0 else ():
+        end = chunk.find(b"\n", max(0, size - 1))
+        if end >= 0:
+            yield chunk[: end + 1]
+            return
+        yield chunk
+        size -= len(chunk)
 
 
 def _cut_at_line_ends(

@@ -2,17 +2,22 @@
 
 A block is a batch of up to 8,192 rows of one row group. The number of rows depends only on the
 file's metadata and `block_bytes`.
+
+A range of a file has the row groups whose first byte is in it, so that any cut of a file gives each
+row once. Of a file in a store, only these row groups and the metadata are copied.
 """
 
 from __future__ import annotations
 
+import io
+import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from cloudload.convert.input_files import DamagedError, InputFile, read_decompressed
+from cloudload.convert.input_files import DamagedError, InputFile, Range, read_decompressed
 from cloudload.convert.readers.arrow_block import ArrowBlock, check_pyarrow, choose_columns
 from cloudload.convert.records import (
     MAX_BLOCK_ROWS,
@@ -22,15 +27,21 @@ from cloudload.convert.records import (
 )
 from cloudload.errors import ConvertError
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import download_object
+from cloudload.storage.objects import download_object, open_object
 from cloudload.storage.urls import is_local, local_path
 
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
+_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class ParquetUnit(FileUnit):
-    """A Parquet file. Only the columns that the conversion reads are decoded."""
+    """A Parquet file or a range of one. Only the columns that the conversion reads are decoded.
+
+    A range is of an uncompressed file.
+    """
+
+    range: Range | None = None
 
     def blocks(
         self, start: BlockStart, block_bytes: int, fields: Sequence[str]
@@ -40,11 +51,11 @@ class ParquetUnit(FileUnit):
         import pyarrow.parquet
 
         with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
-            path = _local_copy(self.file, Path(folder))
             try:
+                path = _local_copy(self.file, self.range, Path(folder))
                 with pyarrow.parquet.ParquetFile(path) as parquet:
                     yield from self._batches(parquet, start, block_bytes, fields)
-            except (pyarrow.ArrowException, OSError) as error:
+            except (pyarrow.ArrowException, struct.error, OSError) as error:
                 reason = str(error).rstrip(".\n")
                 raise ConvertError(
                     f"{self.file.display_name} cannot be read as Parquet: {reason}. Repair the "
@@ -62,7 +73,8 @@ class ParquetUnit(FileUnit):
         batch_rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
         ordinal, row = 0, 1
         for number, group in enumerate(groups):
-            if row + group.num_rows <= start.line:
+            is_elsewhere = self.range and not _is_within(group, self.range)
+            if is_elsewhere or row + group.num_rows <= start.line:
                 ordinal, row = ordinal - (-group.num_rows // batch_rows), row + group.num_rows
                 continue
             for batch in parquet.iter_batches(batch_rows, row_groups=[number], columns=columns):
@@ -73,21 +85,40 @@ class ParquetUnit(FileUnit):
                 ordinal, row = ordinal + 1, row + batch.num_rows
 
 
-def _local_copy(file: InputFile, folder: Path) -> Path:
+def _first_byte(group: Any) -> int:
+    return min(_span(group.column(number))[0] for number in range(group.num_columns))
+
+
+def _is_within(group: Any, part: Range) -> bool:
+    """Whether the first byte of a row group is in a range of the file."""
+    return group.num_columns > 0 and part[0] <= _first_byte(group) < part[1]
+
+
+def _span(column: Any) -> Range:
+    """The bytes of a column of a row group. Writers give 0 or None for no dictionary."""
+    places = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
+    return min(places), min(places) + column.total_compressed_size
+
+
+def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
     """Return a local path to the decompressed file, because a Parquet reader must seek.
 
-    A local, uncompressed file is used as it is. Any other is copied to `folder`. Raises
-    `ConvertError` if it cannot be decompressed or copied, and `StoreError` if it cannot be read.
+    A local, uncompressed file is used as it is. Any other is copied to `folder`; of a range, only
+    what its rows need. Raises `ConvertError` if it cannot be decompressed or copied, and
+    `StoreError` if it cannot be read.
     """
     if file.url != "-" and is_local(file.url) and file.compression is None:
+        open_object(file.url, tag=file.tag).close()
         return local_path(file.url)
     path = folder / "file.parquet"
     try:
         with path.open("w+b") as target:
-            if file.url == "-" or file.compression:
+            if part is not None:
+                _copy_range(file, part, path, target)
+            elif file.url == "-" or file.compression:
                 target.writelines(read_decompressed(file))
             else:
-                download_object(file.url, target, _LONG_DOWNLOAD)
+                download_object(file.url, target, _LONG_DOWNLOAD, tag=file.tag)
     except DamagedError as error:
         raise ConvertError(
             f"{file.display_name}: {error}. Repair the file or leave it out"
@@ -98,3 +129,41 @@ def _local_copy(file: InputFile, folder: Path) -> Path:
             "TMPDIR to a folder on another disk"
         ) from error
     return path
+
+
+def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> None:
+    """Copy the metadata and a range's row groups to their places in a file without the rest."""
+    import pyarrow.parquet
+
+    size = file.bytes or 0
+    tail = _read_tail(file, size, _TAIL_BYTES)
+    if (needed := struct.unpack("<I", tail[-8:-4])[0] + 8) > len(tail):
+        tail = _read_tail(file, size, needed)
+    _write_at(target, size - len(tail), tail)
+    metadata = pyarrow.parquet.read_metadata(path)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    spans = [
+        _span(group.column(number))
+        for group in groups
+        if _is_within(group, part)
+        for number in range(group.num_columns)
+    ]
+    if spans:
+        first, stop = min(span[0] for span in spans), max(span[1] for span in spans)
+        target.seek(first)
+        download_object(
+            file.url, target, _LONG_DOWNLOAD, stop - first - 1, start=first, tag=file.tag
+        )
+        _write_at(target, size - len(tail), tail)
+
+
+def _read_tail(file: InputFile, size: int, most_bytes: int) -> bytes:
+    tail, start = io.BytesIO(), max(0, size - most_bytes)
+    download_object(file.url, tail, start=start, tag=file.tag)
+    return tail.getvalue()
+
+
+def _write_at(target: BinaryIO, place: int, data: bytes) -> None:
+    target.seek(place)
+    target.write(data)
+    target.flush()

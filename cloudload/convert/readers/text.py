@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from cloudload.convert.input_files import DamagedError, InputFile, read_decompressed
 from cloudload.convert.records import (
@@ -14,6 +16,11 @@ from cloudload.convert.records import (
     describe_not_utf8,
     sum_bytes,
 )
+from cloudload.storage.urls import is_local
+from cloudload.system.daemon_threads import DaemonThreadPool, settle
+from cloudload.system.ordered_results import run_in_order
+
+_NUM_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,42 @@ class TextBlock:
     input_bytes: int
 
     def records(self, text_key: str) -> Iterator[Record]:
-        for file in self.group:
+        for file, read in self._read_all():
             where = file.display_name
             try:
-                data = b"".join(read_decompressed(file)).removeprefix(BYTE_ORDER_MARK)
+                data = read().removeprefix(BYTE_ORDER_MARK)
                 yield Record(where, file.name, {text_key: data.decode()})
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
                 yield Record(f"{where}:{line}", file.name, None, describe_not_utf8(error))
             except DamagedError as error:
                 yield Record(where, file.name, None, str(error))
+
+    def _read_all(self) -> Iterator[tuple[InputFile, Callable[[], bytes]]]:
+        """Yield each file and a function that returns its data, or raises its error.
+
+        Files in stores are read by several threads, because a request takes longer than a small
+        file.
+        """
+        if all(is_local(file.url) for file in self.group):
+            yield from ((file, partial(_read, file)) for file in self.group)
+            return
+        threads = DaemonThreadPool(_NUM_THREADS, "cloudload-text")
+        try:
+            for file, outcome in run_in_order(
+                partial(threads.submit, _attempt), self.group, 2 * _NUM_THREADS
+            ):
+                yield file, outcome.result
+        finally:
+            threads.close(timeout_s=1.0)
+
+
+def _read(file: InputFile) -> bytes:
+    return b"".join(read_decompressed(file))
+
+
+def _attempt(file: InputFile) -> Future[bytes]:
+    """Read a file, and keep an error for the caller to raise when its turn comes."""
+    outcome: Future[bytes] = Future()
+    settle(outcome, _read, (file,))
+    return outcome

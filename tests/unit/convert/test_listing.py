@@ -6,12 +6,12 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-from cloudload.convert.inputs import list_units
+from cloudload.convert.inputs import list_inputs, list_units
 from cloudload.convert.listing import describe_inputs
 
 
 def describe(inputs: Any, format: str = "auto") -> list[str]:
-    return describe_inputs(list_units(inputs, format, None, 1 << 20))
+    return describe_inputs(list_units(list_inputs(inputs, format, None), 1 << 20))
 
 
 def test_files_are_counted_by_format_and_compression(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Join the finished segments: their notes become one index and one report.
+
+    .convert/00000.done.json   shard.00000   ─┐
+    .convert/00001.done.json   shard.00000   ─┴─► 00000/shard.00000, 00001/shard.00000 ─► index.json
+
+Joining may be repeated, also by several processes at once: all write the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from cloudload.convert.journal import Counts
+from cloudload.convert.segment import Note, note_name, read_note, segment_folder
+from cloudload.errors import StoreError
+from cloudload.mds.survey import JOURNAL_FOLDER
+from cloudload.storage.objects import list_objects
+from cloudload.storage.urls import join_url
+
+_NUM_THREADS = 16
+
+
+@dataclass
+class Joined:
+    """The shards of a dataset: the text of its index, and sums."""
+
+    texts: list[str] = field(default_factory=list)
+    stored: dict[str, int] = field(default_factory=dict)
+    """The size in bytes of each stored file, by its name."""
+    raw_bytes: int = 0
+    shards: dict[str, int] = field(default_factory=dict)
+    """The number of shards in each folder."""
+    counts: Counts = field(default_factory=Counts)
+
+    def add(self, folder: str, entries: Iterable[Mapping[str, Any]], counts: Counts) -> None:
+        """Add the shards of a folder, "" for the dataset's own."""
+        before = len(self.texts)
+        for entry in entries:
+            files = {
+                kind: {**entry[kind], "basename": join_url(folder, entry[kind]["basename"])}
+                if folder and entry[kind]
+                else entry[kind]
+                for kind in ("raw_data", "zip_data")
+            }
+            self.texts.append(json.dumps({**entry, **files}, sort_keys=True))
+            file = files["zip_data"] or files["raw_data"]
+            self.stored[file["basename"]] = file["bytes"]
+            self.raw_bytes += files["raw_data"]["bytes"]
+        self.shards[folder] = len(self.texts) - before
+        self.counts = self.counts.plus(counts)
+
+    def shards_of(self, segment: int) -> int:
+        """The number of a segment's shards."""
+        return self.shards.get(segment_folder(segment), 0)
+
+    def index(self) -> bytes:
+        """The bytes of `index.json`, as `mds.writer.encode_index` gives them."""
+        return f'{{"shards": [{", ".join(self.texts)}], "version": 2}}'.encode()
+
+
+def list_finished(location: str, numbers: Iterable[int]) -> list[int]:
+    """Return those of the segments that have a note, in order."""
+    try:
+        found = list_objects(join_url(location, JOURNAL_FOLDER))
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        found = []
+    names = {item.url.rpartition("/")[2] for item in found}
+    return [number for number in numbers if note_name(number).rpartition("/")[2] in names]
+
+
+def read_notes(
+    location: str, numbers: Sequence[int], plan: str
+) -> Iterator[tuple[int, Note | None]]:
+    """Yield (number, note) of each segment, in order; None for one that is not finished."""
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        read = partial(read_note, location, plan=plan)
+        yield from zip(numbers, threads.map(read, numbers), strict=True)
+
+
+def join_notes(
+    location: str, numbers: Sequence[int], plan: str, joined: Joined
+) -> tuple[Joined, list[int]]:
+    """Add the finished segments to `joined`, and return it and the numbers of the others."""
+    missing = []
+    for number, note in read_notes(location, numbers, plan):
+        if note is None:
+            missing.append(number)
+        else:
+            joined.add(segment_folder(number), note.entries, note.counts)
+    return joined, missing

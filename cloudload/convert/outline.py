@@ -1,0 +1,71 @@
+"""What a conversion would do: the files found, the segments, and an estimate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cloudload.convert.input_files import InputFile
+from cloudload.convert.inputs import FolderFiles, list_inputs, list_units
+from cloudload.convert.listing import describe_inputs
+from cloudload.convert.records import DEFAULT_BLOCK_BYTES, sum_bytes
+from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, count_bytes, cut_segments
+
+_CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
+"""Stored input bytes that a core of a server converts in a second, roughly; by compression."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The input and the segments of a conversion."""
+
+    table: tuple[str, ...]
+    """The lines of a table of the inputs by format."""
+    files: int
+    bytes: int
+    """Stored bytes of the input files."""
+    segments: int
+    largest_segment_bytes: int
+    """Stored bytes of the largest segment: above `segment_bytes` if a compressed file is."""
+    core_seconds: float
+    """A rough estimate of the time that one core needs for all segments."""
+    largest_segment_seconds: float
+    """A rough estimate of the time that the largest segment needs, with any number of cores."""
+
+    def to_json(self) -> str:
+        """Return the outline as indented JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def outline_conversion(
+    inputs: Any,
+    *,
+    format: str = "auto",
+    split: str | None = None,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+) -> Outline:
+    """List the inputs, and say what `convert_to_mds` would do with these arguments.
+
+    Raises its errors for inputs. Rows of datasets and iterators are not counted.
+    """
+    listed = list_inputs(inputs, format, split)
+    files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
+    segments = cut_segments(files, segment_bytes)
+    seconds = [
+        sum(count_bytes(part) / _bytes_per_s(part.file) for part in segment) for segment in segments
+    ]
+    return Outline(
+        tuple(describe_inputs(list_units(listed, DEFAULT_BLOCK_BYTES))),
+        len(files),
+        sum_bytes(files),
+        max(1, len(segments)),
+        max((sum(map(count_bytes, segment)) for segment in segments), default=0),
+        round(sum(seconds), 1),
+        round(max(seconds, default=0.0), 1),
+    )
+
+
+def _bytes_per_s(file: InputFile) -> float:
+    key = "parquet" if file.format == "parquet" else file.compression
+    return _CORE_BYTES_PER_S.get(key, 20e6)

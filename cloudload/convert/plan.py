@@ -1,0 +1,185 @@
+"""The plan of a conversion in segments: what every worker must know, and may not know otherwise.
+
+    inputs, options ─► Plan ─► .convert/plan.json ─► any worker ─► its segments' files
+
+The plan is stored once, before any segment, and never changes. Of two planners that start at once,
+both use the plan that was stored first, or one is refused. The segments are not stored, because
+they follow from the sizes. Names are below the roots of the inputs, so that a plan contains no
+secrets of URLs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import zstandard
+
+from cloudload._version import __version__
+from cloudload.convert.config import ConvertConfig
+from cloudload.convert.input_files import InputFile
+from cloudload.convert.inputs import FolderFiles, make_file, name_below, unique_names
+from cloudload.convert.segments import Segment, cut_segments
+from cloudload.errors import ConvertError
+from cloudload.mds.index import Column
+from cloudload.storage.base import StoredObject
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import is_local
+
+PLAN_NAME = ".convert/plan.json"
+
+
+@dataclass(frozen=True)
+class PlannedInput:
+    """The files of an input as parallel lists: names below its root, sizes in bytes, and tags."""
+
+    root: str
+    names: list[str]
+    sizes: list[int]
+    tags: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A conversion in segments: a pure function of the listing and the options."""
+
+    claim: Mapping[str, Any]
+    """The config and a digest of the inputs, which a rerun must match."""
+    columns: tuple[Column, ...]
+    """The columns of the kept fields, inferred once."""
+    versions: Mapping[str, str]
+    """Versions of the packages on which the bytes of the output depend."""
+    inputs: tuple[PlannedInput, ...]
+    must_list: bool = False
+    """Whether workers must list the inputs, because more than names and sizes describes files."""
+    first_segment: int = 0
+    """The number of the first segment; more than 0 for data that is appended."""
+    base: Mapping[str, Any] | None = field(default=None)
+    """The dataset to which data is appended; see `cloudload.convert.append`."""
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The plan as JSON. Equal plans have equal bytes."""
+        values = asdict(self) | {"columns": [[item.name, item.encoding] for item in self.columns]}
+        return json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest by which the notes of segments name their plan."""
+        return hashlib.sha256(self.encoded).hexdigest()[:32]
+
+    @staticmethod
+    def parse(data: bytes) -> Plan:
+        """Parse a plan from its JSON."""
+        values = json.loads(data)
+        columns = tuple(Column.of(name, encoding) for name, encoding in values["columns"])
+        inputs = tuple(PlannedInput(**item) for item in values["inputs"])
+        return Plan(**values | {"columns": columns, "inputs": inputs})
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """The size in bytes of each file, by its name below its root."""
+        numbered = enumerate(self.inputs)
+        prefix = len(self.inputs) > 1
+        return {
+            f"{number}/{name}" if prefix else name: size
+            for number, item in numbered
+            for name, size in zip(item.names, item.sizes, strict=True)
+        }
+
+    def files(self, roots: Sequence[str], format: str) -> list[InputFile]:
+        """The files of the inputs with these roots, in order, unless an input must be listed."""
+        found = []
+        for root, item in zip(roots, self.inputs, strict=True):
+            rows = zip(item.names, item.sizes, item.tags, strict=True)
+            objects = [StoredObject(_url(root, name), size, tag) for name, size, tag in rows]
+            found.append([make_file(one, name_below(one.url, root), format) for one in objects])
+        return [file for files in unique_names(found) for file in files]
+
+    def segments(self, files: Iterable[InputFile]) -> list[tuple[int, Segment]]:
+        """(number, parts) of each segment of the plan's files, in order."""
+        if self.base is not None:
+            prefix = f"+{self.first_segment}/"
+            files = [replace(file, name=prefix + file.name) for file in files]
+        segments = cut_segments(files, self.claim["recipe"]["segment_bytes"])
+        return list(enumerate(segments, self.first_segment))
+
+
+def plan_input(item: FolderFiles) -> PlannedInput:
+    """The part of a plan for the files of an input."""
+    return PlannedInput(
+        redact(item.root),
+        [_name(item.root, file.url) for file in item.files],
+        [file.bytes or 0 for file in item.files],
+        [file.tag for file in item.files],
+    )
+
+
+def _name(root: str, url: str) -> str:
+    if url == root:
+        return ""
+    return PurePosixPath(url).relative_to(root).as_posix() if is_local(root) else url[len(root) :]
+
+
+def _url(root: str, name: str) -> str:
+    return str(Path(root, name)) if is_local(root) else root + name
+
+
+# ---------------------------------------------------------------- comparison
+
+
+def list_versions(config: ConvertConfig, formats: Iterable[str]) -> dict[str, str]:
+    """The versions on which the bytes depend: of cloudload, the shards' codec, and readers."""
+    codec = (config.compression or "").partition(":")[0]
+    names = {
+        "cloudload",
+        _CODECS.get(codec),
+        *("pyarrow" for form in formats if form in ("parquet", "arrow")),
+    }
+    return {name: _VERSIONS[name]() for name in sorted(filter(None, names))}
+
+
+def check_versions(planned: Mapping[str, str]) -> None:
+    """Raise `ConvertError` if this process has other versions than the plan."""
+    for name, version in planned.items():
+        if (found := _VERSIONS[name]()) != version:
+            raise ConvertError(
+                f"this worker has {name} {found}, but the conversion was planned with {name} "
+                f"{version}, which may write other bytes. Install that version, or start over "
+                "(--overwrite)"
+            )
+
+
+def _package_version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+_CODECS = {"zstd": "zstd", "gz": "zlib", "br": "brotli"}
+_VERSIONS: dict[str, Callable[[], str]] = {
+    "cloudload": lambda: __version__,
+    "zstd": lambda: ".".join(map(str, zstandard.ZSTD_VERSION)),
+    "zlib": lambda: zlib.ZLIB_RUNTIME_VERSION,
+    "brotli": lambda: _package_version("brotli"),
+    "pyarrow": lambda: _package_version("pyarrow"),
+}
+
+
+def check_files(planned: Plan, now: Sequence[PlannedInput]) -> None:
+    """Raise `ConvertError` for the first file that changed after the plan, though not in size."""
+    for before, after in zip(planned.inputs, now, strict=True):
+        for name, old, new in zip(before.names, before.tags, after.tags, strict=True):
+            if old and new and old != new:
+                raise ConvertError(
+                    f"{name or before.root} changed after the conversion was planned. Restore it, "
+                    "or start over (--overwrite)"
+                )

@@ -1,0 +1,83 @@
+"""Agree on one plan: make it, or take the one that is stored if it is for the same conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cloudload.convert.append import base_columns, find_appended, read_base
+from cloudload.convert.columns import PeekableBlocks, infer_columns
+from cloudload.convert.config import ConvertConfig
+from cloudload.convert.inputs import FolderFiles
+from cloudload.convert.journal import (
+    ConvertReport,
+    InputPosition,
+    Journal,
+    compare_claims,
+    read_if_exists,
+)
+from cloudload.convert.plan import (
+    PLAN_NAME,
+    Plan,
+    check_files,
+    check_versions,
+    list_versions,
+    plan_input,
+)
+from cloudload.convert.records import InputUnit
+from cloudload.convert.segment import read_blocks
+from cloudload.convert.segments import cut_segments
+from cloudload.errors import ConvertError
+from cloudload.storage.objects import create_object
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+
+
+def has_segments(folders: Sequence[FolderFiles], segment_bytes: int, journal: Journal) -> bool:
+    """Whether the files are several segments, and were not begun as one by an earlier version."""
+    files = [file for item in folders for file in item.files]
+    return len(cut_segments(files, segment_bytes)) > 1 and not journal.is_begun()
+
+
+def agree_on_plan(
+    journal: Journal,
+    config: ConvertConfig,
+    folders: Sequence[FolderFiles],
+    units: Sequence[InputUnit],
+    append: bool,
+) -> Plan | ConvertReport:
+    """Store the plan, or return the one that is stored if it is for the same conversion.
+
+    With `append`, the plan is for the dataset that is there. Its report is returned if it has these
+    files already. Raises `ConvertError`, which names the difference, if the stored plan is for
+    another conversion or if there is no dataset to append to.
+    """
+    url, base = join_url(journal.location, PLAN_NAME), None
+    inputs = tuple(map(plan_input, folders))
+    data = read_if_exists(url)
+    if data is None:
+        if append:
+            base = read_base(journal.location, journal.claim)
+            if report := find_appended(journal.location, base, journal.claim):
+                return report
+        columns = (
+            base_columns(base)
+            if base
+            else infer_columns(config, PeekableBlocks(read_blocks(units, InputPosition(), config)))
+        )
+        formats = {file.format for item in folders for file in item.files}
+        versions = list_versions(config, formats)
+        first = base["segments"] if base else 0
+        # the shards of a dataset have entries in its index, and a saved dataset has its own order
+        must_list = not formats.isdisjoint({"mds", "arrow"})
+        plan = Plan(journal.claim, columns, versions, inputs, must_list, first, base)
+        data = create_object(url, plan.encoded)
+    plan = Plan.parse(data)
+    if append and plan.base is None:
+        raise ConvertError(
+            f"the conversion to {redact(journal.location)} is not finished. Finish it first, "
+            "without append (--append)"
+        )
+    compare_claims(journal.location, plan.claim, journal.claim, plan.sizes, journal.files)
+    check_versions(plan.versions)
+    check_files(plan, inputs)
+    return plan

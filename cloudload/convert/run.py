@@ -1,0 +1,227 @@
+"""Run a conversion: one segment in this process, or the segments of a plan wherever they run.
+
+units ─► convert_one_segment ──────────────────────► shards ─────┐
+plan ─► convert_segments ─► processes, executor ─► shards, notes ┴─► report, index.json
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from cloudload.convert.append import join_base, read_report_if_joined
+from cloudload.convert.changed_files import MOST_FILES
+from cloudload.convert.config import ConvertConfig
+from cloudload.convert.finish import Joined, join_notes, list_finished
+from cloudload.convert.input_files import InputFile
+from cloudload.convert.journal import ConvertReport, Journal
+from cloudload.convert.plan import Plan
+from cloudload.convert.records import InputUnit, sum_bytes
+from cloudload.convert.segment import SegmentWork, convert_segment, convert_units
+from cloudload.convert.segments import Segment, count_bytes
+from cloudload.engines.local import open_processes
+from cloudload.engines.shares import Share
+from cloudload.engines.units import Engine, run_units
+from cloudload.errors import ConvertError
+from cloudload.mds.index import Column
+from cloudload.storage.redaction import redact
+from cloudload.system.progress_bar import open_progress_bar
+
+logger = logging.getLogger(__name__)
+
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where the output is, and how this run converts; nothing but `config` changes the output."""
+
+    location: str
+    config: ConvertConfig
+    processes: int
+    executor: Executor | None
+    share: Share | None
+    finish: bool
+    skip_bad: bool
+    progress: bool
+
+
+def already_complete(report: ConvertReport, location: str) -> ConvertReport:
+    return replace(
+        report,
+        out=redact(location),
+        already_complete=True,
+        seconds=0.0,
+        resumed_shards=report.shards,
+    )
+
+
+# ---------------------------------------------------------------- one segment
+
+
+def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) -> ConvertReport:
+    """Convert the units in this process, without a plan and without a folder for the segment."""
+    if run.finish or (run.share and run.share.index > 0):
+        if run.finish:
+            raise ConvertError(
+                f"{redact(run.location)} is not finished: its only segment is missing. Convert it "
+                "without --finish"
+            )
+        logger.info("the input is one segment, which worker 0 converts")
+        return _report(run, Joined(), len(units), {}, unfinished=1)
+    total = _total_bytes(units)
+    with open_progress_bar("convert", total, shown=run.progress) as bar:
+        done = convert_units(
+            units,
+            run.config,
+            journal,
+            columns=None,
+            skip_bad=run.skip_bad,
+            on_bytes=bar.update,
+        )
+    joined = Joined()
+    joined.add("", done.entries, done.counts)
+    files = sum(len(unit.files) for unit in units)
+    report = _report(run, joined, files, done.columns or (), resumed=done.resumed)
+    return _finish(journal, joined, report, [unit.name for unit in units])
+
+
+def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> ConvertReport:
+    """Convert the segments of this run's share, and finish the dataset if none is missing.
+
+    `files` are those of the plan.
+    """
+    sizes = plan.sizes
+    journal = Journal(run.location, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
+    segments = plan.segments(files)
+    numbers = [number for number, _ in segments]
+    finished = list_finished(run.location, numbers)
+    mine = run.share.take(segments) if run.share else segments
+    if not run.finish:
+        _run_segments(run, plan, mine, set(finished))
+    if run.share and len(list_finished(run.location, numbers)) < len(numbers):
+        numbers = [number for number, _ in mine]
+    is_part = len(numbers) < len(segments)
+    start = Joined() if is_part else join_base(run.location, plan)
+    joined, missing = join_notes(run.location, numbers, plan.digest, start)
+    # another worker may have joined them, and removed the notes
+    if missing and (report := read_report_if_joined(run.location, plan)):
+        return already_complete(report, run.location)
+    if missing:
+        raise ConvertError(_describe_missing(run.location, missing, len(segments)))
+    resumed = sum(joined.shards_of(number) for number in finished)
+    report = _report(
+        run,
+        joined,
+        len(sizes) + (plan.base["stored"]["report"]["files"] if plan.base else 0),
+        plan.columns,
+        resumed=resumed,
+        unfinished=len(segments) - len(numbers),
+        segments=plan.first_segment + len(segments),
+    )
+    if report.unfinished_segments:
+        return replace(report, seconds=journal.seconds())
+    return _finish(journal, joined, report, list(sizes), plan.base)
+
+
+def _run_segments(
+    run: Run, plan: Plan, mine: Sequence[tuple[int, Segment]], finished: set[int]
+) -> None:
+    """Convert those of the segments that are not finished."""
+    waiting = [item for item in mine if item[0] not in finished]
+    if finished and waiting:
+        logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
+    work = SegmentWork(
+        run.location, run.config, plan.columns, plan.versions, plan.digest, run.skip_bad
+    )
+    total, left = (
+        sum(count_bytes(part) for _, parts in items for part in parts) for items in (mine, waiting)
+    )
+    with (
+        open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
+        _open_executor(run, len(waiting)) as executor,
+    ):
+        if executor is None:
+            for item in waiting:
+                convert_segment(work, item, bar.update)
+            return
+        for _, size in run_units(partial(convert_segment, work), waiting, executor):
+            bar.update(size)
+
+
+@contextmanager
+def _open_executor(run: Run, units: int) -> Iterator[Engine | None]:
+    with (
+        nullcontext(run.executor) if run.executor else open_processes(min(run.processes, units))
+    ) as executor:
+        yield executor
+
+
+def _describe_missing(location: str, missing: Sequence[int], total: int) -> str:
+    named = ", ".join(map(str, missing[:_MOST_NAMED]))
+    more = f", and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
+    return (
+        f"{redact(location)} is not finished: {len(missing):,} of {total:,} segments are missing "
+        f"({named}{more}). Run their workers again, or convert without --finish"
+    )
+
+
+# ---------------------------------------------------------------- report
+
+
+def _report(
+    run: Run,
+    joined: Joined,
+    files: int,
+    columns: Iterable[Column],
+    *,
+    resumed: int = 0,
+    unfinished: int = 0,
+    segments: int = 1,
+) -> ConvertReport:
+    kept = {column.name: column.encoding for column in columns}
+    return ConvertReport(
+        out=redact(run.location),
+        **vars(joined.counts),
+        files=files,
+        raw_bytes=joined.raw_bytes,
+        stored_bytes=sum(joined.stored.values()),
+        shards=len(joined.stored),
+        columns={"text": "str", "id": "str"} | kept,
+        resumed_shards=resumed,
+        segments=segments,
+        unfinished_segments=unfinished,
+    )
+
+
+def _finish(
+    journal: Journal,
+    joined: Joined,
+    report: ConvertReport,
+    names: Sequence[str],
+    base: Mapping[str, Any] | None = None,
+) -> ConvertReport:
+    """Write the report and the index. Raises `ConvertError` if there are no documents.
+
+    `names` are those of the files or units. `base` is that of the plan.
+    """
+    if joined.texts:
+        return journal.finish(joined.index(), joined.stored, report, base and base["stored"])
+    journal.remove()
+    name = f"{names[0]} and {len(names) - 1:,} more" if len(names) > 1 else names[0]
+    raise ConvertError(
+        f"no documents in {name}: {report.empty:,} empty, {report.bad:,} bad. No dataset was "
+        "written. Check the input"
+    )
+
+
+def _total_bytes(units: Sequence[InputUnit]) -> int | None:
+    """The size of all input files, or None if the input is not only files of known sizes."""
+    files = [file for unit in units for file in unit.files]
+    is_known = bool(files) and all(file.bytes is not None for file in files)
+    return sum_bytes(files) if is_known else None

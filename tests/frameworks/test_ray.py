@@ -1,0 +1,153 @@
+"""Ray runs the segments of a conversion, and whatever it kills, the objects are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import cli
+from cloudload.convert import convert_to_mds
+from cloudload.engines.ray import RayExecutor, parse_resources
+from cloudload.engines.units import run_units
+from cloudload.errors import ConvertError
+from tests.support.conversions import dataset_bytes
+from tests.support.segments import SETTINGS, mixed_corpus
+
+ray = pytest.importorskip("ray")
+
+KILLS = 6
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two raylets on this machine, each with a resource of its own."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"a": 2}})
+    cluster.add_node(num_cpus=2, resources={"b": 2})
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some 60 segments in four formats."""
+    return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The hash of every object of a conversion by one process."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    convert_to_mds(corpus, out, **SETTINGS)
+    return dataset_bytes(str(out))
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("options", [{}, {"resources": {"a": 1}}, {"resources": {"b": 1}}])
+def test_a_cluster_writes_the_same_objects(
+    corpus: Path, tmp_path: Path, whole: dict[str, str], options: dict[str, Any]
+) -> None:
+    with RayExecutor(**options) as executor:
+        convert_to_mds(corpus, tmp_path / "out", executor=executor, **SETTINGS)
+    assert dataset_bytes(str(tmp_path / "out")) == whole
+
+
+def run_and_kill(number: int) -> int:
+    """A unit whose process is killed by others."""
+    time.sleep(0.2)
+    return number
+
+
+def kill_workers(until: threading.Event, killed: list[int]) -> None:
+    """Kill processes of Ray tasks at random, a few times."""
+    draw = random.Random(4)
+    while len(killed) < KILLS and not until.wait(draw.uniform(0.3, 1.0)):
+        pids = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if b"ray::_call" in read(path)
+        ]
+        if pids:
+            os.kill(draw.choice(pids), signal.SIGKILL)
+            killed.append(1)
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.usefixtures("cluster")
+def test_tasks_that_are_killed_run_again_and_write_the_same_objects(
+    corpus: Path, tmp_path: Path, whole: dict[str, str]
+) -> None:
+    until, killed = threading.Event(), list[int]()
+    thread = threading.Thread(target=kill_workers, args=(until, killed))
+    thread.start()
+    try:
+        with RayExecutor() as executor:
+            convert_to_mds(corpus, tmp_path / "out", executor=executor, **SETTINGS)
+            # enough work for several kills
+            assert dict(run_units(run_and_kill, range(60), executor)) == {n: n for n in range(60)}
+    finally:
+        until.set()
+        thread.join()
+    assert killed
+    assert dataset_bytes(str(tmp_path / "out")) == whole
+
+
+def test_a_node_that_dies_takes_no_segment_with_it(
+    cluster: Any, corpus: Path, tmp_path: Path, whole: dict[str, str]
+) -> None:
+    node = cluster.add_node(num_cpus=2, resources={"c": 2})
+    timer = threading.Timer(3, cluster.remove_node, args=(node, False))
+    timer.start()
+    try:
+        with RayExecutor() as executor:
+            convert_to_mds(corpus, tmp_path / "out", executor=executor, **SETTINGS)
+            assert len(list(run_units(run_and_kill, range(60), executor))) == 60
+    finally:
+        timer.join()
+    assert dataset_bytes(str(tmp_path / "out")) == whole
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_of_a_task_is_raised_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 10 + "nonsense\n")
+    options: dict[str, Any] = {"segment_bytes": 50, "progress": False}
+    with RayExecutor() as executor, pytest.raises(ConvertError, match=r"a\.jsonl:@140: invalid JS"):
+        convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", executor=executor, **options)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_command_line_runs_on_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 10)
+    arguments = [str(tmp_path / "a.jsonl"), str(tmp_path / "out"), "--segment-bytes", "50"]
+    arguments += ["--engine", "ray", "--task-resources", "cpus=0.5,memory=100m,b=1", "--json"]
+    assert cli.main(["convert", *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["documents"], report["segments"]) == (10, 3)
+
+
+def test_resources_are_those_of_ray() -> None:
+    assert parse_resources("cpus=2,memory=1g,disk=0.5") == {
+        "num_cpus": 2.0,
+        "memory": 1 << 30,
+        "resources": {"disk": 0.5},
+    }
+    with pytest.raises(ValueError, match="the resource 'cpus' is not NAME=NUMBER"):
+        parse_resources("cpus")

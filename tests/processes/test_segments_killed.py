@@ -1,0 +1,118 @@
+"""Whatever runs the segments is killed at random, also on a store that fails, and the next run
+finishes them to the same objects."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.convert import convert_to_mds
+from tests.support import ROOT
+from tests.support.conversions import dataset_bytes
+from tests.support.fault_proxy import Fault
+from tests.support.segments import SETTINGS, mixed_corpus
+
+OPTIONS = ["--shard-bytes", "8000", "--segment-bytes", "12000", "--keep", "n", "--quiet"]
+FAULTS = [
+    Fault("", "status", share=0.05),
+    Fault("", "reset", share=0.03),
+    Fault("GET", "truncate", share=0.02, at=100),
+]
+"""One request in ten fails."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some 60 segments in four formats."""
+    return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The hash of every object of a conversion by one process."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    convert_to_mds(corpus, out, **{**SETTINGS, "block_bytes": 8 << 20})
+    return dataset_bytes(str(out))
+
+
+@pytest.fixture(params=["s3", "failing s3"])
+def out(request: pytest.FixtureRequest, s3_url: str) -> str:
+    """A place in the S3 server, directly or through a proxy that fails one request in ten."""
+    if request.param == "failing s3":
+        request.getfixturevalue("s3_proxy").set_faults(FAULTS)
+    return s3_url
+
+
+def start(corpus: Path, out: str, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cloudload", "convert", str(corpus), out, *OPTIONS]
+    return subprocess.Popen(
+        [*command, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def kill_one(process: subprocess.Popen[bytes], draw: random.Random) -> None:
+    """Kill the process, or one of its workers."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        pids = [int(pid) for pid in children.read_text().split()]
+        os.kill(draw.choice([process.pid, *pids]), signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+
+
+def run_until_finished(commands: list[tuple[str, ...]], kills: int, seed: int, **where: Any) -> int:
+    """Run the commands at once, again and again, each killed at random at first. Return the kills.
+
+    A command that was not killed must succeed.
+    """
+    draw, killed, waiting = random.Random(seed), 0, list(commands)
+    while waiting:
+        running = [(command, start(*where.values(), *command)) for command in waiting]
+        doomed = set(draw.sample(range(len(running)), min(len(running), max(0, kills - killed))))
+        time.sleep(draw.uniform(0.5, 4))
+        for number in doomed:
+            kill_one(running[number][1], draw)
+        for number, (command, process) in enumerate(running):
+            _, errors = process.communicate()
+            assert process.returncode == 0 or number in doomed, errors.decode()
+            assert b"Traceback" not in errors
+            if process.returncode == 0:
+                waiting.remove(command)
+            else:
+                killed += 1
+    return killed
+
+
+MODES: dict[str, list[tuple[str, ...]]] = {
+    "2 processes": [("--processes", "2")],
+    "5 processes": [("--processes", "5")],
+    "array": [("--processes", "1", "--worker", f"{number}/7") for number in range(7)],
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "out"), [("2 processes", "s3"), ("array", "failing s3")], indirect=["out"]
+)
+def test_a_conversion_killed_at_random_ends_in_the_same_objects(
+    mode: str, corpus: Path, out: str, whole: dict[str, str]
+) -> None:
+    run_until_finished(MODES[mode], kills=3, seed=1, corpus=corpus, out=out)
+    assert dataset_bytes(out) == whole
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_many_kills_end_in_the_same_objects(
+    mode: str, corpus: Path, out: str, whole: dict[str, str]
+) -> None:
+    killed = run_until_finished(MODES[mode], kills=20, seed=2, corpus=corpus, out=out)
+    print(f"{killed} killed")
+    assert dataset_bytes(out) == whole

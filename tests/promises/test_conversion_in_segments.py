@@ -1,0 +1,389 @@
+"""Whatever runs the segments of a conversion, in which order and how often, the bytes are equal."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.convert import convert_to_mds
+from cloudload.convert.journal import ConvertReport
+from cloudload.convert.plan import PLAN_NAME
+from cloudload.errors import ConvertError, StoreError
+from cloudload.storage.objects import write_object
+from tests.support.conversions import (
+    convert_lines,
+    dataset_bytes,
+    read_dataset,
+    stop_after,
+    texts,
+)
+from tests.support.segments import SETTINGS, LastFirst, Twice, mixed_corpus
+
+WORKERS = 7
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some 60 segments in four formats."""
+    return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConvertReport, Any]:
+    """The report and the hash of every object, of a conversion by one process."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    report = convert_to_mds(corpus, out, **SETTINGS)
+    return report, dataset_bytes(str(out))
+
+
+def test_segments_have_folders_and_leave_nothing_but_shards_and_the_index(
+    corpus: Path, whole: tuple[ConvertReport, Any]
+) -> None:
+    report, objects = whole
+    assert report.segments >= 50
+    assert report.documents + report.empty == 1200 + 300 + 300 + 1500 + 40 * 30
+    assert report.input_bytes == sum(path.stat().st_size for path in corpus.iterdir())
+    names = [name.lstrip("/") for name in objects]
+    assert all(re.fullmatch(r"\d{5}/shard\.\d{5}\.mds\.zstd|index\.json", name) for name in names)
+    folders = {name.partition("/")[0] for name in names} - {"index.json"}
+    # a range of a Parquet file may have no row group
+    assert 50 <= len(folders) <= report.segments
+    assert max(folders) == f"{report.segments - 1:05}"
+
+
+def test_several_segments_hold_the_documents_of_one_in_the_same_order(
+    corpus: Path, tmp_path: Path
+) -> None:
+    for name, size in {"one": 1 << 30, "many": 12_000}.items():
+        convert_to_mds(corpus, tmp_path / name, **{**SETTINGS, "segment_bytes": size})
+    one, many = (read_dataset(str(tmp_path / name), tmp_path) for name in ("one", "many"))
+    assert (tmp_path / "one" / "shard.00000.mds.zstd").exists()
+    assert [(s["text"], s["n"]) for s in one] == [(s["text"], s["n"]) for s in many]
+    changed = {a["id"].split(":")[0] for a, b in zip(one, many, strict=True) if a["id"] != b["id"]}
+    # the numbers of lines are not known in the middle of a file
+    assert changed == {"a-large.jsonl"}
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_any_number_of_processes_writes_the_same_objects(
+    corpus: Path, tmp_path: Path, whole: tuple[ConvertReport, Any], processes: int
+) -> None:
+    report = convert_to_mds(corpus, tmp_path / "out", **{**SETTINGS, "processes": processes})
+    assert dataset_bytes(str(tmp_path / "out")) == whole[1]
+    assert report.documents == whole[0].documents
+
+
+def test_segments_in_reverse_order_give_the_same_objects(
+    corpus: Path, tmp_path: Path, whole: tuple[ConvertReport, Any]
+) -> None:
+    executor = LastFirst(whole[0].segments)
+    convert_to_mds(corpus, tmp_path / "out", executor=executor, **SETTINGS)
+    assert dataset_bytes(str(tmp_path / "out")) == whole[1]
+
+
+def test_segments_that_run_twice_at_once_give_the_same_objects(
+    corpus: Path, store_url: str, whole: tuple[ConvertReport, Any]
+) -> None:
+    convert_to_mds(corpus, store_url, executor=Twice(), **SETTINGS)
+    assert dataset_bytes(store_url) == whole[1]
+
+
+def test_workers_of_an_array_in_any_order_give_the_same_objects(
+    corpus: Path, store_url: str, whole: tuple[ConvertReport, Any]
+) -> None:
+    order = random.Random(5).sample(range(WORKERS), WORKERS)
+    reports = [
+        convert_to_mds(corpus, store_url, worker=f"{number}/{WORKERS}", **SETTINGS)
+        for number in order
+    ]
+    assert [bool(report.unfinished_segments) for report in reports] == [True] * 6 + [False]
+    assert reports[-1].documents == whole[0].documents
+    assert dataset_bytes(store_url) == whole[1]
+    again = convert_to_mds(corpus, store_url, worker=f"0/{WORKERS}", **SETTINGS)
+    assert again.already_complete
+
+
+def test_workers_of_an_array_that_run_at_once_give_the_same_objects(
+    corpus: Path, store_url: str, whole: tuple[ConvertReport, Any]
+) -> None:
+    with ThreadPoolExecutor(WORKERS) as threads:
+        reports = list(
+            threads.map(
+                lambda number: convert_to_mds(
+                    corpus, store_url, worker=f"{number}/{WORKERS}", **SETTINGS
+                ),
+                range(WORKERS),
+            )
+        )
+    assert any(report.unfinished_segments == 0 for report in reports)
+    assert dataset_bytes(store_url) == whole[1]
+
+
+def test_finishing_lists_the_segments_that_are_missing_and_joins_the_rest(
+    corpus: Path, tmp_path: Path, whole: tuple[ConvertReport, Any]
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConvertError, match="are missing"):
+        convert_to_mds(corpus, out, finish=True, **SETTINGS)
+    convert_to_mds(corpus, out, worker="1/2", **SETTINGS)
+    with pytest.raises(ConvertError, match=r"segments are missing \(0, 2, 4, 6, .* and \d+ more\)"):
+        convert_to_mds(corpus, out, finish=True, **SETTINGS)
+    assert not (out / "index.json").exists()
+    convert_to_mds(corpus, out, worker="0/2", **SETTINGS)
+    assert convert_to_mds(corpus, out, finish=True, **SETTINGS).already_complete
+    assert dataset_bytes(str(out)) == whole[1]
+
+
+# ---------------------------------------------------------------- interruptions
+
+
+def test_a_conversion_that_fails_anywhere_resumes_to_the_same_objects(
+    corpus: Path,
+    store_url: str,
+    whole: tuple[ConvertReport, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for shards in (0, 1, 5, 30, 2):
+        stop_after(monkeypatch, shards)
+        with pytest.raises(StoreError, match="no room"):
+            convert_to_mds(corpus, store_url, **SETTINGS)
+        monkeypatch.undo()
+    report = convert_to_mds(corpus, store_url, **SETTINGS)
+    assert 20 < report.resumed_shards < report.shards
+    assert dataset_bytes(store_url) == whole[1]
+
+
+def test_overwriting_removes_the_folders_of_segments(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert_to_mds(corpus, out, worker="1/2", **SETTINGS)
+    convert_lines(tmp_path, ['{"text": "a"}'], overwrite=True)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "convert-report.json",
+        "index.json",
+        "shard.00000.mds.zstd",
+    ]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Path, Path]:
+    """Three files, and an output of which one segment of three is finished."""
+    source = tmp_path / "in"
+    source.mkdir()
+    for name in "abc":
+        (source / f"{name}.jsonl").write_text(50 * json.dumps({"text": f"of {name}"}) + "\n")
+        (source / f"{name}.jsonl").write_text(50 * (json.dumps({"text": f"of {name}"}) + "\n"))
+    convert_to_mds(source, tmp_path / "out", worker="1/3", **OPTIONS)
+    return source, tmp_path / "out"
+
+
+OPTIONS: dict[str, Any] = {"segment_bytes": 1000, "progress": False, "processes": 1}
+
+
+def test_an_input_that_changed_after_the_plan_is_refused_by_name(begun: tuple[Path, Path]) -> None:
+    source, out = begun
+    text = (source / "c.jsonl").read_text()
+    (source / "c.jsonl").write_text(text.replace("of c", "by c"))
+    for options in ({}, {"worker": "2/3"}, {"worker": "2/3", "processes": 2}):
+        with pytest.raises((ConvertError, StoreError), match=r"c\.jsonl changed"):
+            convert_to_mds(source, out, **{**OPTIONS, **options})
+    assert convert_to_mds(source, out, worker="0/3", **OPTIONS).unfinished_segments == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segment_bytes": 1001}, "segment_bytes was 1000 and is now 1001"),
+        ({"text_key": "body"}, "text_key was 'text' and is now 'body'"),
+        ({"shard_bytes": 5000}, "shard_bytes was 67108864 and is now 5000"),
+    ],
+)
+@pytest.mark.parametrize("worker", [None, "0/3"])
+def test_other_options_than_those_of_the_plan_are_refused(
+    begun: tuple[Path, Path], options: dict[str, Any], message: str, worker: str | None
+) -> None:
+    with pytest.raises(ConvertError, match=message):
+        convert_to_mds(*begun, **{**OPTIONS, **options}, worker=worker)
+
+
+def test_files_that_came_and_went_after_the_plan_are_named(begun: tuple[Path, Path]) -> None:
+    source, out = begun
+    (source / "d.jsonl").write_text('{"text": "d"}')
+    (source / "a.jsonl").unlink()
+    with pytest.raises(ConvertError, match=r"a\.jsonl is gone, d\.jsonl is new"):
+        convert_to_mds(source, out, **OPTIONS)
+
+
+def test_a_worker_with_other_versions_is_refused_by_name(
+    begun: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zstandard.ZSTD_VERSION", (9, 9, 9))
+    for worker in (None, "0/3"):
+        with pytest.raises(ConvertError, match=r"this worker has zstd 9\.9\.9, but .* zstd 1\."):
+            convert_to_mds(*begun, **OPTIONS, worker=worker)
+
+
+def test_two_planners_with_different_inputs_do_not_mix(begun: tuple[Path, Path]) -> None:
+    source, out = begun
+    # a store without conditional writes let the other planner's plan replace the first
+    plan = json.loads((out / PLAN_NAME).read_text())
+    plan["inputs"][0]["tags"] = ["", "", ""]
+    (out / PLAN_NAME).write_text(json.dumps(plan))
+    with pytest.raises(ConvertError, match="segment 1 was converted by another plan"):
+        convert_to_mds(source, out, **OPTIONS)
+
+
+@pytest.mark.parametrize("worker", ["3/3", "x", "1", "-1/2"])
+def test_a_wrong_worker_is_a_value_error(tmp_path: Path, worker: str) -> None:
+    with pytest.raises(ValueError, match="worker is"):
+        convert_lines(tmp_path, ['{"text": "a"}'], worker=worker)
+
+
+def test_columns_are_inferred_once_for_all_segments(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.jsonl").write_text(20 * '{"text": "a", "n": 1}\n')
+    (source / "b.jsonl").write_text(15 * '{"text": "a", "n": "one"}\n')
+    options: dict[str, Any] = {
+        "segment_bytes": 500,
+        "keep": ["n"],
+        "progress": False,
+        "processes": 1,
+    }
+    with pytest.raises(ConvertError, match=r"b\.jsonl:1: the field 'n' is str, not int; keep n:j"):
+        convert_to_mds(source, tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize("form", ["mds", "arrow"])
+def test_datasets_in_folders_are_converted_by_workers_of_an_array(
+    tmp_path: Path, form: str
+) -> None:
+    rows = [{"text": f"document {number} " * 9, "n": number} for number in range(300)]
+    if form == "mds":
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        convert_to_mds(
+            tmp_path / "a.jsonl",
+            tmp_path / "in",
+            keep=["n:int16"],
+            shard_bytes=2000,
+            progress=False,
+        )
+    else:
+        import datasets
+
+        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "in"), num_shards=9)
+    options: dict[str, Any] = {**OPTIONS, "keep": ["n"]}
+    convert_to_mds(tmp_path / "in", tmp_path / "whole", **options)
+    for worker in ("1/2", "0/2"):
+        report = convert_to_mds(tmp_path / "in", tmp_path / "out", worker=worker, **options)
+    assert report.segments > 3
+    assert dataset_bytes(str(tmp_path / "out")) == dataset_bytes(str(tmp_path / "whole"))
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [(sample["text"], sample["n"]) for sample in samples] == [
+        (row["text"], row["n"]) for row in rows
+    ]
+
+
+def test_one_segment_in_an_array_is_the_work_of_worker_0(tmp_path: Path) -> None:
+    lines = ['{"text": "a"}']
+    assert convert_lines(tmp_path, lines, worker="2/3").unfinished_segments == 1
+    assert convert_lines(tmp_path, lines, worker="0/3").documents == 1
+    assert convert_lines(tmp_path, lines, worker="2/3").already_complete
+    assert texts(str(tmp_path / "out"), tmp_path) == ["a"]
+
+
+# ---------------------------------------------------------------- append
+
+
+@pytest.fixture(params=[1000, 1 << 20], ids=["segments", "one segment"])
+def finished(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A dataset of 150 documents."""
+    write_lines(tmp_path / "in", "abc")
+    options = {**OPTIONS, "segment_bytes": request.param, "shard_bytes": 1200}
+    convert_to_mds(tmp_path / "in", tmp_path / "out", **options)
+    return tmp_path / "out"
+
+
+def write_lines(folder: Path, names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        line = json.dumps({"text": f"of {name} in {folder.name}"}) + "\n"
+        (folder / f"{name}.jsonl").write_text(50 * line)
+    return folder
+
+
+APPENDED: dict[str, Any] = {**OPTIONS, "append": True, "shard_bytes": 1200}
+
+
+def test_appending_adds_documents_and_never_touches_what_is_there(
+    finished: Path, tmp_path: Path
+) -> None:
+    before = dataset_bytes(str(finished))
+    expected = texts(str(finished), tmp_path)
+    for folder in ("more", "most"):
+        report = convert_to_mds(write_lines(tmp_path / folder, "ab"), finished, **APPENDED)
+        expected += [f"of {name} in {folder}" for name in "ab" for _ in range(50)]
+        documents = read_dataset(str(finished), tmp_path)
+        assert [sample["text"] for sample in documents] == expected
+        assert report.documents == len(documents)
+        assert len({sample["id"] for sample in documents}) == len(documents)
+        assert all(re.match(r"\+\d+/[ab]\.jsonl:@", sample["id"]) for sample in documents[150:])
+        after = dataset_bytes(str(finished))
+        assert before.items() - after.items() <= {("/index.json", before["/index.json"])}
+    assert not (finished / ".convert").exists()
+
+
+def test_what_is_appended_again_is_complete_and_the_rest_is_named(
+    finished: Path, tmp_path: Path
+) -> None:
+    more = write_lines(tmp_path / "more", "ab")
+    first = convert_to_mds(more, finished, **APPENDED)
+    again = convert_to_mds(more, finished, **APPENDED)
+    assert again.already_complete
+    assert (again.documents, again.shards) == (first.documents, first.shards)
+    with pytest.raises(ConvertError, match="was made of files with the names and sizes"):
+        convert_to_mds(tmp_path / "in", finished, **APPENDED)
+    with pytest.raises(ConvertError, match=r"the recipe of .* changed: shard_bytes"):
+        convert_to_mds(more, finished, **{**APPENDED, "shard_bytes": 5000})
+    with pytest.raises(ConvertError, match="holds no finished conversion to append to"):
+        convert_to_mds(more, tmp_path / "nothing", **APPENDED)
+
+
+def test_appending_resumes_wherever_it_was_cut_short(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = write_lines(tmp_path / "more", "abcd")
+    shutil.copytree(finished, tmp_path / "whole")
+    convert_to_mds(more, tmp_path / "whole", **APPENDED)
+    before = (finished / "index.json").read_bytes()
+    stop_after(monkeypatch, 3)
+    with pytest.raises(StoreError, match="no room"):
+        convert_to_mds(more, finished, **APPENDED)
+    monkeypatch.undo()
+    assert (finished / "index.json").read_bytes() == before
+    with pytest.raises(ConvertError, match="data is being appended"):
+        convert_to_mds(tmp_path / "in", finished, **{**APPENDED, "append": False})
+    for last in ("convert-report.json", "index.json"):
+
+        def stopping(url: str, data: bytes, last: str = last) -> None:
+            write_object(url, data)
+            if url.endswith(last):
+                raise StoreError("killed")
+
+        monkeypatch.setattr("cloudload.convert.journal.write_object", stopping)
+        with pytest.raises(StoreError, match="killed"):
+            convert_to_mds(more, finished, **APPENDED)
+        monkeypatch.undo()
+    report = convert_to_mds(more, finished, **APPENDED)
+    assert report.documents == 350
+    assert dataset_bytes(str(finished)) == dataset_bytes(str(tmp_path / "whole"))
+    assert convert_to_mds(more, finished, **APPENDED).already_complete

@@ -1,0 +1,81 @@
+"""A corpus of many small segments in several formats, and executors that run units oddly."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import zstandard
+
+SETTINGS: dict[str, Any] = {
+    "shard_bytes": 8_000,
+    "block_bytes": 3_000,
+    "segment_bytes": 12_000,
+    "keep": ["n"],
+    "progress": False,
+    "processes": 1,
+}
+"""Of `mixed_corpus`, some 60 segments with a few shards each."""
+
+
+def mixed_corpus(folder: Path) -> Path:
+    """Lines, compressed lines and Parquet, all large, and many small files."""
+    draw = random.Random(3)
+    folder.mkdir(parents=True)
+
+    def rows(count: int) -> list[dict[str, Any]]:
+        return [{"text": "wörd " * draw.randint(0, 60), "n": n} for n in range(count)]
+
+    def lines(count: int) -> bytes:
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows(count)).encode()
+
+    (folder / "a-large.jsonl").write_bytes(lines(1_200))
+    (folder / "b-large.jsonl.gz").write_bytes(gzip.compress(lines(300), mtime=0))
+    (folder / "c-large.jsonl.zst").write_bytes(zstandard.compress(lines(300)))
+    table = pyarrow.Table.from_pylist(rows(1_500))
+    pyarrow.parquet.write_table(
+        table,
+        folder / "d-large.parquet",
+        row_group_size=20,
+        use_dictionary=False,
+        compression="none",
+    )
+    for number in range(40):
+        (folder / f"e{number:02}.jsonl").write_bytes(lines(30))
+    return folder
+
+
+class LastFirst(Executor):
+    """Runs that many units, the last first, once all are submitted."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._waiting.append((Future(), lambda: function(*args, **kwargs)))
+        if len(self._waiting) == self._number:
+            for future, call in reversed(self._waiting):
+                future.set_result(call())
+        return self._waiting[-1][0]
+
+
+class Twice(Executor):
+    """Runs each unit twice at once."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(2)
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        both = [self._threads.submit(function, *args, **kwargs) for _ in range(2)]
+        wait(both)
+        results = [one.result() for one in both]
+        assert results[0] == results[1], results
+        return both[0]
