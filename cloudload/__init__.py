@@ -17,7 +17,8 @@
     convert           raw corpora to MDS                  integrations    training frameworks
     check             problems of a dataset               provenance      rows back to documents
     export            rows to pre-tokenized MDS           inspect         what a dataset holds
-    system            files, threads, processes
+    count             tokens of each document             lengths         positions without reading
+    system            files, threads, processes           engines         units of work, anywhere
     streaming_arguments   MosaicML Streaming's arguments and llm-foundry's YAML, as options
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
