@@ -287,10 +287,10 @@ class CloudLoader:
         rows = None if self._delivery.stop_every is not None else self._count_all_rows()
         if rows is None:
             raise TypeError(
-                "the number of batches is known only with stop_every=N; or with epochs=N and token "
-                "lengths, which cloudload count makes; or if every document is one row: "
-                "packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no transform, "
-                f"stop_every, or min_tokens above 1. ({_NO_DATASET})"
+                f"{_NO_DATASET}. Its number of batches is known only with stop_every=N; or with "
+                "epochs=N and token lengths, which cloudload count makes; or if every document is "
+                "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
+                "transform, stop_every, or min_tokens above 1"
             )
         global_batch = self._delivery.batch_size * self._find_world().size
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +127,7 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     given = {name: getattr(options, name) for name in ("data", "tokenizer", "transform")}
     arguments |= {name: value for name, value in given.items() if value is not None}
     arguments |= dict(map(_parse_option, options.option))
+    _check_names(arguments)
     for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
         if name not in arguments:
             raise ValueError(f"there is neither a state nor {name}. Pass a state, or {flag}")
@@ -135,6 +138,15 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     except TypeError as error:
         raise ValueError(f"--option: {error}") from error
     return run, {"local": arguments.get("local"), "num_workers": options.workers}
+
+
+def _check_names(arguments: Mapping[str, Any]) -> None:
+    from cloudload.loader import CloudLoader
+    from cloudload.option_names import explain_unknown
+
+    known = list(inspect.signature(CloudLoader).parameters)
+    if unknown := [name for name in arguments if name not in known]:
+        raise ValueError(f"--option: {explain_unknown('CloudLoader', unknown, known)}")
 
 
 def _parse_option(text: str) -> tuple[str, Any]:

@@ -105,7 +105,8 @@ def _explain_stream(stream: Stream, retry: Retry) -> str | None:
     if found.datasets:
         prefix = f"{stream.split}/" if stream.split else ""
         names = [prefix + name for name in found.datasets]
-        return _advise_split(f"{redact(stream.url)} has no {INDEX_NAME}", names)
+        missing = f"{redact(stream.url)} has no {INDEX_NAME}"
+        return _advise_split(missing, redact(stream.remote), names)
     if (reason := _explain_folder(stream.url, stream.split, found)) or not stream.split:
         return reason
     found = survey_folder(stream.remote, retry)
@@ -113,16 +114,16 @@ def _explain_stream(stream: Stream, retry: Retry) -> str | None:
     if "" in found.datasets:
         return f"{missing}, because it has its own {INDEX_NAME}. Omit split"
     if found.datasets:
-        return _advise_split(missing, found.datasets)
+        return _advise_split(missing, redact(stream.remote), found.datasets)
     return _explain_folder(stream.remote, stream.split, found)
 
 
-def _advise_split(missing: str, names: Sequence[str]) -> str:
+def _advise_split(missing: str, url: str, names: Sequence[str]) -> str:
     noun = "folder has" if len(names) == 1 else "folders have"
-    several = ". To read several, pass a list of Stream(…, split=…)" if len(names) > 1 else ""
+    several = ". To read several, pass a list of them" if len(names) > 1 else ""
     return (
         f"{missing}, but {len(names):,} {noun} an index: {_name_some(names)}. "
-        f"Pass split={names[0]!r} (--split){several}"
+        f"Pass Stream({url!r}, split={names[0]!r}) as data, or {join_url(url, names[0])!r}{several}"
     )
 
 

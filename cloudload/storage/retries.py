@@ -76,8 +76,8 @@ _ADVICE = {
     FailureKind.OTHER: "Check the location and the store's message",
 }
 
-_warned_at: dict[str, float] = {}
-"""When each endpoint was last named in a warning, in `time.monotonic` seconds."""
+_warned: dict[str, tuple[int, float]] = {}
+"""The last warning about each endpoint: the ID of the request, and `time.monotonic` seconds."""
 
 
 def retrying(
@@ -181,8 +181,10 @@ class _Request:
             return
         self._next_warning_s = 2 * due_s
         key = self._store or type(self._backend).__name__
-        if now - _warned_at.get(key, -math.inf) > waited_s / 2:
-            _warned_at[key] = now
+        by, at = _warned.get(key, (id(self), -math.inf))
+        # one warning serves all requests of a store that wait at the same time
+        if by == id(self) or now - at > waited_s / 2:
+            _warned[key] = id(self), now
             logger.warning("%s", self._describe_wait(waited_s))
 
     def _describe_wait(self, waited_s: float) -> str:

@@ -20,7 +20,7 @@ LONG = Retry(timeout_s=30.0, deadline_s=60.0, pause_s=0.01)
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("cloudload.storage.retries._warned_at", {})
+    monkeypatch.setattr("cloudload.storage.retries._warned", {})
     caplog.set_level(logging.INFO, "cloudload")
 
 

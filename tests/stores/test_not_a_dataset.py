@@ -62,7 +62,7 @@ def test_splits_are_listed(store_url: str) -> None:
         write_mds(f"{store_url}/{split}", ["aaa"], shard_bytes=64)
     for said in (answer(store_url), answer([Stream(store_url, split="valid")])):
         assert "2 folders have an index: train and val" in said
-        assert "Pass split='train'" in said
+        assert "split='train') as data" in said
 
 
 def test_every_way_to_open_a_dataset_gives_the_answer(

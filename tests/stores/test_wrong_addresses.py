@@ -26,7 +26,7 @@ S3_VARIABLES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 @pytest.fixture(autouse=True)
 def warn_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudload.storage.retries._FAILING_S", 0.4)
-    monkeypatch.setattr("cloudload.storage.retries._warned_at", {})
+    monkeypatch.setattr("cloudload.storage.retries._warned", {})
 
 
 @pytest.fixture
@@ -80,6 +80,17 @@ def test_a_wrong_address_is_a_warning_at_once_and_the_error_names_it_too(
         assert named in text
         assert what in text
         assert "did not answer in time" not in text
+
+
+def test_a_request_that_waits_alone_warns_at_every_doubling(
+    s3_server: S3Server, closed_port: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if a warning was a little late, as after a pause between two attempts."""
+    retry = Retry(timeout_s=1.0, deadline_s=7.0, pause_s=0.5)
+    with new_clients(s3_server.environment(closed_port)), pytest.raises(StoreError):
+        read_object("s3://b/key", retry)
+    # after 0.4, 0.8, 1.6 and 3.2 s, and perhaps 6.4
+    assert len(warnings_of(caplog)) >= 4
 
 
 def test_writes_lists_and_deletes_warn_too(

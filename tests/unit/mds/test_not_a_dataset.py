@@ -124,8 +124,8 @@ def test_what_cannot_be_converted_as_files_is_called_by_its_name(
     ("remote", "split", "expected"),
     [
         ("c", None, "c has no index.json, but 2 folders have an index: val and en/train. Pass "),
-        ("c", None, "Pass split='val' (--split)"),
-        ("c", "en", "Pass split='en/train' (--split)"),
+        ("c", None, "Pass Stream('c', split='val') as data, or 'c/val'"),
+        ("c", "en", "Pass Stream('c', split='en/train') as data, or 'c/en/train'"),
         ("c", "valid", "c has no split 'valid', but 2 folders have an index: val and en/train."),
         ("c/val", "val", "c/val has no split 'val', because it has its own index.json. Omit split"),
         ("c/*", None, "c/* is a glob, and a loader reads folders of MDS datasets. Pass a list of "),
