@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -22,6 +23,7 @@ from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
 from cloudload.convert.journal import ConvertReport, Journal, compare_claims, read_if_exists
 from cloudload.convert.plan import PLAN_NAME, Plan
+from cloudload.convert.listing import describe_inputs, describe_mixture
 from cloudload.convert.planning import agree_on_plan, has_segments
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
 from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
@@ -33,6 +35,8 @@ from cloudload.option_names import suggests_names
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, join_url, local_path
 
+
+logger = logging.getLogger(__name__)
 
 @suggests_names
 def convert_to_mds(
@@ -160,6 +164,9 @@ def convert_to_mds(
             return convert_segments(run, plan, plan.files(list_roots(inputs), format))
     listed = list_inputs(inputs, format, split)
     units = list_units(listed, block_bytes)
+    logger.info("%s", "\n".join(describe_inputs(units)))
+    if format == "auto" and (warning := describe_mixture(units)):
+        logger.warning("%s", warning)
     if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
         raise ValueError(
             f"the output {redact(location)} contains inputs. Choose a folder beside them"

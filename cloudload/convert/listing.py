@@ -42,6 +42,22 @@ def describe_inputs(units: Iterable[InputUnit]) -> list[str]:
     ]
 
 
+def describe_mixture(units: Iterable[InputUnit]) -> str | None:
+    """Describe files of text among files of records, such as a README; None if there are none."""
+    files = [file for unit in units for file in unit.files]
+    texts = [file for file in files if file.format == "text"]
+    records = [file for file in files if file.format != "text"]
+    if not texts or not records:
+        return None
+    others = f" and {len(texts) - 1:,} more" if len(texts) > 1 else ""
+    verb = "become documents" if len(texts) > 1 else "becomes a document"
+    return (
+        f"{texts[0].name}{others} {verb}, because the input also has files of text, beside "
+        f"{len(records):,} of {', '.join(sorted({_kind(file) for file in records}))}. To leave "
+        "files out, pass a glob such as 'corpus/**/*.jsonl.gz'"
+    )
+
+
 def _kind(file: InputFile) -> str:
     return f"{file.format} ({file.compression})" if file.compression else file.format
 
