@@ -87,7 +87,7 @@ class StartLog:
         elif any(block.traffic.misses for block in blocks):
             logger.info("first shards fetched by another process of this node")
         elif any(block.traffic.hits for block in blocks):
-            logger.info("no shard fetched yet, because the first ones are in %s", plan.cache_root)
+            logger.info("no shard fetched yet, because the first shards are in %s", plan.cache_root)
         else:
             logger.info("no shard fetched, because the data is local and read in place")
 

@@ -139,7 +139,10 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     resume_mixture(saved, recipe)  # raises a clearer error than the data in another order
     changes = _find_changes(saved, recipe)
     if on_change.get("data") == _SAME and "data" in changes:
-        logger.warning("data: the shards differ. The run takes their samples to be the same")
+        logger.warning(
+            "data: the shards differ. The run continues without comparing their samples, because "
+            "of on_change={'data': 'same'}"
+        )
         del changes["data"]
     _refuse_changes(changes, on_change, saved, recipe)
     _check_moment(saved, changes)
@@ -247,9 +250,9 @@ def _check_moment(saved: Saved, changes: Changes) -> None:
     if changes and position.tail is not None:
         raise StreamChangedError(
             f"{names}: cannot change in the tail of a finite run, or after its end. From row "
-            f"{position.table_rows:,} on, its rows have the tokens that all lanes had left, so no "
-            "lane can continue after them. Restore the saved values, load a state that was saved "
-            "before that row, or start a new run, with another seed for another order"
+            f"{position.table_rows:,} on, its rows contain the leftover tokens of all lanes, so "
+            "no lane can continue after them. Restore the saved values, load a state that was "
+            "saved before that row, or start a new run, with another seed for another order"
         )
     if changes and position.rows != position.table_rows:
         raise StreamChangedError(f"{names}: cannot change at this state. {_explain_replay(saved)}")
@@ -313,8 +316,8 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         return position
     if position.rows != position.table_rows:
         raise StreamChangedError(
-            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but cannot change at this "
-            f"state. {_explain_replay(saved)}"
+            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but it cannot change at "
+            f"this state. {_explain_replay(saved)}"
         )
     if position.residues is None:
         return position

@@ -149,8 +149,8 @@ def _encode_lanes(arrays: LaneArrays) -> dict[str, str]:
 
 
 def _is_saved(name: str, value: Any) -> bool:
-    """Whether a state has this field. Fields that are new or for some data only are omitted if they
-    are empty or have the value that a state without them has."""
+    """Whether a state has this field. A state omits newer fields, and fields for only some data, if
+    they are empty or have their default value."""
     return name not in _OPTIONAL_KEYS or value.strip(",") not in ("", RAISE)
 
 

@@ -50,9 +50,10 @@ from cloudload.workers.document_reader import (
 from cloudload.workers.plan import Plan
 
 CHANGED_ADVICE = (
-    "The transform, the tokenizer or the data changed, which the state's fingerprints do not show, "
-    "or the transform is not deterministic. Restore them, or load an earlier state. To continue "
-    "with a changed transform, pass transform_id='NAME' and on_change={'transform': 'accept'}"
+    "The transform, the tokenizer or the data changed in a way that the state's fingerprints do "
+    "not show, or the transform is not deterministic. Restore them, or load an earlier state. To "
+    "continue with a changed transform, pass transform_id='NAME' and "
+    "on_change={'transform': 'accept'}"
 )
 
 
@@ -186,7 +187,7 @@ class LaneDocuments:
             place = int(changed[0])
             raise StreamChangedError(
                 f"{self._reader.where(int(found.samples[place]))} has {sizes[place]:,} tokens, but "
-                f"had {begun_sizes[place]:,} when the run read a part of it before, in lane "
+                f"had {begun_sizes[place]:,} when the run first read a part of it, in lane "
                 f"{found.flat_lanes[place] % self._num_lanes}. {CHANGED_ADVICE}"
             )
 
@@ -205,7 +206,7 @@ class LaneDocuments:
                 if isinstance(text, BadDocumentError):
                     if has_begun is not None and has_begun[places[number]]:
                         raise StreamChangedError(
-                            f"{text.summary}. The run has read a part of this document before. "
+                            f"{text.summary}. The run has already read a part of this document. "
                             f"{CHANGED_ADVICE}"
                         )
                     left_out[number] = FAILED
