@@ -53,7 +53,7 @@ class InputFile:
     bytes: int | None
     """The stored size in bytes, or None if unknown."""
     format: str
-    """One of `config.choices.INPUT_FORMATS` but `auto`."""
+    """One of `config.choices.INPUT_FORMATS`, except `auto`."""
     compression: str | None
     """`gz`, `bz2`, `xz`, `zstd` or None."""
     shard: ShardInfo | None = None

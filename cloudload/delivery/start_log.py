@@ -3,7 +3,7 @@
     index ─► tokenizer, backend ─► order ─► first shard ─► first batch      one line each, at INFO
 
 One process logs for all ranks, once per loader. The lines about shards come from the workers, which
-report their first fetch with a block, because a spawned worker has no logging of its own.
+report their first fetch with a block, because logging is not configured in a spawned worker.
 """
 
 from __future__ import annotations

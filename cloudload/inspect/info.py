@@ -84,7 +84,7 @@ class DatasetInfo:
     sample_bytes: Distribution | None
     """Bytes of each sample, all columns together; None if no shard was read."""
     shards_read: int
-    """Number of shards whose offsets gave `sample_bytes`, which is exact if these are all."""
+    """Number of shards read for `sample_bytes`, which is exact if all shards were read."""
     writer: str | None
     """The program that wrote the dataset; None if it wrote no report."""
     text_bytes: int | None

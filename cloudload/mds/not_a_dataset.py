@@ -57,7 +57,7 @@ def explain_hub_name(stream: Stream) -> str | None:
 
 
 def explain_not_a_dataset(stream: Stream, retry: Retry) -> str | None:
-    """Explain what is at a stream's location instead of an index; None if that is not known."""
+    """Explain the contents of a stream's location that has no index; None if they are not known."""
     retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
     try:
         if is_glob(stream.remote):

@@ -41,7 +41,7 @@ class Version:
 
     @property
     def key(self) -> str:
-        """Text that is equal for two reads of one version."""
+        """Text that is equal for two reads of the same version."""
         return f"{self.tag} {self.written_s}"
 
 

@@ -95,7 +95,7 @@ class DocumentReader:
         return texts
 
     def take_doubts(self) -> dict[int, str]:
-        """The new doubts that a stream's documents are text: a message by stream."""
+        """New doubts that a stream's documents are text, as one message for each stream."""
         doubts, self._doubts = self._doubts, {}
         return doubts
 

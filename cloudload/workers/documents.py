@@ -146,7 +146,7 @@ class LaneDocuments:
         document had, or 0 if that is not known.
 
         Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
-        was accepted has another size now or is bad, and the errors of `DocumentReader`.
+        was accepted now has a different size or is bad, and the errors of `DocumentReader`.
         """
         has_begun = None if begun_sizes is None else begun_sizes >= 0
         table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
@@ -269,7 +269,7 @@ class LaneDocuments:
         return decode_ids(self._text, tokens)
 
     def take_doubts(self) -> dict[int, str]:
-        """The new doubts that a stream's documents are text: a message by stream."""
+        """New doubts that a stream's documents are text, as one message for each stream."""
         return self._reader.take_doubts()
 
     def prefetch(self, samples: Ints) -> None:

@@ -135,7 +135,7 @@ def _group(
 ) -> Iterator[tuple[bytes, str | None]]:
     """Yield (whole records, description of the damage after them or None) for each block.
 
-    The first block begins with the bytes `begun`, which do not count.
+    The first block begins with the bytes `begun`, which do not count toward its size.
     """
     parts, size, problem = [begun], 0, None
     try:

@@ -25,7 +25,7 @@ def split_records(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
     """Yield the bytes of each record, with its line end.
 
     Raises `UnclosedQuoteError` if a quoted field does not end in the file, or within 1 GiB, and
-    the errors of `chunks`. A record that was begun before an error is dropped.
+    the errors of `chunks`. An unfinished record before an error is dropped.
     """
     pending, opening = bytearray(), delimiter + _QUOTE
     place, is_quoted = 0, False  # where to search next, and whether that is in a quoted field

@@ -32,7 +32,7 @@ class Member(NamedTuple):
     size: int
     """In bytes."""
     data: bytes | None
-    """The file's bytes, or None if it is a link, is not wanted, or has more than 1 GiB."""
+    """The file's bytes, or None if it is a link, is not wanted, or is larger than 1 GiB."""
     is_link: bool
 
 
