@@ -59,7 +59,7 @@ class InputFile:
     shard: ShardInfo | None = None
     """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""
-    """The tag from the listing. Reading is refused if the file has another one by then."""
+    """The tag from the listing. Reading is refused if the file's tag has changed since."""
 
     @property
     def display_name(self) -> str:

@@ -156,8 +156,8 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
     """Store `data` as an object unless it exists, and return the bytes that it has then.
 
     If several clients do this at once, all get the bytes of one of them. In stores that cannot
-    create in one step (fsspec, and GCS with an HMAC key), a client may get its own bytes although
-    another client replaces them.
+    create in one step (fsspec, and GCS with an HMAC key), a client may get its own bytes even if
+    another client then replaces them.
     """
     retry, backend = retry or Retry(), backend_of(url)
     with scratch_file() as file:
@@ -172,7 +172,7 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
             lambda _: backend.create(path, url, retry),
             may_be_long=True,
         )
-    # a lost answer makes an object of our own look like another client's
+    # if the response is lost, our own object looks like another client's
     return read_object(url, retry)
 
 
