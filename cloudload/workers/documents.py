@@ -229,7 +229,7 @@ class LaneDocuments:
         raise DatasetError(
             f"{self._reader.where(int(samples[place]))} {was} in the token lengths, but now {has}. "
             "The text, the transform, or the tokenizer changed. Run cloudload count again, or set "
-            "lengths='off' if the change is meant"
+            "lengths='off' if the change is intended"
         )
 
     def _tokenize(
