@@ -16,7 +16,7 @@
       delivery        blocks to batches, ranks in step    ┘
     convert           raw corpora to MDS                  integrations    training frameworks
     check             problems of a dataset               provenance      rows back to documents
-    export            rows to pre-tokenized MDS           inspect         what a dataset holds
+    export            rows to pre-tokenized MDS           inspect         summary and documents
     count             tokens of each document             lengths         positions without reading
     system            files, threads, processes           engines         units of work, anywhere
     streaming_arguments   MosaicML Streaming's arguments and llm-foundry's YAML, as options

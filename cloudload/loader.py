@@ -474,10 +474,10 @@ class CloudLoader:
         `epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
         `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
         the documents that it was reading. `on_error` may change without acceptance if no document
-        has failed so far, as after an error of a bad document. If data was written again with the
-        same samples in each shard, for example with another compression, nothing is dropped. The
-        index of a converted dataset shows it. For other data, `on_change={"data": "same"}` says
-        that the samples are the same.
+        has failed so far, for example after a bad document ended the run. If data was written again
+        with the same samples in each shard, for example with another compression, nothing is
+        dropped. The index of a converted dataset has hashes that show this. For other data,
+        `on_change={"data": "same"}` says that the samples are the same.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

@@ -53,7 +53,7 @@ class Traffic(NamedTuple):
     bytes_downloaded: int = 0
     """Number of stored bytes in completed downloads, valid or not."""
     retries: int = 0
-    """Number of requests for shards that failed and were tried again."""
+    """Number of failed requests for shards that were retried."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(*map(operator.add, self, other))
@@ -69,8 +69,8 @@ class DeliveryStats:
 
     stall_s: float
     """Seconds that the training loop spent in `next()` or `skip`, mostly waiting for workers
-    (including their start) or other ranks. Excludes the setup of an iteration. Another thread that
-    reads the statistics sees it grow during a wait."""
+    (including their start) or other ranks. Excludes the setup of an iteration. It also grows during
+    a wait, so another thread can watch it."""
     cache_hits: int
     """Number of shards that workers opened without a fetch. A shard counts again if it is opened
     again. Shards that are mapped in place are not counted."""
@@ -79,7 +79,7 @@ class DeliveryStats:
     bytes_downloaded: int
     """Number of stored bytes in the workers' completed downloads, valid or not."""
     retries: int
-    """Number of the workers' requests for shards that failed and were tried again."""
+    """Number of the workers' failed requests for shards that were retried."""
 
 
 class DeliveryMeter:

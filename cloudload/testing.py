@@ -147,7 +147,7 @@ def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
     rows = run_legs(make_loader, legs)
     is_to_end = legs[-1].batches is None
     whole = Leg(batch_size=max(1, len(rows)), batches=None if is_to_end else 1)
-    # the last batch of a finite run is padded to the global batch, which differs
+    # drop the padding of a finite run's last batch, because its size depends on the global batch
     expected = _trimmed(run_legs(make_loader, [whole]))
     assert_same_rows(_trimmed(rows), expected, f"{legs}{' to the end' * is_to_end}")
     return rows

@@ -47,7 +47,7 @@ class TrafficCounter:
             self._traffic += Traffic(bytes_downloaded=number)
 
     def count_retry(self) -> None:
-        """Count a request that failed and is tried again."""
+        """Count a failed request that is retried."""
         with self._lock:
             self._traffic += Traffic(retries=1)
 

@@ -53,7 +53,7 @@ class Fetcher:
     """When to check hashes: `once`, `always` or `off`."""
     traffic: TrafficCounter
     _failed: dict[str, str] = field(default_factory=dict)
-    """What has failed so far, by the URL of each shard that is being downloaded again."""
+    """The failures so far of each shard that is being downloaded again, by URL."""
 
     def fetch(
         self, number: int, dataset: Dataset, info: ShardInfo, *, wait: bool = True

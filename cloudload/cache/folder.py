@@ -11,8 +11,8 @@
 
 A dataset folder belongs to one published version of a dataset, because its name contains a hash of
 the URL and the index. If shards have no hash, another version may have the same index, so the name
-also depends on what the store tells about `index.json` (`storage.versions`). Only shards and
-partial downloads count toward `cache_limit`.
+also depends on the store's version of `index.json` (`storage.versions`). Only shards and partial
+downloads count toward `cache_limit`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from cloudload.system.temp_files import (
 ORDERS_FOLDER = "orders"
 
 STARTED = "STARTED"
-"""The file with the time at which a folder of shards without hashes was started, in seconds since
-1970; see `republished`."""
+"""The file that holds the time at which a folder of shards without hashes was started, in seconds
+since 1970; see `republished`."""
 
 
 def default_cache() -> Path:

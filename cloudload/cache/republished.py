@@ -1,4 +1,4 @@
-"""Notice that data without hashes was published again while a cache or a run reads it.
+"""Detect that data without hashes was republished while a cache or a run reads it.
 
     index.json read     shard.0 fetched     republished     shard.1 fetched: written after the
     at 12:00:01                             at 12:00:05     cache was started, so it is refused
@@ -7,8 +7,9 @@ A hash in the index would detect another version of a shard. Without one, a cach
 the version of `index.json` (`folder.dataset_folder`), and each shard must have been written before
 the folder was started. The folder keeps that time in `STARTED`, so it also applies after a restart.
 
-A shard that is replaced within a second of that time, or by a store that does not tell when it was
-written, is not noticed. Nor is one that is already in the cache, if `index.json` stays the same.
+Some changes are not detected: a shard that is replaced within a second of that time, a shard in a
+store that does not report when it was written, and, if `index.json` stays the same, a shard that is
+already in the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cloudload.storage.versions import Version
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, partial_file
 
-_IF_WRONG = "If the store's times are wrong, verify='off' leaves out this check"
+_IF_WRONG = "If the store's times are wrong, verify='off' turns off this check"
 
 
 def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Version) -> None:
@@ -38,8 +39,8 @@ def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Vers
     if version.written_s > started_s:
         raise DatasetError(
             f"{_explain(dataset, info, version.written_s)} the cache folder {folder} was started "
-            f"({_show(started_s)}), so shards in the cache may hold other text. Run again once the "
-            "dataset is complete. If its index.json was not written again, delete the folder "
+            f"({_show(started_s)}), so shards in the cache may hold old text. Run again once the "
+            "dataset is complete. If its index.json was not written again, delete the cache folder "
             f"first. {_IF_WRONG}"
         )
 
@@ -52,7 +53,7 @@ def check_in_place(dataset: Dataset, info: ShardInfo, path: Path) -> None:
     if written_s > dataset.read_s:
         raise DatasetError(
             f"{_explain(dataset, info, written_s)} index.json was read ({_show(dataset.read_s)}), "
-            "so shards that were read before may have held other text. Run again once the dataset "
+            "so shards that were read before may have held old text. Run again once the dataset "
             f"is complete. {_IF_WRONG}"
         )
 

@@ -68,11 +68,11 @@ def add_convert(commands: Commands) -> None:
     add("--worker", metavar="I/N", help=share)
     join = "convert nothing; write the index if all segments are finished, or list the others"
     add("--finish", action="store_true", help=join)
-    engine = "what runs the segments: processes of this machine, or a Ray cluster (default: local)"
+    engine = "run the segments in processes of this machine or on a Ray cluster (default: local)"
     add("--engine", default="local", choices=["local", "ray"], help=engine)
     cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: one on this machine)"
     add("--address", metavar="URL", help=cluster)
-    resources = "what Ray reserves for each segment, such as cpus=1,memory=2g (default: cpus=1)"
+    resources = "resources of each segment on Ray, such as cpus=1,memory=2g (default: cpus=1)"
     add("--task-resources", metavar="NAME=N,...", help=resources)
     show = "print the files found, the segments, and an estimate, and write nothing"
     add("--plan", action="store_true", help=show)
@@ -80,7 +80,7 @@ def add_convert(commands: Commands) -> None:
     add("--skip-bad", action="store_true", help=skip)
     remove = "first remove the dataset or unfinished conversion at OUT"
     add("--overwrite", action="store_true", help=remove)
-    more = "add the documents to the finished dataset at OUT, whose shards stay as they are"
+    more = "add the documents to the finished dataset at OUT, whose shards do not change"
     add("--append", action="store_true", help=more)
     add("--quiet", action="store_true", help="no progress bar and no summary; log only warnings")
     add("--json", action="store_true", help="print the report as JSON")
@@ -147,8 +147,8 @@ def _print_outline(options: argparse.Namespace) -> int:
     print(*outline.table, sep="\n")
     print(
         f"{outline.segments:,} segments, the largest of {outline.largest_segment_bytes:,} bytes\n"
-        f"about {outline.core_seconds:,.0f} s on one core; no less than "
-        f"{outline.largest_segment_seconds:,.0f} s, which the largest segment takes"
+        f"about {outline.core_seconds:,.0f} s on one core, and at least "
+        f"{outline.largest_segment_seconds:,.0f} s on any number, because of the largest segment"
     )
     return 0
 

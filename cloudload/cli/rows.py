@@ -21,8 +21,8 @@ _MOST_ROWS, _ROWS_PER_STEP = 1_024, 8
 _EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps.
 Without a state, the run begins with the options given: --data and --tokenizer, or --yaml, and
---option for any argument of CloudLoader. A step then has 8 rows unless --global-batch says another
-number. Open the page in a browser; it needs no other file.
+--option for any argument of CloudLoader. A step then has 8 rows unless you set
+--global-batch. Open the page in a browser; it needs no other file.
 
 example:
   cloudload rows checkpoint.pt --steps 81200:81202 --row 0:8 --out rows.html

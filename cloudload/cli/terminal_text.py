@@ -1,4 +1,4 @@
-"""Show text from a dataset on a terminal, which no character of it may drive.
+"""Show text from a dataset on a terminal, without characters that control the terminal.
 
 "red \\x1b[31m"      red \\x1b[31m         escape sequences
 "a\\u202eb"          a\\u202eb             invisible characters, such as bidi controls

@@ -73,8 +73,8 @@ class DeliveryConfig:
     lengths: str | os.PathLike[str] = "auto"
     """Whether to use token lengths, which `cloudload count` makes. They save reading when the
     loader seeks, and never change a row. `auto`: if all streams have them. `require`: an error if
-    one has none. `off`: no. A URL or folder: look for them there instead of in the folder `lengths`
-    of each dataset."""
+    one has none. `off`: do not use lengths. A URL or folder: use the lengths there instead of those
+    in the folder `lengths` of each dataset."""
     verify: Verification = "once"
     """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
     only if its file was modified. `always`: also whenever a process maps it, even from a local

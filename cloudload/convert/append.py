@@ -1,7 +1,7 @@
-"""Plan data that is appended to a finished dataset, and start its index from that dataset's.
+"""Plan an append to a finished dataset, and start the new index from the dataset's index.
 
     index.json   shard.00000 …   00001/shard.00000 …          │ 00007/shard.00000 …
-                 what is there: never touched                 │ the segments that are appended
+                 existing shards, not changed                 │ the segments that are appended
 
 The dataset remains readable as it was until its index is replaced, in one step. The names in the
 IDs of appended documents begin with `+` and the number of the first segment that is appended with
@@ -62,7 +62,7 @@ def find_appended(
     """Return the dataset's report if these files were appended before, unchanged.
 
     Raises `ConvertError` if they have the names and sizes of the files of which it was made,
-    because nothing else is known of those.
+    because the dataset's report holds nothing else about its files.
     """
     stored = base["stored"]
     if claim["inputs"] in stored.get("appended", []):
@@ -71,7 +71,7 @@ def find_appended(
     if all(claim["inputs"].get(key) == value for key, value in first.items()):
         raise ConvertError(
             f"{redact(location)} was made of files with the names and sizes of those to append. "
-            "If these are others, rename one of them"
+            "If their contents differ, rename one of them"
         )
     return None
 

@@ -40,8 +40,8 @@ class PeekableBlocks:
 def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
     """Return the columns of the kept fields.
 
-    An encoding that was not given is that of the input's own column, if its format has encodings.
-    Otherwise it is inferred from the first record in which the field is not null. Raises
+    If no encoding was given for a field, it is that of the input's column, if the format has
+    encodings. Otherwise it is inferred from the first record in which the field is not null. Raises
     `ConvertError` if the first 8 blocks have no such record for a field, and the errors of readers.
     """
     encodings = dict(config.kept())

@@ -117,7 +117,7 @@ def convert_to_mds(
         skip_bad: leave out and count bad records instead of raising `ConvertError`.
         overwrite: first remove the dataset, or an unfinished conversion, at `out`.
         append: add the documents to the finished dataset at `out`, after its own and with its
-            columns. Its shards stay as they are, and it stays readable. The other options must be
+            columns. Its shards do not change, and it stays readable. The other options must be
             those with which it was made, except for `segment_bytes`.
         progress: show a progress bar on stderr.
 

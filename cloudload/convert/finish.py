@@ -64,7 +64,7 @@ class Joined:
 
 
 def list_finished(location: str, numbers: Iterable[int]) -> list[int]:
-    """Return those of the segments that have a note, in order."""
+    """Return the segments that have a note, in order."""
     try:
         found = list_objects(join_url(location, JOURNAL_FOLDER))
     except StoreError as error:

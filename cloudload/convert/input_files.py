@@ -53,13 +53,13 @@ class InputFile:
     bytes: int | None
     """The stored size in bytes, or None if unknown."""
     format: str
-    """One of `config.choices.INPUT_FORMATS` but `auto`."""
+    """One of `config.choices.INPUT_FORMATS`, except `auto`."""
     compression: str | None
     """`gz`, `bz2`, `xz`, `zstd` or None."""
     shard: ShardInfo | None = None
     """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""
-    """The tag from the listing. Reading is refused if the file has another one by then."""
+    """The tag from the listing. Reading is refused if the file's tag has changed since."""
 
     @property
     def display_name(self) -> str:

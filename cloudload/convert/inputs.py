@@ -62,7 +62,7 @@ class FolderFiles:
     """The files of one input, in order, below its root: a folder, a file, or a glob's folder."""
 
     root: str
-    """What the URLs of all files begin with; without secrets, it identifies the input."""
+    """The common start of the URLs of all files. Without secrets, it identifies the input."""
     files: list[InputFile]
 
 

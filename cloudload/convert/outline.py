@@ -1,4 +1,4 @@
-"""What a conversion would do: the files found, the segments, and an estimate."""
+"""Outline a conversion without running it: the files found, the segments, and an estimate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Outline:
     """Stored bytes of the input files."""
     segments: int
     largest_segment_bytes: int
-    """Stored bytes of the largest segment: above `segment_bytes` if a compressed file is."""
+    """Stored bytes of the largest segment. A large compressed file can exceed `segment_bytes`."""
     core_seconds: float
     """A rough estimate of the time that one core needs for all segments."""
     largest_segment_seconds: float
@@ -45,7 +45,7 @@ def outline_conversion(
     split: str | None = None,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
 ) -> Outline:
-    """List the inputs, and say what `convert_to_mds` would do with these arguments.
+    """List the inputs, and outline the conversion that `convert_to_mds` would run.
 
     Raises its errors for inputs. Rows of datasets and iterators are not counted.
     """

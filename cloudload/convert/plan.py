@@ -1,11 +1,11 @@
-"""The plan of a conversion in segments: what every worker must know, and may not know otherwise.
+"""The plan of a conversion in segments, which every worker must share.
 
     inputs, options ─► Plan ─► .convert/plan.json ─► any worker ─► its segments' files
 
-The plan is stored once, before any segment, and never changes. Of two planners that start at once,
-both use the plan that was stored first, or one is refused. The segments are not stored, because
-they follow from the sizes. Names are below the roots of the inputs, so that a plan contains no
-secrets of URLs.
+The plan is stored once, before any segment, and never changes. If two planners start at once, both
+use the plan that was stored first, or one is refused. The segments are not stored, because they
+follow from the sizes. Names are below the roots of the inputs, so that a plan contains no secrets
+of URLs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Plan:
     """Versions of the packages on which the bytes of the output depend."""
     inputs: tuple[PlannedInput, ...]
     must_list: bool = False
-    """Whether workers must list the inputs, because more than names and sizes describes files."""
+    """Whether workers must list the inputs, because names and sizes alone do not describe the
+    files."""
     first_segment: int = 0
     """The number of the first segment; more than 0 for data that is appended."""
     base: Mapping[str, Any] | None = field(default=None)
@@ -72,7 +73,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A digest by which the notes of segments name their plan."""
+        """A digest of the plan, which the notes of segments contain."""
         return hashlib.sha256(self.encoded).hexdigest()[:32]
 
     @staticmethod
@@ -152,7 +153,7 @@ def check_versions(planned: Mapping[str, str]) -> None:
         if (found := _VERSIONS[name]()) != version:
             raise ConvertError(
                 f"this worker has {name} {found}, but the conversion was planned with {name} "
-                f"{version}, which may write other bytes. Install that version, or start over "
+                f"{version}, which may write different bytes. Install that version, or start over "
                 "(--overwrite)"
             )
 

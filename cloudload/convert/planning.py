@@ -1,4 +1,4 @@
-"""Agree on one plan: make it, or take the one that is stored if it is for the same conversion."""
+"""Agree on one plan: make it, or use the stored plan if it is for the same conversion."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cloudload.storage.urls import join_url
 
 
 def has_segments(folders: Sequence[FolderFiles], segment_bytes: int, journal: Journal) -> bool:
-    """Whether the files are several segments, and were not begun as one by an earlier version."""
+    """Whether the files are several segments that no earlier version began to convert as one."""
     files = [file for item in folders for file in item.files]
     return len(cut_segments(files, segment_bytes)) > 1 and not journal.is_begun()
 
@@ -45,7 +45,7 @@ def agree_on_plan(
     units: Sequence[InputUnit],
     append: bool,
 ) -> Plan | ConvertReport:
-    """Store the plan, or return the one that is stored if it is for the same conversion.
+    """Store the plan, or return the stored plan if it is for the same conversion.
 
     With `append`, the plan is for the dataset that is there. Its report is returned if it has these
     files already. Raises `ConvertError`, which names the difference, if the stored plan is for

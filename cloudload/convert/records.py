@@ -78,7 +78,7 @@ class InputBlock(Protocol):
 
 @runtime_checkable
 class TypedBlock(Protocol):
-    """A block of a format that gives its fields MDS encodings, which kept fields keep."""
+    """A block of a format whose fields have MDS encodings. Kept fields keep them."""
 
     def column_encodings(self) -> Mapping[str, str]:
         """The encoding of each field, by name."""

@@ -39,7 +39,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class Run:
-    """Where the output is, and how this run converts; nothing but `config` changes the output."""
+    """The location of the output, and the options of a run. Only `config` changes the output."""
 
     location: str
     config: ConvertConfig
@@ -69,8 +69,8 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
     if run.finish or (run.share and run.share.index > 0):
         if run.finish:
             raise ConvertError(
-                f"{redact(run.location)} is not finished: its only segment is missing. Convert it "
-                "without --finish"
+                f"{redact(run.location)} is not finished, because its only segment is missing. "
+                "Convert it without --finish"
             )
         logger.info("the input is one segment, which worker 0 converts")
         return _report(run, Joined(), len(units), {}, unfinished=1)
@@ -132,7 +132,7 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
 def _run_segments(
     run: Run, plan: Plan, mine: Sequence[tuple[int, Segment]], finished: set[int]
 ) -> None:
-    """Convert those of the segments that are not finished."""
+    """Convert the segments that are not finished."""
     waiting = [item for item in mine if item[0] not in finished]
     if finished and waiting:
         logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))

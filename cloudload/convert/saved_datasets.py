@@ -80,7 +80,7 @@ def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> 
     if inner + _INFO in by_name:
         raise ConvertError(
             f"{redact(join_url(folder, inner))} is a dataset that save_to_disk wrote, inside the "
-            f"input {redact(folder)}. Pass it as an input of its own"
+            f"input {redact(folder)}. Pass it as a separate input"
         )
 
 
@@ -93,6 +93,6 @@ def _read_json(file: FoundFile) -> Any:
 
 def _unreadable(file: FoundFile, error: Exception) -> ConvertError:
     return ConvertError(
-        f"{redact(file[0])} is not what save_to_disk writes ({error!r:.200}). Copy the dataset "
-        "again, or pass its Arrow files one by one"
+        f"{redact(file[0])} is not a file that save_to_disk writes ({error!r:.200}). Copy the "
+        "dataset again, or pass its Arrow files one by one"
     )

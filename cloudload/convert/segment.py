@@ -9,7 +9,7 @@
     .convert/NNNNN.done.json the note that it is finished: its part of the index, and its counts
 
 Every object is a pure function of the plan and the segment's number. A retry, a second copy, or a
-worker that was given up for dead can only write the same bytes under the same names.
+worker that was presumed dead can only write the same bytes under the same names.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CLOSE_S = 30.0
 
 @dataclass(frozen=True)
 class SegmentWork:
-    """What all segments of a plan have in common. It is sent to every worker."""
+    """The data that all segments of a plan share. It is sent to every worker."""
 
     location: str
     config: ConvertConfig
@@ -84,7 +84,7 @@ def segment_folder(number: int) -> str:
 
 
 def note_name(number: int) -> str:
-    """The name of the note that a segment is finished."""
+    """The name of the note that marks a segment as finished."""
     return f"{JOURNAL_FOLDER}/{number:05}.done.json"
 
 
@@ -96,8 +96,8 @@ def convert_segment(
     """Convert a segment unless its note is there, and return its stored input bytes.
 
     `numbered` is (number, parts). `on_bytes` is called with the stored bytes of each block that was
-    converted. Raises the errors of `convert_units`, and `ConvertError` if this process has other
-    versions than the plan, or if the note is that of another plan.
+    converted. Raises the errors of `convert_units`, and `ConvertError` if this process has
+    different versions than the plan, or if the note belongs to another plan.
     """
     number, parts = numbered
     size = sum(map(count_bytes, parts))
@@ -125,7 +125,7 @@ def convert_segment(
 def read_note(location: str, number: int, plan: str) -> Note | None:
     """Return the note of a segment, or None if it is not finished.
 
-    Raises `ConvertError` if the note is that of another plan.
+    Raises `ConvertError` if the note belongs to another plan.
     """
     data = read_if_exists(join_url(location, note_name(number)))
     if data is None:

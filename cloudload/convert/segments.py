@@ -1,4 +1,4 @@
-"""Cut the input files into segments, from their sizes and `segment_bytes` alone.
+"""Cut the input files into segments, which depend only on file sizes and `segment_bytes`.
 
     files      a.jsonl 100      b.gz 60   c.gz 10   d.gz 5          segment_bytes = 64
     parts      0..50  50..100   b.gz      c.gz      d.gz
@@ -6,7 +6,7 @@
 
 A segment is a run of consecutive parts of files. A part is a whole file, or a range of a file that
 is larger than `segment_bytes` and that can be read from any byte on: uncompressed lines, and
-Parquet. A larger file of any other kind is a segment of its own.
+Parquet. A larger file of any other kind is one segment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What counting found: totals, percentiles, a histogram, and how many documents fit a row."""
+"""The report of a count: totals, percentiles, a histogram, and how many documents fit a row."""
 
 from __future__ import annotations
 

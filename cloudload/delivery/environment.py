@@ -31,7 +31,7 @@ class Environment:
         return find_world(delivery.dp_rank, delivery.dp_world_size)
 
     def is_first_process(self, delivery: DeliveryConfig) -> bool:
-        """Whether this process logs for all.
+        """Whether this process logs on behalf of all processes.
 
         Raises `ValueError` as `world.is_first_process` does.
         """

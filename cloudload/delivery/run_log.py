@@ -43,7 +43,7 @@ class RunLog:
         self.record_end(0, np.zeros_like(position.counts))
 
     def warn_once(self, doubts: Mapping[int, str]) -> None:
-        """Log doubts that streams are text, and for each stream only the first one."""
+        """Log doubts that streams are text, but only the first doubt of each stream."""
         for stream in doubts.keys() - self._doubted:
             logger.warning("%s", doubts[stream])
         self._doubted |= doubts.keys()

@@ -3,7 +3,7 @@
     index ─► tokenizer, backend ─► order ─► first shard ─► first batch      one line each, at INFO
 
 One process logs for all ranks, once per loader. The lines about shards come from the workers, which
-report their first fetch with a block, because a spawned worker has no logging of its own.
+report their first fetch with a block, because logging is not configured in a spawned worker.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StartLog:
         elif any(block.traffic.misses for block in blocks):
             logger.info("first shards fetched by another process of this node")
         elif any(block.traffic.hits for block in blocks):
-            logger.info("no shard fetched yet, because the first ones are in %s", plan.cache_root)
+            logger.info("no shard fetched yet, because the first shards are in %s", plan.cache_root)
         else:
             logger.info("no shard fetched, because the data is local and read in place")
 

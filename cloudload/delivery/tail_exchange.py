@@ -65,8 +65,8 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
         ) from error
     if not tail.end:
         raise DatasetError(
-            f"no document of {', '.join(plan.recipe.labels)} has any tokens: all are empty, "
-            "filtered out, or left out by on_error='skip'. Set an eos, or use a different "
+            f"no document of {', '.join(plan.recipe.labels)} has any tokens, because all are "
+            "empty, filtered out, or left out by on_error='skip'. Set an eos, or use a different "
             "transform, min_tokens, or data"
         )
     return tail

@@ -77,10 +77,11 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
 
 
 def is_first_process(dp_rank: int | None) -> bool:
-    """Whether this process logs for all. It is rank 0 of the job, if the job has several ranks.
+    """Whether this process logs on behalf of all processes.
 
-    Otherwise it is data-parallel rank 0. Several processes may share that rank, for instance with
-    tensor parallelism. Raises `ValueError` for an invalid environment variable.
+    This is rank 0 of the job if the job has several ranks. Otherwise it is data-parallel rank 0,
+    which several processes may share, for instance with tensor parallelism. Raises `ValueError` for
+    an invalid environment variable.
     """
     rank, size = _find_process()
     return not (rank if size > 1 else dp_rank)

@@ -1,4 +1,4 @@
-"""Run a list of units of work, wherever there are processes for it.
+"""Run a list of units of work in other processes, on this machine or a cluster.
 
     unit      a function and an argument, both picklable; its result is small
               it may run again, or twice at once, with the same effect

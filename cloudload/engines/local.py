@@ -3,11 +3,11 @@
     this process ── function, argument ──► worker process
                  ◄───── small result ─────
 
-Each process has a pipe of its own and shares no lock, so one that is killed at any moment cannot
-stop this process or another worker: its pipe closes, and that is a `WorkerError`, which says how it
-died. (`ProcessPoolExecutor` of Python 3.11 can lose units, and wait for them forever, if a process
-dies while units are submitted.) The processes are spawned, because this one may have threads and
-store clients.
+Each process has its own pipe and shares no lock. If one is killed at any moment, its pipe closes,
+and this process raises a `WorkerError` that says how it died. The other workers are not affected.
+(`ProcessPoolExecutor` of Python 3.11 can lose units, and wait for them forever, if a process dies
+while units are submitted.) The processes are spawned, because this one may have threads and store
+clients.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _END_S = 10.0
 def open_processes(number: int) -> Iterator[LocalProcesses | None]:
     """Yield `number` processes, or None if the work belongs in this process.
 
-    It does with at most 1, or if other processes could not import the program. At the end, the
-    processes end, after an error without finishing their units.
+    Yields None for at most 1 process, or if other processes could not import the program. At the
+    end, the processes exit. After an error, they exit without finishing their units.
     """
     if number > 1 and (script := find_missing_script()):
         logger.warning(

@@ -82,7 +82,7 @@ def parse_resources(text: str) -> dict[str, Any]:
                 options.setdefault("resources", {})[name] = float(value)
         except ValueError:
             raise ValueError(
-                f"the resource {item!r} is not NAME=NUMBER. Use such as cpus=2,memory=4g,disk=1"
+                f"the resource {item!r} is not NAME=NUMBER. An example is cpus=2,memory=4g,disk=1"
             ) from None
     return options
 

@@ -1,7 +1,7 @@
 """The share of the units that one job of an array takes.
 
 --worker 3/64     units 3, 67, 131, …
---worker auto     the index and the number of jobs that Slurm, Kubernetes, or AWS Batch tells
+--worker auto     the index and the number of jobs, from Slurm, Kubernetes, or AWS Batch
 
 Slurm         SLURM_ARRAY_TASK_ID, _MIN, _COUNT, _STEP
 Kubernetes    JOB_COMPLETION_INDEX of an Indexed Job, and WORKER_COUNT, set by the user
@@ -61,13 +61,13 @@ def _read_environment(environment: Mapping[str, str]) -> Share:
     count_name = next((name for name in _COUNTS if name in environment), None)
     if index_name is None:
         raise ValueError(
-            "worker is 'auto', but this is no job of an array: neither SLURM_ARRAY_TASK_ID nor "
-            f"{' nor '.join(_INDEXES)} is set. Use I/N, such as 0/64"
+            "worker is 'auto', but this job is not part of an array, because neither "
+            f"SLURM_ARRAY_TASK_ID nor {' nor '.join(_INDEXES)} is set. Use I/N, such as 0/64"
         )
     if count_name is None:
         raise ValueError(
             f"worker is 'auto', and {index_name} is {environment[index_name]}, but the number of "
-            "workers is not known. Set WORKER_COUNT to the number of completions"
+            "workers is unknown. Set WORKER_COUNT to the number of completions"
         )
     index, count = int(environment[index_name]), int(environment[count_name])
     return _share(index, count, f"{index_name} is {index} and {count_name} is {count}")

@@ -17,7 +17,7 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 Engine = Executor | LocalProcesses
-"""What runs units in other processes."""
+"""An engine, which runs units in other processes."""
 
 MOST_WAITING = 10_000
 """Units that are submitted and not finished, so that a list of a million does not fill memory."""

@@ -1,4 +1,4 @@
-"""Look into an MDS dataset without a loader: what it holds, and its documents.
+"""Inspect an MDS dataset without a loader: summarize it, and read its documents.
 
     index.json ─────────────────────────────► info        counts, bytes, columns, codecs, hashes
          └─► the first bytes of a few shards ─► sample sizes ─┘

@@ -1,4 +1,4 @@
-"""The distribution of sizes: the least, median and most, and a histogram with doubling bins.
+"""The distribution of sizes: minimum, median and maximum, and a histogram with doubling bins.
 
 sizes   3 5 6 7 12 40        bins   [2, 4) 1   [4, 8) 3   [8, 16) 1   [16, 32) 0   [32, 64) 1
 """

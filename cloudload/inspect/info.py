@@ -54,7 +54,7 @@ class ColumnInfo:
     shards: int
     """Number of shards that have the column with this encoding."""
     tokens: int | None
-    """Number of token IDs in these shards; None if the index does not tell."""
+    """Number of token IDs in these shards; None if the index does not give it."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class DatasetInfo:
     sample_bytes: Distribution | None
     """Bytes of each sample, all columns together; None if no shard was read."""
     shards_read: int
-    """Number of shards whose offsets gave `sample_bytes`. It is exact if they are all shards."""
+    """Number of shards read for `sample_bytes`, which is exact if all shards were read."""
     writer: str | None
-    """The program that wrote the dataset; None if it left no report."""
+    """The program that wrote the dataset; None if it wrote no report."""
     text_bytes: int | None
     """Bytes of UTF-8 text in the documents, from the writer's report; None if it has none."""
     index_hash: str
@@ -106,13 +106,13 @@ def read_info(
 ) -> DatasetInfo:
     """Summarize an MDS dataset.
 
-    Reads the index, the first bytes of a few shards, and the report that `convert` left.
+    Reads the index, the first bytes of a few shards, and the report that `convert` wrote.
 
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to summarize, such as `train`.
         sample: number of shards whose offsets are read for the sizes of samples, spread evenly.
-            0 reads the index alone. If there are no more shards than this, the sizes are exact.
+            0 reads only the index. If there are no more shards than this, the sizes are exact.
         retry: how long to retry a request to the store.
 
     Raises:
@@ -222,7 +222,7 @@ def _read_sizes(dataset: Dataset, shards: Sequence[ShardInfo], retry: Retry) -> 
 
 
 def _read_report(url: str, retry: Retry) -> dict[str, Any] | None:
-    """The report that `convert` left beside the index, or None."""
+    """The report that `convert` wrote beside the index, or None."""
     try:
         data = read_object(join_url(url, REPORT_NAME), retry, _MOST_REPORT_BYTES)
         report = json.loads(data)["report"]

@@ -98,7 +98,7 @@ def read_samples(
         limit: yield at most this many; by default 5, or 1 with `id`.
         id: yield only samples whose column `id` is this text.
         pattern: yield only samples whose text contains this regular expression.
-        text_key: the column that holds the document; used by `pattern` alone.
+        text_key: the column that holds the document; used only by `pattern`.
         retry: how long to retry a request to the store.
 
     Raises:

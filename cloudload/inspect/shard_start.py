@@ -1,4 +1,4 @@
-"""Read the first samples of a shard, and of the shard only the bytes that they need.
+"""Read the first samples of a shard, and only the bytes that they need.
 
     stored bytes   ▓▓▓▓▓▓▓▓░░░░░░░░░░░░     the first bytes, decompressed as far as they reach
     temporary file count offsets header sample sample ░░░░     sparse, as large as the raw shard

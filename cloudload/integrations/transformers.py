@@ -133,7 +133,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         if rest:
             raise ValueError(
                 f"a pass over the loader has {len(self.loader)} batches, which is not a multiple "
-                f"of gradient_accumulation_steps {accumulate}: the gradients accumulated at its "
+                f"of gradient_accumulation_steps {accumulate}. The gradients accumulated at its "
                 "end may be lost. Set stop_every to a multiple of gradient_accumulation_steps, or "
                 "change gradient_accumulation_steps"
             )

@@ -6,7 +6,7 @@
              …  uint32 [long], uint32 [long]: sample and length of the others
 
 All integers are little-endian. A filtered sample has the length 2³² - 1, a bad document that is
-left out 2³² - 2, and an empty one 0. The bytes depend on nothing but the lengths and the header, so
+left out 2³² - 2, and an empty one 0. The bytes depend only on the lengths and the header, so
 that any machine writes the same file.
 """
 
@@ -39,7 +39,7 @@ class GroupLengths:
     """The lengths of a group's samples, as they are stored."""
 
     header: Mapping[str, Any]
-    """What the lengths belong to, and their totals; see `index.Group`."""
+    """Digests of the key and the shards, and totals; see `index.Group`."""
     short: Ids
     """uint16 [samples]: each length, or `LISTED`."""
     places: Ids

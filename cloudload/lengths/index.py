@@ -1,6 +1,6 @@
 """The groups of a dataset's lengths: how shards are grouped, and the index that lists the groups.
 
-    <place>/<key>/00000-<digest>.lengths     shards 0 to 15      named by what it was counted from
+    <place>/<key>/00000-<digest>.lengths     shards 0 to 15      named by shards and key
     <place>/<key>/00001-<digest>.lengths     shards 16 to 31
     <place>/<key>/index-<data>.json          all groups of one version of the data; written last
 
@@ -28,7 +28,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class LengthsKey:
-    """What lengths depend on, besides the data. Each field is a plain string."""
+    """The inputs of lengths, besides the data. Each field is a plain string."""
 
     tokenizer: str
     """The fingerprint of the tokenizer."""

@@ -1,4 +1,4 @@
-"""The key of lengths: which recipe they were counted with, or may be used by."""
+"""The key of lengths, which matches them with the recipes that may use them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Find the lengths that a run may use.
 
 lengths="auto"      those beside the datasets, if all streams have them
-lengths="require"   those, or an error that says how to count them
+lengths="require"   those, or an error with the command that counts them
 lengths="off"       none
 lengths=URL         those at another location, for data in a bucket that is read-only
 """
@@ -64,14 +64,14 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
     except StoreError as error:
         if asked != AUTO:
             raise
-        logger.info("looking for token lengths failed, so the run has none: %s", error)
+        logger.info("looking for token lengths failed, so the run uses none: %s", error)
         return None
     missing = [stream for stream, index in enumerate(found) if index is None]
     if missing and asked != AUTO:
         raise _missing(recipe, missing, places)
     if 0 < len(missing) < len(found):
         logger.info(
-            "%d of %d streams have no token lengths, such as %s, so the run has none",
+            "%d of %d streams have no token lengths, such as %s, so the run uses none",
             len(missing),
             len(found),
             redact(datasets[missing[0]].url),

@@ -2,7 +2,8 @@
 
     lane, ordinal ─► epoch, position ─► sample ─► length ─► + bos, eos ─► 0 if below min_tokens
 
-This is what `workers.documents` finds by reading and tokenizing. Here it takes two array lookups.
+`workers.documents` finds the same sizes by reading and tokenizing. Here, two array lookups find
+them.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def units_of(packing: Packing, sizes: Ints) -> Ints:
 
 
 def list_counts(packing: Packing, found: DocumentSizes) -> list[Ints]:
-    """What documents add to each of `stats.COUNTS` when their lane is past them.
+    """The amounts that documents add to each of `stats.COUNTS` when their lane is past them.
 
     Returns one int64 array per count, of the shape of `found.sizes`.
     """

@@ -1,4 +1,4 @@
-"""Sums over the documents of lanes, by which any row's place in its lane is found.
+"""Sums over the documents of lanes, which locate any row in its lane.
 
     lane 3      documents 0 … 255   256 … 511   512 … 767      sizes, from lengths and the order
     table       0                   t(256)      t(512) …       units and statistics before a block
@@ -133,7 +133,7 @@ class LaneTables:
         )
 
     def sum_columns(self, found: DocumentSizes, reduce: Callable[[Ints], Ints]) -> Ints:
-        """Reduce what documents add to each column: int64 [.., columns], shaped by `reduce`."""
+        """Reduce the amounts of documents by column: int64 [.., columns], shaped by `reduce`."""
         sums = [reduce(units_of(self._packing, found.sizes))]
         counts = list_counts(self._packing, found)
         for stream in self.streams:

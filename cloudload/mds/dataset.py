@@ -42,10 +42,10 @@ class Dataset:
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
     version: Version = field(default=UNKNOWN, compare=False)
-    """What the store told about `index.json` when it was read."""
+    """The version of `index.json` that was read, as the store reported it."""
     read_s: float = field(default=math.inf, compare=False)
-    """When `index.json` was read, in seconds since 1970, by the store's clock if it tells the time.
-    It is not before the time at which `index.json` was written."""
+    """When `index.json` was read, in seconds since 1970, by the store's clock if the store reports
+    the time. It is not before the time at which `index.json` was written."""
 
     @cached_property
     def num_without_hash(self) -> int:
@@ -167,10 +167,10 @@ def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool =
 
 
 def read_index(stream: Stream, retry: Retry) -> tuple[bytes, Version]:
-    """Read the index of a stream's dataset, and what the store tells about its version.
+    """Read the index of a stream's dataset, and its version.
 
-    Raises `DatasetError` if there is something else, such as raw files, and otherwise `StoreError`
-    if the index cannot be read.
+    Raises `DatasetError` if the location has something else, such as raw files, and `StoreError` if
+    the index cannot be read for another reason.
     """
     if reason := explain_hub_name(stream):
         raise DatasetError(reason)
@@ -198,14 +198,14 @@ def warn_of_missing_hashes(dataset: Dataset) -> str | None:
     if not dataset.num_without_hash:
         return None
     effect = (
-        "and the cache notices it only if index.json is written again, too"
+        "and the cache detects it only if index.json is written again, too"
         if dataset.version.is_known
-        else "and the cache continues to use the old shards, because the store does not tell when "
-        "index.json was written"
+        else "and the cache continues to use the old shards, because the store does not report "
+        "when index.json was written"
     )
     return (
         f"{redact(dataset.url)}: {dataset.num_without_hash:,} of {len(dataset.shards):,} shards "
         "have no hash in the index. If the dataset is published again with shards of the same "
-        f"sizes, a resumed run reads other text without an error, {effect}. Write the dataset with "
-        "hashes, for example MDSWriter(hashes=['xxh64'])"
+        f"sizes, a resumed run reads the new text without an error, {effect}. Write the dataset "
+        "with hashes, for example MDSWriter(hashes=['xxh64'])"
     )

@@ -1,7 +1,7 @@
 """The hashes that MDS indexes contain.
 
 xxh64, sha1, …     of a stored file, or of a raw shard
-samples-xxh128     of a shard's samples alone, which stays the same if they are written with another
+samples-xxh128     of a shard's samples only, which stays the same if they are written with another
                    compression or other hashes. `mds.writer` lists it with those of the raw shard
 """
 

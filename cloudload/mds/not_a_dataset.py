@@ -6,8 +6,8 @@
     corpus/index.json           its folder
     corpus/.convert/ …          the same conversion again
 
-A location is looked at only after its index was not found. If the store does not allow that, there
-is no explanation, and the caller has its own error.
+A location is inspected only after its index was not found. If the store does not allow that, there
+is no explanation, and the caller raises its own error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def explain_hub_name(stream: Stream) -> str | None:
 
 
 def explain_not_a_dataset(stream: Stream, retry: Retry) -> str | None:
-    """Explain what is at a stream's location instead of an index; None if that is not known."""
+    """Explain the contents of a stream's location that has no index; None if they are not known."""
     retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
     try:
         if is_glob(stream.remote):
@@ -132,8 +132,8 @@ def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
     files = found.files
     if found.unfinished:
         return (
-            f"the conversion to {redact(join_url(url, found.unfinished[0]))} has not finished, "
-            f"because it has a journal ({JOURNAL_FOLDER}) and no {INDEX_NAME}. Wait for it, or run "
+            f"the conversion to {redact(join_url(url, found.unfinished[0]))} has not finished. The "
+            f"folder has a journal ({JOURNAL_FOLDER}) and no {INDEX_NAME}. Wait for it, or run "
             "the same cloudload convert again to resume it"
         )
     if _SAVED_DATASETS in files or set(files) >= _SAVED_DATASET:

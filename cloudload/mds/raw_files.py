@@ -42,7 +42,7 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def advise_on_files(location: str, names: Sequence[str], split: str | None = None) -> str | None:
-    """The next step for the raw files `names` below the folder `location`: mostly, a command.
+    """The next step for the raw files `names` below the folder `location`, usually a command.
 
     It converts the files of the most common format, and text only if there is no other. Returns
     None if no file can be converted, and none is of a known kind.

@@ -35,7 +35,8 @@ SKIP_ADVICE = "To leave such documents out and count them, pass on_error='skip'"
 
 
 class BadDocumentError(DatasetError):
-    """The content of one document is at fault, not its shard: every reader of it fails alike.
+    """The content of one document is bad, but not its shard. Every reader fails on it in the same
+    way.
 
     on_error="skip" leaves such documents out.
     """
@@ -255,7 +256,7 @@ class Shard:
             what = f"sample {sample} of {self.name} does not match its columns ({_explain(error)})"
             message = f"{what}. Convert the corpus again"
             if not isinstance(error, ValueError):
-                # bytes of a wrong size, or JSON that is deeper than what is left of the stack
+                # bytes of a wrong size, or JSON that is too deep for the rest of the stack
                 raise DatasetError(message) from error
             raise BadDocumentError(f"{message}. {SKIP_ADVICE}", summary=what) from error
 

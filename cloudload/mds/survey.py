@@ -1,4 +1,4 @@
-"""Look into a folder that has no index, and into those in it, with few requests.
+"""Survey a folder that has no index, and its subfolders, with few requests.
 
 corpus/    a.jsonl  .git/  train/     files        a.jsonl
 train/     index.json  shard…         datasets     train
@@ -23,7 +23,7 @@ _MOST_FOLDERS = 20
 
 @dataclass(frozen=True)
 class Survey:
-    """What is in a folder and in those below it, without hidden files. Names are below it."""
+    """Contents of a folder and its subfolders, without hidden files. Names are relative to it."""
 
     files: list[str]
     """Files of folders that are neither a dataset nor unfinished."""
@@ -32,11 +32,11 @@ class Survey:
     unfinished: list[str]
     """Folders that have the journal of a conversion, but no index."""
     is_complete: bool
-    """Whether every file and folder was looked at."""
+    """Whether the survey covers every file and folder."""
 
 
 def survey_folder(url: str, retry: Retry) -> Survey:
-    """Look into a folder and those below it, level by level, at most 20 in all.
+    """Survey a folder and its subfolders, level by level, at most 20 folders in total.
 
     Sends one request for each. A folder that does not exist is empty. Raises `StoreError` if a
     folder cannot be listed.

@@ -144,7 +144,7 @@ class Mixture:
             )
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise StreamChangedError(
-                f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged: load "
+                f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged. Load "
                 "an earlier one"
             ) from error
 

@@ -1,8 +1,8 @@
 """Render rows as one HTML page that needs no other file and no network.
 
-    ViewedRow ─► values, as JSON in the page ─► rows.js draws the tokens that are in sight
+    ViewedRow ─► values, as JSON in the page ─► rows.js draws the visible tokens
 
-Nothing of the data is markup: the JSON is ASCII without `<`, `>` and `&`, the script inserts it as
+No data becomes markup, because the JSON is ASCII without `<`, `>` and `&`, the script inserts it as
 text, and the page's security policy runs no other script.
 """
 

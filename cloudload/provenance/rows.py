@@ -30,7 +30,7 @@ def read_steps(
 ) -> Iterator[tuple[int, CloudLoader, Batch, int | None]]:
     """Yield (step, loader, batch, row within the batch) for each of `steps`, as `trace_steps` does.
 
-    The row is None if `row` is. Each batch can be used until the next one is asked for.
+    The row is None if `row` is. Each batch is valid until the next one is requested.
     """
     if row is not None and not 0 <= row < run.global_batch:
         raise ValueError(f"row is {row}. Use 0 to {run.global_batch - 1}, the rows of a step")

@@ -4,8 +4,8 @@
     steps 101 to 200       from the first state, with the options of the second
     steps 201 and later    from the second state, with its options
 
-A state has the options that apply up to it. So it shows a change that was made at a resume from the
-state before it, but not a change that was made later.
+A state has the options that apply up to it. It therefore shows a change made at the resume from the
+previous state, but no later change.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class ViewedRow:
     special: tuple[int, ...]
     """The indices within the row of special tokens, such as eos."""
     spans: tuple[ViewedSpan, ...]
-    """The documents in the row, in order. What follows the last one is padding."""
+    """The documents in the row, in order. The rest of the row is padding."""
 
     @property
     def num_tokens(self) -> int:

@@ -139,7 +139,10 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     resume_mixture(saved, recipe)  # raises a clearer error than the data in another order
     changes = _find_changes(saved, recipe)
     if on_change.get("data") == _SAME and "data" in changes:
-        logger.warning("data: the shards differ. The run takes their samples to be the same")
+        logger.warning(
+            "data: the shards differ. The run continues without comparing their samples, because "
+            "of on_change={'data': 'same'}"
+        )
         del changes["data"]
     _refuse_changes(changes, on_change, saved, recipe)
     _check_moment(saved, changes)
@@ -197,7 +200,7 @@ def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
     if "tokenizer" in changes or not recipe.has_text:  # other IDs are expected, or none
         changes.pop("token_ids", None)
     if found["on_error"] == SKIP or not saved.position.counts[:, FAILED].any():
-        # with "raise", no row comes after a bad document; so both choices give the rows so far
+        # with "raise", no row comes after a bad document; so both choices give the same rows so far
         changes.pop("on_error", None)
     return changes
 
@@ -247,9 +250,9 @@ def _check_moment(saved: Saved, changes: Changes) -> None:
     if changes and position.tail is not None:
         raise StreamChangedError(
             f"{names}: cannot change in the tail of a finite run, or after its end. From row "
-            f"{position.table_rows:,} on, its rows have the tokens that all lanes had left, so no "
-            "lane can continue after them. Restore the saved values, load a state that was saved "
-            "before that row, or start a new run, with another seed for another order"
+            f"{position.table_rows:,} on, its rows contain the leftover tokens of all lanes, so "
+            "no lane can continue after them. Restore the saved values, load a state that was "
+            "saved before that row, or start a new run, with another seed for another order"
         )
     if changes and position.rows != position.table_rows:
         raise StreamChangedError(f"{names}: cannot change at this state. {_explain_replay(saved)}")
@@ -270,7 +273,7 @@ def _check_counts(saved: Saved, recipe: Recipe) -> None:
     if len(saved.position.counts) > len(recipe.labels):
         raise StreamChangedError(
             f"counts: the state has {len(saved.position.counts)} streams, but the loader has "
-            f"{len(recipe.labels)}. The state is damaged: load an earlier one"
+            f"{len(recipe.labels)}. The state is damaged. Load an earlier one"
         )
 
 
@@ -313,8 +316,8 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         return position
     if position.rows != position.table_rows:
         raise StreamChangedError(
-            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but cannot change at this "
-            f"state. {_explain_replay(saved)}"
+            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but it cannot change at "
+            f"this state. {_explain_replay(saved)}"
         )
     if position.residues is None:
         return position
@@ -340,7 +343,7 @@ def _check_cursors(position: Position, components: Sequence[Component]) -> None:
                 residue_spans(position.residue(place, lane), ordinal)
             except ValueError as error:
                 raise StreamChangedError(
-                    f"residues: lane {lane} has {error}. The state is damaged: load an earlier one"
+                    f"residues: lane {lane} has {error}. The state is damaged. Load an earlier one"
                 ) from error
 
 
@@ -350,7 +353,7 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
         if 0 < size <= offset:
             raise StreamChangedError(
                 f"document_sizes: lane {lane} is at token {offset} of document {ordinal}, which "
-                f"has {size} tokens. The state is damaged: load an earlier one"
+                f"has {size} tokens. The state is damaged. Load an earlier one"
             )
         if end is not None and (ordinal > end or (ordinal == end and offset)):
             raise StreamChangedError(
@@ -363,7 +366,7 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
     if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
         raise StreamChangedError(
             f"cursors: lane {within[0]} is within document {ordinals[within[0]]}, which does not "
-            "exist. The state is damaged: load an earlier one"
+            "exist. The state is damaged. Load an earlier one"
         )
 
 
@@ -371,12 +374,12 @@ def _check_tail(position: Position, epochs: int | None) -> None:
     assert position.tail is not None
     if epochs is None:
         raise StreamChangedError(
-            "tail: an endless run has no tail. The state is damaged: load an earlier one"
+            "tail: an endless run has no tail. The state is damaged. Load an earlier one"
         )
     delivered = sum(rows for _, rows in position.tail)
     is_possible = all(seq_len >= 1 and rows >= 0 for seq_len, rows in position.tail)
     if not is_possible or delivered != position.rows - position.table_rows:
         raise StreamChangedError(
             f"tail: the stages {position.tail} (seq_len, rows) do not cover rows "
-            f"{position.table_rows} to {position.rows}. The state is damaged: load an earlier one"
+            f"{position.table_rows} to {position.rows}. The state is damaged. Load an earlier one"
         )

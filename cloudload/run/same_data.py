@@ -34,7 +34,7 @@ def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, 
     """
     if SHARDS_FIELD in names:
         return [
-            "The samples are cut into other shards, and the order of documents depends on the "
+            "The samples are cut into different shards, and the order of documents depends on the "
             "number of samples in each shard. Another compression, other hashes, or another size "
             "limit can cause this, because a shard's header counts toward its size"
         ]
@@ -42,11 +42,11 @@ def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, 
         return []
     pairs = _list_differing(saved, found)
     if any(before and now and before != now for before, now in pairs):
-        return ["Each shard has as many samples as before, but other samples or columns"]
+        return ["Each shard has as many samples as before, but different samples or columns"]
     lacking = "index" if all(before for before, _ in pairs) else "state"
     return [
-        "Each shard has as many samples as before. Whether they are the same is not known, because "
-        f"the {lacking} has no hashes of them. If they are the same, for example written with "
+        "Each shard has as many samples as before. cloudload cannot tell whether they are the "
+        f"same, because the {lacking} has no hashes of them. If they are, for example written with "
         "another compression, continue with on_change={'data': 'same'}, which drops no tokens"
     ]
 

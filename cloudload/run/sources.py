@@ -79,6 +79,6 @@ def read_sources(text: str) -> Sources:
         others |= {name: saved.get(name) for name in ("tokens_key", "tokens_dtype")}
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StreamChangedError(
-            f"sources: {error!r:.200}. The state is damaged: load an earlier one"
+            f"sources: {error!r:.200}. The state is damaged. Load an earlier one"
         ) from error
     return Sources(streams, **others)

@@ -7,7 +7,7 @@
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
                             next token; little-endian int32, or int64 if one of them needs it
     document_sizes          base64 of [components, num_lanes]: number of tokens of the document that
-                            each cursor is in, or 0, by which a resume notices other text;
+                            each cursor is in, or 0, so a resume detects changed text;
                             little-endian uint16, or wider if one of them needs it; "" if no cursor
                             is in a document; older states have no such key
     residues                base64 of the lanes' compressed residues (`packing.residue`); "" if the
@@ -21,7 +21,7 @@
                             one; a trace uses them to count steps
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
-    token_ids               hash of the IDs of fixed texts, by which a resume notices a version of
+    token_ids               hash of the IDs of fixed texts, so a resume detects a version of
                             tokenizers that encodes differently; older states, and states of
                             pre-tokenized data alone, have no such key
     on_error                "skip" if bad documents are left out; otherwise there is no such key
@@ -149,8 +149,8 @@ def _encode_lanes(arrays: LaneArrays) -> dict[str, str]:
 
 
 def _is_saved(name: str, value: Any) -> bool:
-    """Whether a state has this field. Fields that are new or for some data only are omitted if they
-    are empty or have the value that a state without them has."""
+    """Whether a state has this field. A state omits newer fields, and fields for only some data, if
+    they are empty or have their default value."""
     return name not in _OPTIONAL_KEYS or value.strip(",") not in ("", RAISE)
 
 
@@ -188,7 +188,7 @@ def read_state(state: Mapping[str, Any]) -> Saved:
     if (position.cursors < 0).any():
         lane = int(np.flatnonzero((position.cursors < 0).any(axis=(0, 2)))[0])
         raise StreamChangedError(
-            f"cursors: lane {lane} has no cursor. The state is damaged: load an earlier one"
+            f"cursors: lane {lane} has no cursor. The state is damaged. Load an earlier one"
         )
     layout, mixture = _read_layout(state), Mixture.from_json(state["mixture"])
     if len(mixture.names) != len(layout.canonical_nodes):
@@ -310,7 +310,7 @@ def _check_keys(state: Mapping[str, Any]) -> None:
     if missing or unknown:
         raise StreamChangedError(
             f"the state has the wrong fields: missing {missing}, unknown [{', '.join(unknown)}]. "
-            "It is damaged: load an earlier one"
+            "It is damaged. Load an earlier one"
         )
     for name, value in state.items():
         if not isinstance(value, str | int | None):

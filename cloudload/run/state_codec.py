@@ -159,7 +159,7 @@ def show(value: object) -> str:
 
 
 def damaged(name: str, what: str) -> StreamChangedError:
-    return StreamChangedError(f"{name}: {what}. The state is damaged: load an earlier one")
+    return StreamChangedError(f"{name}: {what}. The state is damaged. Load an earlier one")
 
 
 def encode_cursors(cursors: Ints) -> str:

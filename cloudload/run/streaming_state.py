@@ -128,7 +128,7 @@ def read_streaming_state(state: Mapping[str, Any]) -> StreamingState:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise StreamChangedError(
                 f"{name}: the state has {show(value)}, which is not a whole number of at least "
-                f"{least}. The state is damaged: load an earlier one"
+                f"{least}. The state is damaged. Load an earlier one"
             )
     return StreamingState(**values)
 

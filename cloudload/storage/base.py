@@ -84,8 +84,9 @@ class Backend(Protocol):
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         """Open a stream of the object's stored bytes, without decompressing them.
 
-        Its version is what this request tells. The stream begins at the byte `start`. With a `tag`
-        from a listing, raise what `clients.check_tag` raises if the object has another one.
+        Its version comes from the response to this request. The stream begins at the byte `start`.
+        With a `tag` from a listing, raise the error of `clients.check_tag` if the object has
+        another one.
 
         Reading must raise an error if the body is shorter than its Content-Length, where that is
         known; see `LengthCheckedReader`.
@@ -120,8 +121,8 @@ class Backend(Protocol):
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
         """Yield the names of objects and folders directly in the folder `url`.
 
-        The name of a folder ends in `/`. Send one request. A store may leave out what its answer
-        has no room for.
+        The name of a folder ends in `/`. Send one request. A store may leave out names that do not
+        fit in its response.
         """
         ...
 

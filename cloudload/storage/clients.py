@@ -63,7 +63,7 @@ def skip_bytes(stream: Any, count: int) -> None:
 def check_tag(url: str, expected: str, found: str) -> None:
     """Raise `StoreError` if the object changed, by its tag from a listing and its tag now.
 
-    An empty tag is not known, and is not compared.
+    An empty tag means that the tag is not known. It is not compared.
     """
     if expected and found and expected != found:
         raise StoreError(

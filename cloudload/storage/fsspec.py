@@ -127,7 +127,7 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
 
 
 def _tag(info: Mapping[str, Any]) -> str:
-    """The ETag of an object, where the file system tells it."""
+    """The ETag of an object, if the file system reports one."""
     return str(info.get("ETag") or info.get("etag") or "").strip('"')
 
 

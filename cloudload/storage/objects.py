@@ -3,13 +3,13 @@
     read_object  open_object  download_object        list_objects  peek_folder
     write_object  create_object  upload_file  delete_object
 
-`read_object_version` and `download_object_version` also return what the store tells about the
-version that they read.
+`read_object_version` and `download_object_version` also return the version that they read, as the
+store reports it.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
 connecting. It does not interrupt access to local files, or limit an upload that has begun, except
-as the socket timeout of google-cloud-storage. Reads from an open stream have no deadline. Each
+as the socket timeout of google-cloud-storage. Reads from an open stream have no deadline. Each read
 that uses the network is limited to `Retry.timeout_s`.
 
 If a request fails, every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from
@@ -35,7 +35,7 @@ from cloudload.storage.versions import UNKNOWN, Version
 from cloudload.system.temp_files import scratch_file
 
 MOST_PEEKED = 1_000
-"""Most names that `peek_folder` returns."""
+"""Maximum number of names that `peek_folder` returns."""
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
@@ -46,7 +46,7 @@ def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = N
 def read_object_version(
     url: str, retry: Retry | None = None, most_bytes: int | None = None
 ) -> tuple[bytes, Version]:
-    """Do as `read_object` does, and also return what the store tells about the version."""
+    """Read an object as `read_object` does, and also return its version."""
     buffer = io.BytesIO()
     version = download_object_version(url, buffer, retry, most_bytes)
     return buffer.getvalue(), version
@@ -84,7 +84,7 @@ def download_object_version(
     start: int = 0,
     tag: str = "",
 ) -> Version:
-    """Do as `download_object` does, but return what the store tells about the version.
+    """Download an object as `download_object` does, but return its version.
 
     Leaves `target` at the end of the object.
     """
@@ -156,8 +156,8 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
     """Store `data` as an object unless it exists, and return the bytes that it has then.
 
     If several clients do this at once, all get the bytes of one of them. In stores that cannot
-    create in one step (fsspec, and GCS with an HMAC key), a client may get its own bytes although
-    another client replaces them.
+    create in one step (fsspec, and GCS with an HMAC key), a client may get its own bytes even if
+    another client then replaces them.
     """
     retry, backend = retry or Retry(), backend_of(url)
     with scratch_file() as file:
@@ -172,7 +172,7 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
             lambda _: backend.create(path, url, retry),
             may_be_long=True,
         )
-    # a lost answer makes an object of our own look like another client's
+    # if the response is lost, our own object looks like another client's
     return read_object(url, retry)
 
 

@@ -1,4 +1,4 @@
-"""Make a request to a store until it succeeds, and log while it takes long.
+"""Send a request to a store until it succeeds, and log long waits.
 
     attempt 1 ── fails ──► INFO, pause ──► attempt 2 ── fails ──► INFO, pause ──► … ──► StoreError
     └── 3 s of refused connections or unknown hosts, 5 s without data ──► WARNING, at 6 s, 12 s, …
@@ -122,7 +122,7 @@ def retrying(
 
 
 class _Request:
-    """One request: how long it has waited, and what is logged about it."""
+    """One request, its waits, and its log messages."""
 
     def __init__(
         self, verb: str, url: str, backend: Backend, retry: Retry, on_retry: OnRetry | None

@@ -1,10 +1,10 @@
-"""What a store tells about the version of an object that is read, without another request.
+"""The version of an object, which a store reports with each read, without an extra request.
 
     S3, GCS, HTTP    ETag, generation, Last-Modified, Date       from the headers of the response
     local files      modification time                           from the open file
-    fsspec           etag, generation, last_modified, …          from what fsspec knows of the file
+    fsspec           etag, generation, last_modified, …          from fsspec's details of the file
 
-A store may tell nothing. Then the version is `UNKNOWN`.
+A store may report nothing. Then the version is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _DETAILED_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modifie
 
 @dataclass(frozen=True)
 class Version:
-    """What a store tells about one version of an object. Times are in seconds since 1970."""
+    """A version of an object, as the store reports it. Times are in seconds since 1970."""
 
     tag: str = ""
-    """An ID that differs between contents, such as an ETag; "" if the store tells none."""
+    """An ID that differs between contents, such as an ETag; "" if the store reports none."""
     written_s: float | None = None
     """When the object was written, by the store's clock; None if unknown. S3 and GCS round it down
     to a second."""
@@ -41,7 +41,7 @@ class Version:
 
     @property
     def key(self) -> str:
-        """Text that is equal for two reads of one version."""
+        """Text that is equal for two reads of the same version."""
         return f"{self.tag} {self.written_s}"
 
 

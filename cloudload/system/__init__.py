@@ -8,7 +8,7 @@
     terminal   progress_bar                           a bar of bytes on stderr
     processes  parent_watch ◄── background_process    exit with the parent; a call in a new process
     memory     shared_memory                          a ring of slots, and short texts
-    waits      activity                               what a thread does, reported if it takes long
+    waits      activity                               a thread's activity, reported if it takes long
 
 Other packages may use every name without an underscore.
 """

@@ -1,4 +1,4 @@
-"""What a thread is doing, so that another thread or process can report a wait that is too long.
+"""Track what a thread is doing, so that another thread or process can report a long wait.
 
     with Wait(report, "working"):             5 s ──► report(5, "downloading s3://…") ── 10 s ──► …
         with doing("downloading s3://…"):
@@ -58,8 +58,8 @@ class _Published(_Activities):
 class Wait:
     """Calls `report` from another thread if a `with` block takes 5 s, and after 10 s, 20 s, …
 
-    The activity is `text` until `doing` describes another. Does nothing in a thread that already
-    waits or is published. A wait may be entered again, but by one thread at a time.
+    The activity is `text` until `doing` describes another. Does nothing in a thread that is already
+    in a `Wait` or a `published` block. A wait may be entered again, but by one thread at a time.
     """
 
     def __init__(self, report: Report, text: Text) -> None:
@@ -83,7 +83,7 @@ class Wait:
             self.began = _state.local.activities = None
 
     def look(self) -> bool:
-        """Report the wait if that is due. Return whether to look again."""
+        """Report the wait if a report is due. Return whether to check again."""
         began, now = self.began, time.monotonic()
         if began is None:
             was_idle, self._is_idle = self._is_idle, True
@@ -95,7 +95,7 @@ class Wait:
 
 
 class _Watcher:
-    """Looks at the waits every second, in a thread that ends when they have been idle."""
+    """Checks all waits every second, in a thread that ends after they have been idle."""
 
     def __init__(self) -> None:
         self._lock, self._is_running = threading.Lock(), False
@@ -121,7 +121,7 @@ class _Watcher:
                 return
 
     def _look(self) -> bool:
-        """Look at all waits, forget those that are idle, and return whether there are others."""
+        """Check all waits, forget the idle ones, and return whether any are left."""
         idle = [wait for wait in list(self._waits) if not wait.look()]
         with self._lock:
             for wait in idle:
@@ -147,7 +147,7 @@ class _State:
         self.published: _Published | None = None
 
     def own(self) -> _Activities | None:
-        """The activities of the calling thread, if it waits or is published."""
+        """The activities of the calling thread, if it is in a `Wait` or a `published` block."""
         found: _Activities | None = getattr(self.local, "activities", None)
         return found
 
@@ -191,7 +191,7 @@ class doing:
 def published(publish: Callable[[str], object], text: str) -> Iterator[None]:
     """Call `publish` with each activity of this thread in the block, first with `text`.
 
-    Only one thread of a process may be published.
+    Only one thread of a process may be in such a block.
     """
     _state.local.activities = _state.published = _Published(text, publish)
     try:

@@ -129,7 +129,7 @@ def _installed_version() -> str | None:
 
 
 def _is_measured() -> bool:
-    """Whether the installed version of fastokens is one that was measured."""
+    """Whether the installed version of fastokens was verified."""
     return _installed_version() in MEASURED_VERSIONS
 
 
@@ -143,7 +143,7 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
         return "fastokens is not installed"
     if found not in MEASURED_VERSIONS:
         return (
-            f"fastokens {found} has not been verified to give the same IDs, only "
+            f"fastokens {found} has not been verified to give the same IDs, unlike "
             f"{', '.join(MEASURED_VERSIONS)}"
         )
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]

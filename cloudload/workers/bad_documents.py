@@ -1,4 +1,4 @@
-"""Bad documents: which errors are a document's own, and a log of those that are left out.
+"""Decide which errors make a document bad, and log the documents that are left out.
 
     bad document        text that is not UTF-8, a transform that raises or returns no text
     never a document's  an error of the machine, of a store, of the shard, or of the tokenizer
@@ -22,7 +22,7 @@ _FOREIGN = (MemoryError, RecursionError, OSError, ImportError, Warning, Cloudloa
 
 
 def find_foreign_cause(error: BaseException) -> BaseException | None:
-    """The error, or one of its causes, that may not depend on the document alone, or None.
+    """The error, or one of its causes, that may have a cause other than the document, or None.
 
     Follows the causes and contexts that a traceback would show, and the errors of a group.
     """
@@ -67,7 +67,7 @@ class SkipLog:
         if number & (number - 1) == 0:
             logger.warning(
                 "on_error='skip' left out a document: %s. This process has left out %s of the %s "
-                "documents that it read of %s",
+                "documents that it read from %s",
                 error.summary,
                 f"{number:,}",
                 f"{self._num_read[stream]:,}",

@@ -95,7 +95,7 @@ class DocumentReader:
         return texts
 
     def take_doubts(self) -> dict[int, str]:
-        """The new doubts that a stream's documents are text: a message by stream."""
+        """New doubts that a stream's documents are text, as one message for each stream."""
         doubts, self._doubts = self._doubts, {}
         return doubts
 
@@ -258,11 +258,11 @@ class DocumentReader:
         if cause is None:
             advice = "Fix the transform, or return None to filter this sample out"
             return BadDocumentError(f"{message}{advice}. {SKIP_ADVICE}", summary=summary.rstrip())
-        advice = "Fix the transform, or its cause on this machine"
+        advice = "Fix the transform, or the cause of the error on this machine"
         if self._skips:
             advice += (
-                f". on_error='skip' does not apply, because {type(cause).__name__} may not depend "
-                "on the document alone. To leave the document out, return None"
+                f". on_error='skip' does not apply, because {type(cause).__name__} may have a "
+                "cause other than the document. To leave the document out, return None"
             )
         return DatasetError(f"{message}{advice}")
 

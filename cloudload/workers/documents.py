@@ -50,9 +50,10 @@ from cloudload.workers.document_reader import (
 from cloudload.workers.plan import Plan
 
 CHANGED_ADVICE = (
-    "The transform, the tokenizer or the data changed, which the state's fingerprints do not show, "
-    "or the transform is not deterministic. Restore them, or load an earlier state. To continue "
-    "with a changed transform, pass transform_id='NAME' and on_change={'transform': 'accept'}"
+    "The transform, the tokenizer or the data changed in a way that the state's fingerprints do "
+    "not show, or the transform is not deterministic. Restore them, or load an earlier state. To "
+    "continue with a changed transform, pass transform_id='NAME' and "
+    "on_change={'transform': 'accept'}"
 )
 
 
@@ -145,7 +146,7 @@ class LaneDocuments:
         document had, or 0 if that is not known.
 
         Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
-        was accepted has another size now or is bad, and the errors of `DocumentReader`.
+        was accepted now has a different size or is bad, and the errors of `DocumentReader`.
         """
         has_begun = None if begun_sizes is None else begun_sizes >= 0
         table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
@@ -186,7 +187,7 @@ class LaneDocuments:
             place = int(changed[0])
             raise StreamChangedError(
                 f"{self._reader.where(int(found.samples[place]))} has {sizes[place]:,} tokens, but "
-                f"had {begun_sizes[place]:,} when the run read a part of it before, in lane "
+                f"had {begun_sizes[place]:,} when the run first read a part of it, in lane "
                 f"{found.flat_lanes[place] % self._num_lanes}. {CHANGED_ADVICE}"
             )
 
@@ -205,7 +206,7 @@ class LaneDocuments:
                 if isinstance(text, BadDocumentError):
                     if has_begun is not None and has_begun[places[number]]:
                         raise StreamChangedError(
-                            f"{text.summary}. The run has read a part of this document before. "
+                            f"{text.summary}. The run has already read a part of this document. "
                             f"{CHANGED_ADVICE}"
                         )
                     left_out[number] = FAILED
@@ -228,7 +229,7 @@ class LaneDocuments:
         raise DatasetError(
             f"{self._reader.where(int(samples[place]))} {was} in the token lengths, but now {has}. "
             "The text, the transform, or the tokenizer changed. Run cloudload count again, or set "
-            "lengths='off' if the change is meant"
+            "lengths='off' if the change is intended"
         )
 
     def _tokenize(
@@ -268,7 +269,7 @@ class LaneDocuments:
         return decode_ids(self._text, tokens)
 
     def take_doubts(self) -> dict[int, str]:
-        """The new doubts that a stream's documents are text: a message by stream."""
+        """New doubts that a stream's documents are text, as one message for each stream."""
         return self._reader.take_doubts()
 
     def prefetch(self, samples: Ints) -> None:

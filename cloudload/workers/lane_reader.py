@@ -87,7 +87,7 @@ class LaneReader:
         self._barren = np.zeros(len(cursors), np.int64)
         """Number of documents that each lane has read since its last document with tokens."""
         self._barren_of_component = [0] * len(self._components)
-        """The same for all lanes of this worker together."""
+        """The same for each component, over all lanes of this worker."""
         self._mean_tokens = np.array(
             [
                 max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
@@ -209,9 +209,10 @@ class LaneReader:
         thousands, thousands_before = barren // _DOUBTED_DOCUMENTS, before // _DOUBTED_DOCUMENTS
         if thousands.bit_length() > thousands_before.bit_length():
             logger.warning(
-                "the last %s documents of %s that this process read, with %s in an epoch, have no "
-                "tokens: they are empty, filtered out by the transform or min_tokens, or left out "
-                "by on_error='skip'. If this is not intended, check these options and the data",
+                "the last %s documents that this process read from %s (%s in an epoch) have no "
+                "tokens, because they are empty, filtered out by the transform or min_tokens, or "
+                "left out by on_error='skip'. If this is not intended, check these options and the "
+                "data",
                 f"{barren:,}",
                 self._label(component),
                 f"{self._components[component].lanes.num_positions:,}",
@@ -239,9 +240,9 @@ class LaneReader:
         is_endless = component.lanes.epochs is None
         if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
             raise DatasetError(
-                f"lane {lane} of {self._label(number)} has no tokens: its last "
+                f"lane {lane} of {self._label(number)} has no tokens, because its last "
                 f"{self._barren[flat_lane]:,} documents, more than an epoch has, are all empty, "
-                "filtered out, or left out by on_error='skip'. Set an eos, or use a different "
+                "filtered out, or left out by on_error='skip'. Set an eos, use a different "
                 "transform or min_tokens, or start a new run with more documents or a smaller "
                 "num_lanes"
             )

@@ -209,7 +209,7 @@ def end_workers(workers: Sequence[WorkerProcess]) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, as by SIGSTOP. False where /proc does not say."""
+    """Whether a process is stopped, for example by SIGSTOP. False if /proc does not show it."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
     return False
@@ -271,7 +271,7 @@ def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None
 
 
 def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
-    """Yield one block of each worker, repeatedly. The workers run in this process."""
+    """Yield one block from each worker, repeatedly. The workers run in this process."""
     workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
     try:
         while True:

@@ -1,9 +1,9 @@
-"""Doubt a stream whose first documents are mostly not text.
+"""Warn about a stream whose first documents are mostly not text.
 
     text        prose, code, JSON, 狐, عربي, 🦊, ASCII art, terminal colors
     not text    token IDs or UTF-16 read as UTF-8, gzip read as Latin-1, U+FFFD, base64
 
-A doubt is a warning. It changes no row, and once a stream is judged, its check costs nothing.
+A doubt is a warning. It changes no row. Once a stream is judged, its check costs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Doubt(NamedTuple):
     sample: int
     """The document's index in the corpus."""
     reason: str
-    """What the document has, after `it`."""
+    """The reason, as words that follow `it`."""
     excerpt: str
     """Its first characters, escaped."""
 
@@ -70,7 +70,7 @@ class TextCheck:
 
 
 def reason_to_doubt(text: str) -> str | None:
-    """Say why a document does not look like text, or return None. Only its start counts."""
+    """Say why a document does not look like text, or return None. Only its start is checked."""
     head = text[:_MOST_CHARACTERS]
     if len(head) < _LEAST_CHARACTERS:
         return None
@@ -79,7 +79,7 @@ def reason_to_doubt(text: str) -> str | None:
         return f"has {control:.0%} NUL and control characters"
     replaced = head.count("\ufffd") / len(head)
     if replaced > _DOUBTFUL_SHARE:
-        return f"has {replaced:.0%} replacement characters (U+FFFD), which bytes became"
+        return f"has {replaced:.0%} replacement characters (U+FFFD) for invalid bytes"
     return "is base64" if _is_base64(head) else None
 
 

@@ -209,12 +209,12 @@ def test_a_stream_of_which_every_document_fails_is_doubted_after_1000_documents(
     data = write_mds(tmp_path / "mds", [b"\xff"] * 1_500, encoding="bytes")
     settings = {"local": tmp_path / "cache", "num_lanes": 1, "on_error": "skip"}
     with (
-        pytest.raises(DatasetError, match=r"lane 0 of \S+ has no tokens: its last .*on_error"),
+        pytest.raises(DatasetError, match=r"lane 0 of \S+ has no tokens, because .*on_error"),
         loaders.make_loader(data, **settings) as loader,
     ):
         next(iter(loader))
-    [doubt] = [text for text in caplog.messages if "that this process read, with" in text]
-    assert re.match(r"the last 1,\d+ documents of \S+ that this process read, with 1,500 in", doubt)
+    [doubt] = [text for text in caplog.messages if "that this process read from" in text]
+    assert re.match(r"the last 1,\d+ documents that this process read from \S+ \(1,500 in", doubt)
 
 
 # ---------------------------------------------------------------- raise

@@ -96,7 +96,7 @@ def test_a_run_continues_on_a_mixture_of_which_one_stream_was_written_again(
     assert rows == rest[: len(rows)]
     more = [*streams(again), Stream(web, name="more", proportion=0.0)]
     run_leg(ranks(more, tmp_path / "cache"), Leg(batches=1), state)
-    with pytest.raises(StreamChangedError, match="but other samples or columns"):
+    with pytest.raises(StreamChangedError, match="but different samples or columns"):
         run_leg(ranks(streams(changed), tmp_path / "cache"), Leg(), state)
 
 
@@ -115,7 +115,7 @@ def test_other_samples_are_refused_even_if_their_number_is_equal(
     state, _ = save_within_documents(ranks(convert(tmp_path / "one"), tmp_path / "cache"))
     with pytest.raises(StreamChangedError) as refusal:
         run_leg(ranks(change(tmp_path / "two"), tmp_path / "cache"), Leg(), state)
-    assert "Each shard has as many samples as before, but other samples or columns" in str(
+    assert "Each shard has as many samples as before, but different samples or columns" in str(
         refusal.value
     )
 

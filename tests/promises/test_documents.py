@@ -147,12 +147,12 @@ def test_what_one_per_row_cuts_off_is_counted(folder: Path) -> None:
 def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) -> None:
     with pytest.raises(
         DatasetError,
-        match=r"has no tokens: its last \d+ documents, .* filtered out, or left",
+        match=r"has no tokens, because its last \d+ documents, .* filtered out, or left",
     ):
         next(iter(make_loader(folder, min_tokens=10_000)))
     with pytest.raises(
         DatasetError,
-        match="has any tokens: all are empty, filtered out, or left out",
+        match="has any tokens, because all are empty, filtered out, or left out",
     ):
         list(make_loader(folder, min_tokens=10_000, epochs=1))
 

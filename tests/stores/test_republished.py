@@ -127,7 +127,7 @@ def test_a_restart_before_the_new_index_is_written_is_refused_too(
     last = list_objects(s3_url)[-1].url
     write_object(last, read_object(last))
     wait_for_the_next_second()
-    with pytest.raises(DatasetError, match="delete the folder first") as refusal:
+    with pytest.raises(DatasetError, match="delete the cache folder first") as refusal:
         texts_of(reopen(s3_url), tmp_path)
     [folder] = {path.parent for path in tmp_path.rglob(STARTED)}
     assert str(folder) in str(refusal.value)
@@ -225,7 +225,7 @@ def test_the_first_open_warns_of_missing_hashes_and_says_what_they_are_for(
 ) -> None:
     number = len(publish(s3_url, DOCUMENTS).datasets[0].shards)
     for url, effect in (
-        (s3_url, "the cache notices it only if index.json is written again"),
+        (s3_url, "the cache detects it only if index.json is written again"),
         (silent_store, "the cache continues to use the old shards"),
     ):
         caplog.clear()

@@ -90,8 +90,8 @@ class ArrowUnit(FileUnit):
             head += chunk
         if head.startswith(_FEATHER_1_MARK):
             raise ConvertError(
-                f"{self.file.display_name} has version 1 of Feather. Convert it to Parquet, for "
-                "example with pandas.read_feather and DataFrame.to_parquet"
+                f"{self.file.display_name} is a Feather file of version 1. Convert it to "
+                "Parquet, for example with pandas.read_feather and DataFrame.to_parquet"
             )
         rest = itertools.chain([head.removeprefix(_FILE_MARK)], chunks)
         return head.startswith(_FILE_MARK), io.BufferedReader(ChunkReader(rest), 1 << 16)

@@ -45,8 +45,8 @@ from cloudload.errors import ConvertError
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _TO_UTF_8 = "Convert the file to UTF-8, for example with iconv"
 _UNCLOSED = (
-    "a quote opens a field of this record, and no quote closes it. If quotes are plain text in "
-    "this file, convert it to JSON Lines"
+    "a quoted field of this record has no closing quote. If quotes are plain text in this file, "
+    "convert it to JSON Lines"
 )
 
 
@@ -135,7 +135,7 @@ def _group(
 ) -> Iterator[tuple[bytes, str | None]]:
     """Yield (whole records, description of the damage after them or None) for each block.
 
-    The first block begins with the bytes `begun`, which do not count.
+    The first block begins with the bytes `begun`, which do not count toward its size.
     """
     parts, size, problem = [begun], 0, None
     try:

@@ -3,9 +3,10 @@
     bytes      id,text⏎1,"a⏎b"⏎2,c "d"⏎
     records    id,text⏎ │ 1,"a⏎b"⏎ │ 2,c "d"⏎
 
-A quote opens a quoted field only at the start of a field, and two quotes within it are one of text.
-That is the rule of Python's `csv`, of pandas and of Excel. All other bytes are only searched for
-the next newline or quote, so the scan depends on neither the chunks nor the encoding of the text.
+A quote opens a quoted field only at the start of a field, and two quotes within it are one literal
+quote. That is the rule of Python's `csv`, of pandas and of Excel. All other bytes are only searched
+for the next newline or quote, so the scan depends on neither the chunks nor the encoding of the
+text.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _QUOTE = b'"'
 
 
 class UnclosedQuoteError(Exception):
-    """A quoted field does not end."""
+    """A quoted field has no closing quote."""
 
 
 def split_records(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
     """Yield the bytes of each record, with its line end.
 
     Raises `UnclosedQuoteError` if a quoted field does not end in the file, or within 1 GiB, and
-    the errors of `chunks`. A record that was begun before an error is dropped.
+    the errors of `chunks`. An unfinished record before an error is dropped.
     """
     pending, opening = bytearray(), delimiter + _QUOTE
     place, is_quoted = 0, False  # where to search next, and whether that is in a quoted field

@@ -24,7 +24,7 @@ _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 
 
 class BrokenArrayError(Exception):
-    """The elements of an array cannot be found any further. The message says why."""
+    """The next element of an array cannot be found. The message says why."""
 
 
 def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[int, bytes]]:
@@ -46,7 +46,7 @@ def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[in
         yield scan.offset, element
         if is_broken:
             found = "ends" if scan.is_at_end() else "has no comma"
-            raise BrokenArrayError(f"the array {found} after the element before this one")
+            raise BrokenArrayError(f"the array {found} after the previous element")
     if not scan.is_at_end():
         raise BrokenArrayError("more data follows the array")
 
@@ -102,7 +102,7 @@ class _Scan:
         """Read at least `size` bytes more, or up to the end. Return how many."""
         left = self._text[self._start :]
         if len(left) > MOST_ELEMENT_BYTES:
-            raise BrokenArrayError("an element has more than 1 GiB")
+            raise BrokenArrayError("an element is larger than 1 GiB")
         parts, read = [left], 0
         while read < max(1, size) and (chunk := next(self._chunks, b"")):
             parts.append(chunk.decode("latin-1"))

@@ -179,7 +179,7 @@ def parse_object(data: bytes) -> _Parsed:
 def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
     """Yield the bytes up to the first line end that gives at least `size`; none if it is 0 or less.
 
-    A range of which a line before it takes every byte has no line of its own.
+    If one line from before a range covers the whole range, the range has no lines.
     """
     for chunk in chunks if size > 0 else ():
         end = chunk.find(b"\n", max(0, size - 1))

@@ -4,7 +4,7 @@ A block is a batch of up to 8,192 rows of one row group. The number of rows depe
 file's metadata and `block_bytes`.
 
 A range of a file has the row groups whose first byte is in it, so that any cut of a file gives each
-row once. Of a file in a store, only these row groups and the metadata are copied.
+row once. From a file in a store, only these row groups and the metadata are copied.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files of a tar archive, read from front to back. Nothing is written to disk.
 
-The standard library's `tarfile` ends in silence at a header that it cannot read, and at the first
-of several joined archives. Here, both are damage.
+The standard library's `tarfile` stops silently at a header that it cannot read, and after the first
+of several joined archives. Here, both are reported as damage.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Member(NamedTuple):
     """A file of an archive."""
 
     offset: int
-    """Offset of the file's first header in what was read, in bytes."""
+    """Offset of the file's first header in the bytes that were read."""
     name: str
     size: int
     """In bytes."""
     data: bytes | None
-    """The file's bytes, or None if it is a link, is not wanted, or has more than 1 GiB."""
+    """The file's bytes, or None if it is a link, is not wanted, or is larger than 1 GiB."""
     is_link: bool
 
 
@@ -80,7 +80,7 @@ class _RecentBytes(io.BufferedReader):
         data = super().read(size)
         self._reads_past_end = 0 if data else self._reads_past_end + 1
         if self._reads_past_end > 2:
-            # tarfile reads on up to the end of a file, whatever size its header declares
+            # tarfile reads up to the end of a file, whatever size its header declares
             raise DamagedError("the tar archive is damaged or incomplete (unexpected end of data)")
         self._recent = (self._recent[1], data)
         self._end += len(data)

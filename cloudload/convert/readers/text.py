@@ -70,8 +70,8 @@ class TextBlock:
     def _read_all(self) -> Iterator[tuple[InputFile, Callable[[], bytes]]]:
         """Yield each file and a function that returns its data, or raises its error.
 
-        Files in stores are read by several threads, because a request takes longer than a small
-        file.
+        Files in stores are read by several threads, because a request takes longer than reading a
+        small file.
         """
         if all(is_local(file.url) for file in self.group):
             yield from ((file, partial(_read, file)) for file in self.group)

@@ -1,4 +1,4 @@
-"""Values of formats that hold only text, such as CSV, in the encoding that the user gave."""
+"""Convert values of text-only formats, such as CSV, to the encoding that the user gave."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from cloudload.file_kinds import FORMATS_BY_EXTENSION, split_name
 
 _NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
 _TEXT, _JSON = "txt", "json"
-_SAMPLE_BYTES = 200  # what a sample without data counts for the size of a block
+_SAMPLE_BYTES = 200  # bytes that a sample without data adds to the size of its block
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _is_wanted(fields: Fields) -> Any:
 def _group(members: Iterator[Member], start: BlockStart) -> Iterator[_Sample]:
     """Yield the samples, whose offsets and numbers continue from `start`.
 
-    Hidden files are left out. When damage ends the members, the sample that was begun is dropped.
+    Hidden files are left out. When damage ends the members, the unfinished sample is dropped.
     """
     sample: _Sample | None = None
     number = start.line

@@ -78,7 +78,7 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> No
     with pytest.raises(ConvertError, match=r"lacks '../data-00003-of-00012.arrow', which"):
         convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
     state.write_text("[]")
-    with pytest.raises(ConvertError, match=r"in/state.json is not what save_to_disk writes"):
+    with pytest.raises(ConvertError, match=r"in/state.json is not a file that save_to_disk writes"):
         convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
 
 
@@ -136,5 +136,5 @@ def test_text_that_is_not_utf_8_makes_only_its_record_bad(tmp_path: Path) -> Non
 
 def test_version_1_of_feather_is_refused_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
-    with pytest.raises(ConvertError, match=r"has version 1 of Feather. Convert it to Parquet"):
+    with pytest.raises(ConvertError, match=r"is a Feather file of version 1. Convert it to Par"):
         convert_to_mds(tmp_path / "a.feather", tmp_path / "out", **QUIET)

@@ -126,7 +126,7 @@ def test_a_quote_that_nothing_closes_is_named_where_its_record_begins(
 ) -> None:
     path = tmp_path / "a.tsv"
     path.write_text('n\ttext\n1\tgood\n2\t"Hello\n3\tlost\n')
-    with pytest.raises(ConvertError, match=rf"{path}:3: a quote opens .* no quote closes it"):
+    with pytest.raises(ConvertError, match=rf"{path}:3: a quoted field .* has no closing quote"):
         convert_to_mds(path, tmp_path / "out", **QUIET)
     report = convert_to_mds(path, tmp_path / "out", skip_bad=True, block_bytes=block_bytes, **QUIET)
     assert (report.documents, report.bad) == (1, 1)
@@ -138,7 +138,7 @@ def test_a_quote_that_nothing_closes_is_named_where_its_record_begins(
         ("text,n\na,1\n".encode("utf-16"), "a.csv:1: the file is UTF-16, not UTF-8"),
         ("né,text\n1,a\n".encode("latin-1"), "a.csv:1: the header is not UTF-8"),
         (b"text,n,text\na,1,b\n", "a.csv:1: the header names the field 'text' twice"),
-        (b'"text\na\n', "a.csv:1: a quote opens"),
+        (b'"text\na\n', "a.csv:1: a quoted field"),
         (b"body\na\n", "no field 'text'. The fields are: body. Use text_key"),
         (b"text\n", "no documents in a.csv: 0 empty, 0 bad"),
         (b"", "no documents in a.csv: 0 empty, 0 bad"),

@@ -86,7 +86,7 @@ def test_without_a_fetch_the_log_says_why(
         log.clear()
         next(iter(make_loader(compressed, local=tmp_path / "cache")))
     # the first process fetched it all
-    cached = f"no shard fetched yet, because the first ones are in {tmp_path / 'cache'}"
+    cached = f"no shard fetched yet, because the first shards are in {tmp_path / 'cache'}"
     assert cached in log.messages
     log.clear()
     next(iter(make_loader(folder)))
