@@ -22,8 +22,8 @@ from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
 from cloudload.convert.journal import ConvertReport, Journal, compare_claims, read_if_exists
-from cloudload.convert.plan import PLAN_NAME, Plan
 from cloudload.convert.listing import describe_inputs, describe_mixture
+from cloudload.convert.plan import PLAN_NAME, Plan
 from cloudload.convert.planning import agree_on_plan, has_segments
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
 from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
@@ -35,8 +35,8 @@ from cloudload.option_names import suggests_names
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, join_url, local_path
 
-
 logger = logging.getLogger(__name__)
+
 
 @suggests_names
 def convert_to_mds(

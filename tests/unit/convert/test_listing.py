@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.convert.inputs import list_inputs, list_units
-from cloudload.convert.listing import describe_inputs
+from cloudload.convert.listing import describe_inputs, describe_mixture
 
 
 def describe(inputs: Any, format: str = "auto") -> list[str]:
@@ -46,3 +46,19 @@ def test_what_has_no_size_is_said_to_have_none(tmp_path: Path) -> None:
         "total                          2  unknown",
         "rows in memory or by name      2  unknown",
     ]
+
+
+def test_files_of_text_among_files_of_records_are_named(tmp_path: Path) -> None:
+    for name in ("README.md", "a.jsonl.gz", "b.jsonl.gz", "notes.txt"):
+        (tmp_path / name).write_bytes(gzip.compress(b"x"))
+
+    def said_of(*names: str) -> str | None:
+        inputs = [str(tmp_path / name) for name in names] or tmp_path
+        return describe_mixture(list_units(list_inputs(inputs, "auto", None), 1 << 20))
+
+    said = said_of()
+    assert said is not None
+    assert said.startswith("README.md and 1 more become documents")
+    assert "beside 2 of jsonl (gz)" in said
+    assert said_of("a.jsonl.gz", "b.jsonl.gz") is None
+    assert said_of("README.md", "notes.txt") is None
