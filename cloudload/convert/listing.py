@@ -51,10 +51,11 @@ def describe_mixture(units: Iterable[InputUnit]) -> str | None:
         return None
     others = f" and {len(texts) - 1:,} more" if len(texts) > 1 else ""
     verb = "become documents" if len(texts) > 1 else "becomes a document"
+    noun = "file is" if len(records) == 1 else "files are"
     return (
-        f"{texts[0].name}{others} {verb}, because the input also has files of text, beside "
-        f"{len(records):,} of {', '.join(sorted({_kind(file) for file in records}))}. To leave "
-        "files out, pass a glob such as 'corpus/**/*.jsonl.gz'"
+        f"{texts[0].name}{others} {verb} of text, although the other {len(records):,} {noun} "
+        f"{', '.join(sorted({_kind(file) for file in records}))}. To leave files out, pass a glob "
+        "such as 'corpus/**/*.jsonl.gz'"
     )
 
 

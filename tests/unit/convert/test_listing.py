@@ -58,7 +58,7 @@ def test_files_of_text_among_files_of_records_are_named(tmp_path: Path) -> None:
 
     said = said_of()
     assert said is not None
-    assert said.startswith("README.md and 1 more become documents")
-    assert "beside 2 of jsonl (gz)" in said
+    assert said.startswith("README.md and 1 more become documents of text")
+    assert "the other 2 files are jsonl (gz)" in said
     assert said_of("a.jsonl.gz", "b.jsonl.gz") is None
     assert said_of("README.md", "notes.txt") is None
