@@ -88,6 +88,8 @@ def output_beside(location: str, split: str | None = None) -> str:
     is in the current folder if cloudload cannot write beside `location`.
     """
     location = location.rstrip("/")
+    if not is_local(location):
+        location = redact(location)  # the name of the output may not contain a password
     if split and location.endswith(f"/{split}"):
         location = location[: -len(split) - 1]
     if is_local(location):
