@@ -76,9 +76,9 @@ def _summary(report: ExportReport) -> str:
 
     lines = [
         f"{report.out} is complete",
-        f"  rows       {report.rows:,} ({report.tokens:,} tokens; {report.padded:,} rows had "
-        "padding)",
-        f"  output     {counted(report.shards, 'shard')}, {report.stored_bytes:,} bytes "
+        f"  rows       {report.rows:,} ({counted(report.tokens, 'token')}; "
+        f"{counted(report.padded, 'row')} had padding)",
+        f"  output     {counted(report.shards, 'shard')}, {counted(report.stored_bytes, 'byte')} "
         f"({report.raw_bytes:,} raw)",
         f"  columns    tokens: {report.encoding} ({report.dtype})",
     ]

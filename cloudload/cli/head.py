@@ -90,6 +90,8 @@ def _to_line(sample: Sample, is_terminal: bool) -> str:
 
 def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
     """The lines that show a sample on a terminal of `columns` cells."""
+    from cloudload.delivery.description import counted
+
     values = dict(sample.values)
     text = values.pop(text_key, None)
     if isinstance(text, bytes):
@@ -98,7 +100,7 @@ def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> I
     if values.get("id") is not None:
         head.append(f"id {escape(_describe_value(values.pop('id'), is_full))}")
     if isinstance(text, str):
-        head.append(f"{len(text):,} character{'' if len(text) == 1 else 's'}")
+        head.append(counted(len(text), "character"))
     yield "  ".join(head)
     shown = {name: _describe_value(value, is_full) for name, value in values.items()}
     if text is not None and not isinstance(text, str):
@@ -113,32 +115,35 @@ def _describe_text(
     text: str, match: tuple[int, int] | None, columns: int, is_full: bool
 ) -> Iterator[str]:
     """A text, or its part around the match, with the number of characters left out."""
+    from cloudload.delivery.description import counted
+
     start = 0 if match is None else max(0, match[0] - _BEFORE_MATCH)
     stop = start + _SHOWN_CHARACTERS
     if is_full:
         start, stop = 0, len(text)
     if start:
-        yield f"  … {start:,} characters before"
+        yield f"  … {counted(start, 'character')} before"
     for line in escape_lines(text[start:stop]):
         yield from (f"{_INDENT}{part}" for part in wrap(line, columns - len(_INDENT)))
     if stop < len(text):
-        yield f"  … {len(text) - stop:,} more characters"
+        yield f"  … {counted(len(text) - stop, 'more character')}"
 
 
 def _describe_value(value: Any, is_full: bool) -> str:
+    from cloudload.delivery.description import counted
     from cloudload.inspect import Unread
 
     if isinstance(value, Unread):
-        return f"{value.bytes:,} bytes of {value.encoding}, not decoded"
+        return f"{counted(value.bytes, 'byte')} of {value.encoding}, not decoded"
     if isinstance(value, list) and all(isinstance(each, int) for each in value):
         shown = value if is_full else value[:_SHOWN_IDS]
         more = "" if len(shown) == len(value) else " …"
-        return f"{len(value):,} integers: {' '.join(map(str, shown))}{more}"
+        return f"{counted(len(value), 'integer')}: {' '.join(map(str, shown))}{more}"
     if isinstance(value, bytes):
         text = value.decode("utf-8", "backslashreplace")
-        kind = f"{len(value):,} bytes: "
+        kind = f"{counted(len(value), 'byte')}: "
     else:
         text, kind = value if isinstance(value, str) else json.dumps(value), ""
     if is_full or len(text) <= _SHOWN_VALUE:
         return f"{kind}{text}"
-    return f"{kind}{text[:_SHOWN_VALUE]} … {len(text) - _SHOWN_VALUE:,} more characters"
+    return f"{kind}{text[:_SHOWN_VALUE]} … {counted(len(text) - _SHOWN_VALUE, 'more character')}"

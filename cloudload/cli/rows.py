@@ -69,6 +69,7 @@ def _row_range(text: str) -> range:
 
 
 def _rows(options: argparse.Namespace) -> int:
+    from cloudload.delivery.description import counted
     from cloudload.provenance import view_rows
     from cloudload.provenance.row_page import render_rows
 
@@ -94,7 +95,7 @@ def _rows(options: argparse.Namespace) -> int:
         rows = list(viewed)
         last_step = rows[-1].step if rows else 0
         options.out.write_text(render_rows(rows, _describe_steps(options.steps)), "utf-8")
-        print(f"{options.out} has {len(rows):,} rows")
+        print(f"{options.out} has {counted(len(rows), 'row')}")
     if last_step < options.steps[-1]:
         missing = max(last_step + 1, options.steps.start)
         print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
