@@ -11,7 +11,7 @@
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
-for an error, 2 for a wrong command line, and 130 for Ctrl-C.
+for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ _EXAMPLE = """\
 On a terminal, long documents are shortened, and control characters are escaped. In a pipe, or with
 --json, each document is one line of JSON, in full. The first documents are read from the first
 bytes of a shard, and their hash is not checked. --id and --grep read whole shards, in order.
+The exit status is 1 if no document matches.
 
 example:
   cloudload head s3://bucket/mds --split train -n 3
@@ -78,7 +79,7 @@ def _head(options: argparse.Namespace) -> int:
         print("\n".join([f"{_BOLD}{lines[0]}{_PLAIN}", *lines[1:], ""]))
     if not num_found:
         print("cloudload: no document matches", file=sys.stderr)
-    return 0
+    return 0 if num_found else 1
 
 
 def _to_line(sample: Sample, is_terminal: bool) -> str:

@@ -32,7 +32,8 @@ example:
 """
 _WHERE_EXAMPLE = """\
 Reads every row up to the last step, so pass the last state saved before the steps. If options
-changed at a resume from that state, also pass a state saved after the resume.
+changed at a resume from that state, also pass a state saved after the resume. The exit status is 1
+if no step reads the document.
 
 example:
   cloudload where checkpoint.pt --id wiki/10472 --until 90000
@@ -190,7 +191,7 @@ def _where(options: argparse.Namespace) -> int:
         for stream, number in samples:
             if reason := explain_absence(runs[-1], stream, number, **delivery):
                 print(f"cloudload: {reason}", file=sys.stderr)
-    return 0
+    return 0 if is_found else 1
 
 
 def _find(

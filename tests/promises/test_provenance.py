@@ -316,6 +316,25 @@ def test_the_command_line_traces_a_checkpoint(
     assert "books  epoch 1  sample 4" in printed
 
 
+@pytest.mark.parametrize("options", [[], ["--quick"], ["--json"]], ids=str)
+def test_where_finds_no_step_and_says_so_by_the_exit_status(
+    make_loader: MakeLoader,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+) -> None:
+    with make_loader() as loader:
+        _, state = consume(loader)
+    (tmp_path / "state").write_text(json.dumps(state))
+    local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
+    # the state was saved after step 7, so no step is searched
+    search = ["where", str(tmp_path / "state"), "--sample", "1:4", "--until", "8"]
+    assert main([*search, *options, *local]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "no step after the state, up to step 8, " in printed.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
