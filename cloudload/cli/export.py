@@ -51,7 +51,7 @@ def add_export(commands: Commands) -> None:
 def _export(options: argparse.Namespace) -> int:
     from cloudload.export import export_rows
 
-    [run], delivery = open_runs_of(options)
+    [run], delivery = open_runs_of(options, takes_one=True)
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         if options.steps:
             loader.seek(run.rows_of_step(options.steps[0]).start)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudload.cli.command import add_command
-from cloudload.cli.provenance import add_run_options, open_runs_of, parse_steps
+from cloudload.cli.provenance import add_run_options, open_runs_of, parse_steps, without_start_log
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -68,6 +68,7 @@ def _row_range(text: str) -> range:
     return rows
 
 
+@without_start_log()
 def _rows(options: argparse.Namespace) -> int:
     from cloudload.delivery.description import counted
     from cloudload.provenance import view_rows
@@ -116,7 +117,7 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
             )
         if len(options.states) > 1:
             raise ValueError("there is more than one state. Pass the last one before the steps")
-        [run], delivery = open_runs_of(options)
+        [run], delivery = open_runs_of(options, takes_one=True)
         return run, delivery
     from cloudload.provenance import start_run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections import Counter
 from pathlib import Path
@@ -314,6 +315,36 @@ def test_the_command_line_traces_a_checkpoint(
     assert main(["where", str(checkpoint), "--sample", "1:4", "--until", "40", *options]) == 0
     assert capsys.readouterr().out == printed
     assert "books  epoch 1  sample 4" in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        (["trace", "--steps", "9", "--row", "1"], "also pass a later checkpoint"),
+        (["where", "--sample", "1:4", "--until", "40"], "also pass a later checkpoint"),
+        (["rows", "--steps", "9", "--json"], "use a checkpoint saved after that"),
+    ],
+    ids=["trace", "where", "rows"],
+)
+def test_the_log_of_an_answer_does_not_say_how_the_loader_started(
+    make_loader: MakeLoader,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    command: list[str],
+    advice: str,
+) -> None:
+    with make_loader() as loader:
+        _, state = consume(loader)
+    (tmp_path / "state").write_text(json.dumps(state))
+    local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    assert main([*command, *local, str(tmp_path / "state")]) == 0
+    assert caplog.messages == [f"If you resumed this run later with other options, {advice}"]
+    caplog.clear()
+    with make_loader() as loader:
+        loader.take(1)
+    assert any("tokenizer ready" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("options", [[], ["--quick"], ["--json"]], ids=str)
