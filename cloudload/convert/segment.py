@@ -236,7 +236,7 @@ def _describe_bad(first: BadRecord, counts: Counts) -> str:
     if are_all_bad and first.has_no_text:
         advice = "Name the field that holds the text with text_key (--text-key)"
     elif are_all_bad and others:
-        advice = "Check the format (--format) and text_key (--text-key)"
+        advice = "Check format (--format), text_key (--text-key) and keep (--keep)"
     else:
         advice = (
             "Repair the input, or run again with skip_bad (--skip-bad) to leave bad records out"

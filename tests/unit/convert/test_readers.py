@@ -315,8 +315,8 @@ WRONG_KEYS = {
     "type": (
         '{"text": ["a"]}',
         2,
-        "in/a.jsonl:1, and 1 more record nearby: 'text' is list, not a string. Check the format "
-        "(--format) and text_key (--text-key)",
+        "in/a.jsonl:1, and 1 more record nearby: 'text' is list, not a string. Check format "
+        "(--format), text_key (--text-key) and keep (--keep)",
     ),
 }
 
