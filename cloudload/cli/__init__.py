@@ -11,7 +11,7 @@
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
-for an error, 2 for a wrong command line, and 130 for Ctrl-C.
+for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -56,11 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except (CloudloadError, ValueError, OSError) as error:
-        print(f"cloudload: {error}", file=sys.stderr)
+        print(f"cloudload: {_describe(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"cloudload: interrupted. {options.after_interrupt}", file=sys.stderr)
         return 130
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.strerror[0].lower()}{error.strerror[1:]}: {error.filename}"
+    return str(error)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -138,6 +138,7 @@ def _open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor
 
 def _print_outline(options: argparse.Namespace) -> int:
     from cloudload.convert.outline import outline_conversion
+    from cloudload.delivery.description import counted
 
     names = ("format", "split", "segment_bytes")
     outline = outline_conversion(options.inputs, **{name: getattr(options, name) for name in names})
@@ -146,7 +147,8 @@ def _print_outline(options: argparse.Namespace) -> int:
         return 0
     print(*outline.table, sep="\n")
     print(
-        f"{outline.segments:,} segments, the largest of {outline.largest_segment_bytes:,} bytes\n"
+        f"{counted(outline.segments, 'segment')}, the largest of "
+        f"{counted(outline.largest_segment_bytes, 'byte')}\n"
         f"about {outline.core_seconds:,.0f} s on one core, and at least "
         f"{outline.largest_segment_seconds:,.0f} s on any number, because of the largest segment"
     )
@@ -154,23 +156,26 @@ def _print_outline(options: argparse.Namespace) -> int:
 
 
 def _summary(report: ConvertReport) -> str:
+    from cloudload.delivery.description import counted
+
     speed = ""
     if report.seconds and not report.resumed_shards:
         speed = f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s"
     state = "was already complete" if report.already_complete else "is complete"
     if report.unfinished_segments:
-        state = f"lacks {report.unfinished_segments:,} of {report.segments:,} segments"
+        state = f"lacks {report.unfinished_segments:,} of {counted(report.segments, 'segment')}"
     bad = [f"             {record}" for record in report.bad_records]
     if report.bad > len(bad):
         bad.append(f"             … and {report.bad - len(bad):,} more")
     columns = ", ".join(f"{name}: {encoding}" for name, encoding in report.columns.items())
     lines = [
         f"{report.out} {state}",
-        f"  documents  {report.documents:,} ({report.text_bytes:,} bytes of text)",
+        f"  documents  {report.documents:,} ({counted(report.text_bytes, 'byte')} of text)",
         f"  left out   {report.empty:,} empty, {report.bad:,} bad",
         *bad,
-        f"  input      {report.files:,} files, {report.input_bytes:,} bytes{speed}",
-        f"  output     {report.shards:,} shards, {report.stored_bytes:,} bytes "
+        f"  input      {counted(report.files, 'file')}, "
+        f"{counted(report.input_bytes, 'byte')}{speed}",
+        f"  output     {counted(report.shards, 'shard')}, {counted(report.stored_bytes, 'byte')} "
         f"({report.raw_bytes:,} raw)",
         f"  columns    {columns}",
     ]

@@ -104,6 +104,8 @@ def _count(options: argparse.Namespace) -> int:
 
 def summarize(report: CountReport) -> str:
     """The report as text."""
+    from cloudload.delivery.description import counted
+
     left_out = [
         f"{number:,} {what}"
         for number, what in (
@@ -115,10 +117,11 @@ def summarize(report: CountReport) -> str:
     ]
     more = f" ({', '.join(left_out)} left out)" if left_out else ""
     lines = [
-        f"{report.dataset}: {report.tokens:,} tokens",
+        f"{report.dataset}: {counted(report.tokens, 'token')}",
         f"  documents  {report.documents:,}{more}",
-        f"  text       {report.text_bytes:,} bytes, {report.tokens_per_byte:.4f} tokens per byte",
-        f"  lengths    {report.lengths} ({report.length_bytes:,} bytes)",
+        f"  text       {counted(report.text_bytes, 'byte')}, "
+        f"{report.tokens_per_byte:.4f} tokens per byte",
+        f"  lengths    {report.lengths} ({counted(report.length_bytes, 'byte')})",
         f"  seconds    {report.seconds:.1f}",
     ]
     if report.documents:
@@ -128,10 +131,12 @@ def summarize(report: CountReport) -> str:
 
 def describe_estimate(found: CountEstimate) -> str:
     """The estimate as text."""
+    from cloudload.delivery.description import counted
+
     error = "unknown error" if math.isnan(found.error) else f"± {found.error:.2%}, 95% confidence"
     filtered = f", {found.filtered:.1%} filtered out" if found.filtered else ""
     lines = [
-        f"{found.dataset}: about {found.tokens:,} tokens ({error})",
+        f"{found.dataset}: about {counted(found.tokens, 'token')} ({error})",
         f"  samples    {found.samples:,}, of which {found.samples_read:,} were read{filtered}",
         f"  shards     {found.shards:,}, of which {found.shards_read:,} were read",
         f"  text       {found.tokens_per_byte:.4f} tokens per byte",

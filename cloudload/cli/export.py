@@ -51,7 +51,7 @@ def add_export(commands: Commands) -> None:
 def _export(options: argparse.Namespace) -> int:
     from cloudload.export import export_rows
 
-    [run], delivery = open_runs_of(options)
+    [run], delivery = open_runs_of(options, takes_one=True)
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         if options.steps:
             loader.seek(run.rows_of_step(options.steps[0]).start)
@@ -76,9 +76,9 @@ def _summary(report: ExportReport) -> str:
 
     lines = [
         f"{report.out} is complete",
-        f"  rows       {report.rows:,} ({report.tokens:,} tokens; {report.padded:,} rows had "
-        "padding)",
-        f"  output     {counted(report.shards, 'shard')}, {report.stored_bytes:,} bytes "
+        f"  rows       {report.rows:,} ({counted(report.tokens, 'token')}; "
+        f"{counted(report.padded, 'row')} had padding)",
+        f"  output     {counted(report.shards, 'shard')}, {counted(report.stored_bytes, 'byte')} "
         f"({report.raw_bytes:,} raw)",
         f"  columns    tokens: {report.encoding} ({report.dtype})",
     ]

@@ -25,6 +25,7 @@ _EXAMPLE = """\
 On a terminal, long documents are shortened, and control characters are escaped. In a pipe, or with
 --json, each document is one line of JSON, in full. The first documents are read from the first
 bytes of a shard, and their hash is not checked. --id and --grep read whole shards, in order.
+The exit status is 1 if no document matches.
 
 example:
   cloudload head s3://bucket/mds --split train -n 3
@@ -78,7 +79,7 @@ def _head(options: argparse.Namespace) -> int:
         print("\n".join([f"{_BOLD}{lines[0]}{_PLAIN}", *lines[1:], ""]))
     if not num_found:
         print("cloudload: no document matches", file=sys.stderr)
-    return 0
+    return 0 if num_found else 1
 
 
 def _to_line(sample: Sample, is_terminal: bool) -> str:
@@ -90,6 +91,8 @@ def _to_line(sample: Sample, is_terminal: bool) -> str:
 
 def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
     """The lines that show a sample on a terminal of `columns` cells."""
+    from cloudload.delivery.description import counted
+
     values = dict(sample.values)
     text = values.pop(text_key, None)
     if isinstance(text, bytes):
@@ -98,7 +101,7 @@ def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> I
     if values.get("id") is not None:
         head.append(f"id {escape(_describe_value(values.pop('id'), is_full))}")
     if isinstance(text, str):
-        head.append(f"{len(text):,} character{'' if len(text) == 1 else 's'}")
+        head.append(counted(len(text), "character"))
     yield "  ".join(head)
     shown = {name: _describe_value(value, is_full) for name, value in values.items()}
     if text is not None and not isinstance(text, str):
@@ -113,32 +116,35 @@ def _describe_text(
     text: str, match: tuple[int, int] | None, columns: int, is_full: bool
 ) -> Iterator[str]:
     """A text, or its part around the match, with the number of characters left out."""
+    from cloudload.delivery.description import counted
+
     start = 0 if match is None else max(0, match[0] - _BEFORE_MATCH)
     stop = start + _SHOWN_CHARACTERS
     if is_full:
         start, stop = 0, len(text)
     if start:
-        yield f"  … {start:,} characters before"
+        yield f"  … {counted(start, 'character')} before"
     for line in escape_lines(text[start:stop]):
         yield from (f"{_INDENT}{part}" for part in wrap(line, columns - len(_INDENT)))
     if stop < len(text):
-        yield f"  … {len(text) - stop:,} more characters"
+        yield f"  … {counted(len(text) - stop, 'more character')}"
 
 
 def _describe_value(value: Any, is_full: bool) -> str:
+    from cloudload.delivery.description import counted
     from cloudload.inspect import Unread
 
     if isinstance(value, Unread):
-        return f"{value.bytes:,} bytes of {value.encoding}, not decoded"
+        return f"{counted(value.bytes, 'byte')} of {value.encoding}, not decoded"
     if isinstance(value, list) and all(isinstance(each, int) for each in value):
         shown = value if is_full else value[:_SHOWN_IDS]
         more = "" if len(shown) == len(value) else " …"
-        return f"{len(value):,} integers: {' '.join(map(str, shown))}{more}"
+        return f"{counted(len(value), 'integer')}: {' '.join(map(str, shown))}{more}"
     if isinstance(value, bytes):
         text = value.decode("utf-8", "backslashreplace")
-        kind = f"{len(value):,} bytes: "
+        kind = f"{counted(len(value), 'byte')}: "
     else:
         text, kind = value if isinstance(value, str) else json.dumps(value), ""
     if is_full or len(text) <= _SHOWN_VALUE:
         return f"{kind}{text}"
-    return f"{kind}{text[:_SHOWN_VALUE]} … {len(text) - _SHOWN_VALUE:,} more characters"
+    return f"{kind}{text[:_SHOWN_VALUE]} … {counted(len(text) - _SHOWN_VALUE, 'more character')}"

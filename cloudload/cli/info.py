@@ -51,13 +51,15 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _describe(info: DatasetInfo) -> Iterator[str]:
+    from cloudload.delivery.description import counted
+
     ratio = f" ({info.stored_bytes / info.raw_bytes:.0%})" if info.raw_bytes else ""
     yield escape(info.dataset)
     yield f"  samples      {info.samples:,}"
     yield f"  shards       {info.shards:,}"
     yield f"  bytes        {info.raw_bytes:,} raw, {info.stored_bytes:,} stored{ratio}"
     if info.text_bytes is not None:
-        yield f"  text         {info.text_bytes:,} bytes of UTF-8"
+        yield f"  text         {counted(info.text_bytes, 'byte')} of UTF-8"
     width = max(len(escape(column.name)) for column in info.columns)
     columns = [_describe_column(column, width, info.shards) for column in info.columns]
     yield f"  columns      {columns[0]}"
@@ -69,20 +71,23 @@ def _describe(info: DatasetInfo) -> Iterator[str]:
     yield from _draw("samples per shard", info.samples_per_shard, "")
     if info.sample_bytes is not None:
         is_exact = info.sample_bytes.count == info.samples
-        source = f"sampled: {info.sample_bytes.count:,} samples of {info.shards_read:,} shards"
+        samples = counted(info.sample_bytes.count, "sample")
+        source = f"sampled: {samples} of {counted(info.shards_read, 'shard')}"
         yield from _draw(
             "bytes per sample, all columns", info.sample_bytes, "" if is_exact else f" ({source})"
         )
 
 
 def _describe_column(column: ColumnInfo, width: int, num_shards: int) -> str:
+    from cloudload.delivery.description import counted
+
     text = f"{escape(column.name):<{width}}  {escape(column.encoding)}"
     if column.holds not in (column.encoding, "JSON", "a number"):
         text += f"  {column.holds}"
     if column.tokens is not None:
         text += f" ({column.tokens:,})"
     if column.shards < num_shards:
-        text += f"  in {column.shards:,} of {num_shards:,} shards"
+        text += f"  in {column.shards:,} of {counted(num_shards, 'shard')}"
     return text
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
     from cloudload.provenance import Occurrence, Run
     from cloudload.workers.trace import TracedSpan
 
+logger = logging.getLogger(__name__)
+
+_START_LOGGERS = tuple(
+    f"cloudload.{name}" for name in ("delivery.start_log", "tokenization.backend", "lengths.open")
+)
 _SHOWN_CHARACTERS = 160
 _TRACE_EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. In
@@ -32,7 +39,8 @@ example:
 """
 _WHERE_EXAMPLE = """\
 Reads every row up to the last step, so pass the last state saved before the steps. If options
-changed at a resume from that state, also pass a state saved after the resume.
+changed at a resume from that state, also pass a state saved after the resume. The exit status is 1
+if no step reads the document.
 
 example:
   cloudload where checkpoint.pt --id wiki/10472 --until 90000
@@ -122,8 +130,27 @@ def _sample(text: str) -> tuple[int, int]:
     return int(stream or 0), int(number)
 
 
-def open_runs_of(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
-    """Open the parts of the run that the options name. Also returns options of `DeliveryConfig`."""
+@contextmanager
+def without_start_log() -> Iterator[None]:
+    """Keep out of the log how loaders start, which is noise around an answer. Warnings remain."""
+    loggers = [logging.getLogger(name) for name in _START_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def open_runs_of(
+    options: argparse.Namespace, *, takes_one: bool = False
+) -> tuple[list[Run], dict[str, Any]]:
+    """Open the parts of the run that the options name. Also returns options of `DeliveryConfig`.
+
+    `takes_one` says that the command takes only one state, for the note on later ones.
+    """
     from cloudload.provenance import load_state, open_runs
 
     runs = open_runs(
@@ -133,9 +160,12 @@ def open_runs_of(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]
         transform=options.transform,
         global_batch=options.global_batch,
     )
+    advice = "use a checkpoint saved after that" if takes_one else "also pass a later checkpoint"
+    logger.info("If you resumed this run later with other options, %s", advice)
     return runs, {"local": options.local, "num_workers": options.workers}
 
 
+@without_start_log()
 def _trace(options: argparse.Namespace) -> int:
     from cloudload.provenance import split_steps, trace_steps
 
@@ -166,6 +196,7 @@ def _describe_span(step: int, row: int, span: TracedSpan, options: argparse.Name
     )
 
 
+@without_start_log()
 def _where(options: argparse.Namespace) -> int:
     from cloudload.provenance import explain_absence, find_samples
 
@@ -190,7 +221,7 @@ def _where(options: argparse.Namespace) -> int:
         for stream, number in samples:
             if reason := explain_absence(runs[-1], stream, number, **delivery):
                 print(f"cloudload: {reason}", file=sys.stderr)
-    return 0
+    return 0 if is_found else 1
 
 
 def _find(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudload.cli.command import add_command
-from cloudload.cli.provenance import add_run_options, open_runs_of, parse_steps
+from cloudload.cli.provenance import add_run_options, open_runs_of, parse_steps, without_start_log
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -68,7 +68,9 @@ def _row_range(text: str) -> range:
     return rows
 
 
+@without_start_log()
 def _rows(options: argparse.Namespace) -> int:
+    from cloudload.delivery.description import counted
     from cloudload.provenance import view_rows
     from cloudload.provenance.row_page import render_rows
 
@@ -94,7 +96,7 @@ def _rows(options: argparse.Namespace) -> int:
         rows = list(viewed)
         last_step = rows[-1].step if rows else 0
         options.out.write_text(render_rows(rows, _describe_steps(options.steps)), "utf-8")
-        print(f"{options.out} has {len(rows):,} rows")
+        print(f"{options.out} has {counted(len(rows), 'row')}")
     if last_step < options.steps[-1]:
         missing = max(last_step + 1, options.steps.start)
         print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
@@ -115,7 +117,7 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
             )
         if len(options.states) > 1:
             raise ValueError("there is more than one state. Pass the last one before the steps")
-        [run], delivery = open_runs_of(options)
+        [run], delivery = open_runs_of(options, takes_one=True)
         return run, delivery
     from cloudload.provenance import start_run
 

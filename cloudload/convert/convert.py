@@ -127,8 +127,9 @@ def convert_to_mds(
     Raises:
         ValueError: an argument is invalid, or a file is in the inputs twice.
         ConvertError: an input has no files or cannot be read as its format, a record is bad, a kept
-            field is not found, a package is not installed, there are no documents, or `out` holds a
-            dataset or conversion that differs or cannot be compared.
+            field is not found, a package is not installed, there are no documents, `out` holds a
+            dataset or conversion that differs or cannot be compared, or a new index at `out` would
+            hide datasets in its folders.
         StoreError: an input is missing or cannot be read, or the output cannot be written.
         WorkerError: a worker process failed or died.
     """

@@ -184,10 +184,16 @@ class Journal:
     ) -> None:
         self.location, self.claim, self.files = location, claim, files
         self._began = time.monotonic()
+        self._is_cleared = False
 
     def clear(self) -> None:
-        """Remove the dataset and its journal, starting with the index."""
+        """Remove the dataset and its journal, starting with the index.
+
+        Raises `ConvertError` if a new index would hide other datasets.
+        """
         names = self._list()
+        self._refuse_to_hide(names)
+        self._is_cleared = True
         for name in sorted(
             names, key=lambda name: (name != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name)
         ):
@@ -204,9 +210,11 @@ class Journal:
         """Return the report if this conversion is already complete, otherwise None.
 
         Removes a journal that a complete conversion left behind. Raises `ConvertError` if the
-        output holds a different dataset, or shards without a journal.
+        output holds a different dataset, or shards without a journal, or if a new index would hide
+        other datasets.
         """
         names = self._list()
+        self._refuse_to_hide(names)
         if INDEX_NAME in names:
             data = self._read(REPORT_NAME) if REPORT_NAME in names else None
             if data is None:
@@ -339,6 +347,25 @@ class Journal:
         for name in self._list():
             if _ENTRY_NAME.fullmatch(name) or name == f"{JOURNAL_FOLDER}/config.json":
                 delete_object(join_url(self.location, name))
+
+    def _refuse_to_hide(self, names: Mapping[str, int]) -> None:
+        """Raise `ConvertError` if folders of the output hold datasets that a new index would hide.
+
+        One that is written again, or a conversion that has begun, is not new.
+        """
+        suffix = f"/{INDEX_NAME}"
+        folders = [name.removesuffix(suffix) for name in sorted(names) if name.endswith(suffix)]
+        is_begun = INDEX_NAME in names or any(name.startswith(JOURNAL_FOLDER) for name in names)
+        if not folders or is_begun or self._is_cleared:
+            return
+        named = ", ".join(map(redact, folders[:MAX_LISTED]))
+        more = f", and {len(folders) - MAX_LISTED:,} more" if len(folders) > MAX_LISTED else ""
+        place = redact(self.location)
+        raise ConvertError(
+            f"{place} has datasets in its folders: {named}{more}. A dataset in {place} itself "
+            "would hide them. Pass split (--split NAME) to write to a folder, or choose another "
+            "output"
+        )
 
     def _remove_empty_folders(self) -> None:
         if not is_local(self.location):

@@ -214,9 +214,10 @@ def _finish(
         return journal.finish(joined.index(), joined.stored, report, base and base["stored"])
     journal.remove()
     name = f"{names[0]} and {len(names) - 1:,} more" if len(names) > 1 else names[0]
+    first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
     raise ConvertError(
-        f"no documents in {name}: {report.empty:,} empty, {report.bad:,} bad. No dataset was "
-        "written. Check the input"
+        f"no documents in {name}: {report.empty:,} empty, {report.bad:,} bad.{first} No dataset "
+        "was written. Check the input"
     )
 
 

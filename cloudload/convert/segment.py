@@ -35,6 +35,7 @@ from cloudload.convert.plan import check_versions
 from cloudload.convert.records import BlockStart, InputBlock, InputUnit
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.convert.shards import (
+    BadRecord,
     EncodedSamples,
     ShardContext,
     ShardCutter,
@@ -220,11 +221,24 @@ def _encode(
     for unit, block in blocks:
         samples = encode_block(context, block)
         counts = samples.counts
-        if counts.bad and not skip_bad:
-            more = f" (and {counts.bad - 1:,} more nearby)" if counts.bad > 1 else ""
-            raise ConvertError(
-                f"{counts.bad_records[0]}{more}. Repair the input, or run again with skip_bad "
-                "(--skip-bad) to leave bad records out"
-            )
+        if samples.first_bad and not skip_bad:
+            raise ConvertError(_describe_bad(samples.first_bad, counts))
         on_bytes(counts.input_bytes)
         yield InputPosition(unit, block.start), samples
+
+
+def _describe_bad(first: BadRecord, counts: Counts) -> str:
+    """Describe the first bad record of a block, which has these counts, and the next step."""
+    more, others = "", counts.bad - 1
+    if others:
+        more = f", and {others:,} more record{'' if others == 1 else 's'} nearby"
+    are_all_bad = not (counts.documents or counts.empty)
+    if are_all_bad and first.has_no_text:
+        advice = "Name the field that holds the text with text_key (--text-key)"
+    elif are_all_bad and others:
+        advice = "Check format (--format), text_key (--text-key) and keep (--keep)"
+    else:
+        advice = (
+            "Repair the input, or run again with skip_bad (--skip-bad) to leave bad records out"
+        )
+    return f"{first.where}{more}: {first.problem}. {advice}"

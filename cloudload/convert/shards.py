@@ -37,12 +37,22 @@ class ShardContext:
 
 
 @dataclass(frozen=True)
+class BadRecord:
+    """The location and the problem of a bad record, and whether it has no field `text_key`."""
+
+    where: str
+    problem: str
+    has_no_text: bool
+
+
+@dataclass(frozen=True)
 class EncodedSamples:
     """The samples of a block, concatenated. `sizes` is int64 [samples], in bytes."""
 
     data: bytes
     sizes: Ints
     counts: Counts
+    first_bad: BadRecord | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,10 @@ class _BadRecordError(Exception):
     """A record cannot be converted. The message says why."""
 
 
+class _NoFieldError(_BadRecordError):
+    """A record has no field `text_key`."""
+
+
 # ---------------------------------------------------------------- encode
 
 
@@ -78,12 +92,15 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedSamples:
     text_place, text_size = 4 * variable.index("text"), struct.Struct("<I")
     samples: list[bytes] = []
     bad: list[str] = []
+    first_bad: BadRecord | None = None
     empty = text_bytes = 0
     for record in block.records(context.config.text_key):
         try:
             sample = _encode_record(context, record)
         except _BadRecordError as error:
             bad.append(f"{record.where}: {error}")
+            has_no_text = isinstance(error, _NoFieldError)
+            first_bad = first_bad or BadRecord(record.where, str(error), has_no_text)
             continue
         size = text_size.unpack_from(sample, text_place)[0]
         text_bytes += size
@@ -95,7 +112,7 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedSamples:
         len(samples), empty, len(bad), tuple(bad[:MAX_LISTED]), block.input_bytes, text_bytes
     )
     sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-    return EncodedSamples(b"".join(samples), sizes, counts)
+    return EncodedSamples(b"".join(samples), sizes, counts, first_bad)
 
 
 def _encode_record(context: ShardContext, record: Record) -> bytes:
@@ -132,9 +149,7 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
         names = sorted(set(list_fields(fields)))
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         found = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none"
-        raise _BadRecordError(
-            f"no field {key!r}. The fields are: {found}. Use text_key (--text-key) to read another"
-        ) from None
+        raise _NoFieldError(f"no field {key!r}. The fields are: {found}") from None
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -36,6 +36,8 @@ def load_state(path: str | Path) -> dict[str, Any]:
     checkpoint has another format or no state, and `OSError` if it cannot be read.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no such checkpoint: {path}")
     for content in _load_folder(path) if path.is_dir() else [_load_file(path)]:
         if found := _find_state(content):
             return found

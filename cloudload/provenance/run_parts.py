@@ -10,7 +10,6 @@ previous state, but no later change.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,8 +17,6 @@ from typing import Any
 from cloudload.provenance.state_run import Run, open_run
 from cloudload.run.resume import ACCEPTABLE_FIELDS
 from cloudload.run.state import read_state
-
-logger = logging.getLogger(__name__)
 
 
 def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:
@@ -41,11 +38,6 @@ def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:
         if runs:
             runs[-1] = _end_at(runs[-1], run)
         runs.append(run)
-    logger.info(
-        "steps after step %s use the options of the state that was saved after it. If a later "
-        "resume changed some, also pass a state that was saved after that resume",
-        f"{_num_batches(ordered[-1]):,}",
-    )
     return runs
 
 

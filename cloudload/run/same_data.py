@@ -16,7 +16,7 @@ from typing import Any
 
 from cloudload.run.recipe import SAMPLES_FIELD
 
-DATA_FIELD, SHARDS_FIELD = "data", "shards"
+DATA_FIELD, SHARDS_FIELD, CHOOSE_FIELD = "data", "shards", "choose"
 
 
 def has_same_samples(saved: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
@@ -32,6 +32,8 @@ def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, 
 
     `names` are the fields that differ.
     """
+    if SHARDS_FIELD in names and CHOOSE_FIELD in names:
+        return [_describe_other_data(saved, found)]
     if SHARDS_FIELD in names:
         return [
             "The samples are cut into different shards, and the order of documents depends on the "
@@ -49,6 +51,16 @@ def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, 
         f"same, because the {lacking} has no hashes of them. If they are, for example written with "
         "another compression, continue with on_change={'data': 'same'}, which drops no tokens"
     ]
+
+
+def _describe_other_data(saved: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    before, now = (str(fields[CHOOSE_FIELD]).split(",") for fields in (saved, found))
+    if str(found[SHARDS_FIELD]).count(",") > str(saved[SHARDS_FIELD]).count(","):
+        now = now[: len(before)]  # ignore added streams
+    difference = ""
+    if all(map(str.isdecimal, before)) and (old := sum(map(int, before))) != sum(map(int, now)):
+        difference = f": {sum(map(int, now)):,} samples instead of {old:,}"
+    return f"This is other data{difference}. Check the location"
 
 
 def _list_differing(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -259,7 +259,9 @@ def test_columns_are_inferred_once_for_all_segments(tmp_path: Path) -> None:
         "progress": False,
         "processes": 1,
     }
-    with pytest.raises(ConvertError, match=r"b\.jsonl:1: the field 'n' is str, not int; keep n:j"):
+    with pytest.raises(
+        ConvertError, match=r"b\.jsonl:1, .*: the field 'n' is str, not int; keep n:j"
+    ):
         convert_to_mds(source, tmp_path / "out", **options)
 
 

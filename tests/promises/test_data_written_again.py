@@ -133,6 +133,28 @@ def test_samples_in_other_shards_are_refused_because_the_order_depends_on_them(
     assert "on_change" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("kind", ["fewer", "one more stream", "a stream of a mixture"])
+def test_another_number_of_samples_is_other_data_and_not_a_matter_of_compression(
+    tmp_path: Path, kind: str
+) -> None:
+    one, two = convert(tmp_path / "one"), convert(tmp_path / "two", TEXTS[:40])
+    three = convert(tmp_path / "three", random_documents(4, 1_200))
+    before, now, message = {
+        "fewer": (three, two, "40 samples instead of 1,200"),
+        "one more stream": ([one], [one, three], "1,290 samples instead of 90"),
+        "a stream of a mixture": (
+            [Stream(one, proportion=1)],
+            [Stream(two, proportion=1), Stream(three, proportion=2)],
+            "40 samples instead of 90",
+        ),
+    }[kind]
+    state, _ = save_within_documents(ranks(before, tmp_path / "cache"))
+    with pytest.raises(StreamChangedError) as refusal:
+        run_leg(ranks(now, tmp_path / "cache"), Leg(), state)
+    assert f"This is other data: {message}. Check the location" in str(refusal.value)
+    assert "compression" not in str(refusal.value)
+
+
 # ---------------------------------------------------------------- without hashes of the samples
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections import Counter
 from pathlib import Path
@@ -317,6 +318,55 @@ def test_the_command_line_traces_a_checkpoint(
 
 
 @pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        (["trace", "--steps", "9", "--row", "1"], "also pass a later checkpoint"),
+        (["where", "--sample", "1:4", "--until", "40"], "also pass a later checkpoint"),
+        (["rows", "--steps", "9", "--json"], "use a checkpoint saved after that"),
+    ],
+    ids=["trace", "where", "rows"],
+)
+def test_the_log_of_an_answer_does_not_say_how_the_loader_started(
+    make_loader: MakeLoader,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    command: list[str],
+    advice: str,
+) -> None:
+    with make_loader() as loader:
+        _, state = consume(loader)
+    (tmp_path / "state").write_text(json.dumps(state))
+    local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    assert main([*command, *local, str(tmp_path / "state")]) == 0
+    assert caplog.messages == [f"If you resumed this run later with other options, {advice}"]
+    caplog.clear()
+    with make_loader() as loader:
+        loader.take(1)
+    assert any("tokenizer ready" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("options", [[], ["--quick"], ["--json"]], ids=str)
+def test_where_finds_no_step_and_says_so_by_the_exit_status(
+    make_loader: MakeLoader,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+) -> None:
+    with make_loader() as loader:
+        _, state = consume(loader)
+    (tmp_path / "state").write_text(json.dumps(state))
+    local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
+    # the state was saved after step 7, so no step is searched
+    search = ["where", str(tmp_path / "state"), "--sample", "1:4", "--until", "8"]
+    assert main([*search, *options, *local]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "no step after the state, up to step 8, " in printed.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
@@ -329,7 +379,11 @@ def test_the_command_line_traces_a_checkpoint(
         ),
         (["trace", "{empty}", "--steps", "9"], "has no cloudload state"),
         (["trace", "{text}", "--steps", "9"], "is neither JSON nor a torch checkpoint"),
-        (["trace", "{none}", "--steps", "9"], "No such file"),
+        (["trace", "{none}", "--steps", "9"], "no such checkpoint: "),
+        (["where", "{none}", "--id", "a", "--until", "9"], "no such checkpoint: "),
+        (["rows", "{none}", "--steps", "9"], "no such checkpoint: "),
+        (["rows", "--yaml", "{none}", "--steps", "9"], "no such file or directory: "),
+        (["export", "{none}", "out", "--steps", "9"], "no such checkpoint: "),
         (
             ["where", "{state}", "--id", "nothing", "--until", "9"],
             "no sample has 'nothing' in its column 'id'",
@@ -364,7 +418,9 @@ def test_the_command_line_says_what_is_wrong(
     names = {name: str(tmp_path / name) for name in ("state", "empty", "text", "none")}
     local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
     assert main([argument.format(**names) for argument in arguments] + local) == 1
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Errno" not in error
 
 
 def test_skipped_batches_are_passed_over_recorded_and_survive_a_resume(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import cli, convert_to_mds, export_rows
+from tests.support.corpora import byte_tokenizer
 
 
 def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +50,27 @@ def test_quiet_prints_nothing_and_keeps_the_report_that_was_asked_for(
     assert json.loads(capfd.readouterr().out)["documents"] == 1
     assert cli.main([str(each) for each in arguments if each != "--quiet"]) == 0
     assert "documents  1" in capfd.readouterr().out
+
+
+def test_one_of_a_thing_is_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus, out, lengths = tmp_path / "corpus.jsonl", str(tmp_path / "out"), tmp_path / "lengths"
+    corpus.write_text('{"text": "a b"}\n')
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    count = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(lengths)]
+    printed = ""
+    for command in (
+        ["convert", str(corpus), out, "--plan"],
+        ["convert", str(corpus), out, "--processes", "1"],
+        ["info", out],
+        ["head", out],
+        ["count", out, *count, "--processes", "1"],
+    ):
+        assert cli.main(command) == 0
+        printed += capsys.readouterr().out
+    assert "input      1 file, 16 bytes" in printed
+    assert "output     1 shard, " in printed
+    assert "1 segment, the largest of 16 bytes" in printed
+    assert not re.search(r"(?<![\d.,])1 [a-z]+s\b(?! of)", printed)
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gz", "bz2", "br"])

@@ -33,9 +33,14 @@ def test_a_json_column_with_an_unpaired_surrogate_is_printed(
     assert json.loads(capfd.readouterr().out)["values"]["meta"] == "\ud800"
 
 
-def test_no_match_is_said_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_mds(tmp_path, TEXTS)
-    assert cli.main(["head", str(tmp_path), "--grep", "nothing like this"]) == 0
+@pytest.mark.parametrize(
+    "options", [["--grep", "nothing like this"], ["--id", "none"], ["--grep", "nothing", "--json"]]
+)
+def test_no_match_is_said_on_stderr_and_by_the_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    write_mds(tmp_path, TEXTS, extra={"id": ("str", [str(n) for n in range(len(TEXTS))])})
+    assert cli.main(["head", str(tmp_path), *options]) == 1
     assert capsys.readouterr() == ("", "cloudload: no document matches\n")
 
 

@@ -173,6 +173,34 @@ def test_a_split_is_a_folder_below_the_output(tmp_path: Path) -> None:
     assert texts(str(tmp_path / "out" / "test"), tmp_path) == ["b"]
 
 
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"segment_bytes": 40}], ids=str)
+def test_a_dataset_that_would_hide_its_splits_is_refused(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    for split in ("train", "val", "en/test"):
+        convert_lines(tmp_path, ['{"text": "a"}'], split=split)
+    before = sorted((tmp_path / "out").rglob("*"))
+    with pytest.raises(ConvertError) as raised:
+        convert_lines(tmp_path, ['{"text": "b"}'] * 9, **options)
+    assert str(raised.value) == (
+        f"{tmp_path}/out has datasets in its folders: en/test, train, val. A dataset in "
+        f"{tmp_path}/out itself would hide them. Pass split (--split NAME) to write to a folder, "
+        "or choose another output"
+    )
+    assert sorted((tmp_path / "out").rglob("*")) == before
+    convert_lines(tmp_path, ['{"text": "b"}'], split="more")
+    assert texts(str(tmp_path / "out" / "train"), tmp_path) == ["a"]
+
+
+def test_a_dataset_that_already_has_an_index_may_be_written_again(tmp_path: Path) -> None:
+    convert_lines(tmp_path, ['{"text": "a"}'])
+    convert_lines(tmp_path, ['{"text": "a"}'], split="train")
+    assert convert_lines(tmp_path, ['{"text": "a"}']).already_complete
+    convert_lines(tmp_path, ['{"text": "b"}'], overwrite=True)
+    assert texts(str(tmp_path / "out"), tmp_path) == ["b"]
+    assert texts(str(tmp_path / "out" / "train"), tmp_path) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

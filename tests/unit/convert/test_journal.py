@@ -38,6 +38,22 @@ def test_the_index_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert written.count("index.json") == 1
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_conversion_that_has_begun_resumes_beside_its_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    source, options = make_input(tmp_path / "in", "jsonl", documents(300))
+    stop_after(monkeypatch, 3)
+    with pytest.raises(StoreError, match="no room"):
+        convert_to_mds(source(), tmp_path / "out", **options, **SETTINGS)
+    monkeypatch.undo()
+    (tmp_path / "b.jsonl").write_text('{"text": "b"}')
+    convert_to_mds(tmp_path / "b.jsonl", tmp_path / "out", split="val", **QUIET)
+    report = convert_to_mds(source(), tmp_path / "out", overwrite=overwrite, **options, **SETTINGS)
+    assert (report.documents, report.resumed_shards) == (300, 0 if overwrite else 3)
+    assert texts(str(tmp_path / "out" / "val"), tmp_path) == ["b"]
+
+
 @pytest.mark.parametrize("form", ["jsonl", "gz", "lines", "text", "parquet", "dataset", "iterable"])
 def test_every_format_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str

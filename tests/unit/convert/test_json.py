@@ -140,14 +140,14 @@ def test_an_element_that_is_broken_early_is_found_without_reading_the_file() -> 
 def test_an_object_of_several_lines_gets_a_hint(tmp_path: Path, name: str, count: int) -> None:
     path = tmp_path / name
     path.write_text(json.dumps({"text": "a", "n": 1}, indent=2) * count)
-    with pytest.raises(ConvertError, match=r":1: invalid JSON .*one object per line: jq -c"):
+    with pytest.raises(ConvertError, match=r":1, .*: invalid JSON .*one object per line: jq -c"):
         convert_to_mds(path, tmp_path / "out", **QUIET)
 
 
 def test_an_array_in_a_file_of_lines_gets_a_hint_that_works(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     write_array(path, "indented")
-    with pytest.raises(ConvertError, match=r"a.jsonl:1: invalid JSON .*or set the format json"):
+    with pytest.raises(ConvertError, match=r"a.jsonl:1, .*: invalid JSON .*or set the format json"):
         convert_to_mds(path, tmp_path / "out", **QUIET)
     report = convert_to_mds(path, tmp_path / "out", format="json", **QUIET)
     assert report.documents == len(ROWS)

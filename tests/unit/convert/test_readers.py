@@ -119,7 +119,7 @@ def test_fields_may_be_nested_and_are_listed_if_the_text_is_not_found(
                 nested_rows(tmp_path, kind), tmp_path / "none", text_key=text_key, **QUIET
             )
         assert f"no field '{text_key}'" in str(raised.value)
-        assert "The fields are: n, page.at.x, page.body, page.url. Use" in str(raised.value)
+        assert "The fields are: n, page.at.x, page.body, page.url. Name" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_paths_on_the_hugging_face_hub_are_files(
 BAD_LINES = {
     '{"text": "a"': "invalid JSON",
     "[1]": "a JSON list, not an object",
-    '{"body": "a"}': "no field 'text'. The fields are: body. Use text_key",
+    '{"body": "a"}': "no field 'text'. The fields are: body",
     '{"text": 7}': "'text' is int, not a string",
     '{"text": null}': "'text' is NoneType, not a string",
     b'{"text": "\xff"}': "not UTF-8",
@@ -297,6 +297,57 @@ def test_a_bad_record_stops_the_run_and_is_named(tmp_path: Path, line: str | byt
     report = convert_lines(tmp_path, [good, good, line, good], keep=["n"], skip_bad=True)
     assert (report.documents, report.bad) == (3, 1)
     assert f"in/a.jsonl:3: {BAD_LINES[line]}" in report.bad_records[0]
+
+
+WRONG_KEYS = {
+    "all": (
+        '{"body": "a"}',
+        400,
+        "in/a.jsonl:1, and 399 more records nearby: no field 'text'. The fields are: body. Name "
+        "the field that holds the text with text_key (--text-key)",
+    ),
+    "one": (
+        '{"body": "a"}',
+        1,
+        "in/a.jsonl:1: no field 'text'. The fields are: body. Name the field that holds the text "
+        "with text_key (--text-key)",
+    ),
+    "type": (
+        '{"text": ["a"]}',
+        2,
+        "in/a.jsonl:1, and 1 more record nearby: 'text' is list, not a string. Check format "
+        "(--format), text_key (--text-key) and keep (--keep)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_KEYS)
+def test_nobody_is_told_to_skip_records_when_all_of_them_are_bad(tmp_path: Path, kind: str) -> None:
+    line, count, message = WRONG_KEYS[kind]
+    with pytest.raises(ConvertError) as raised:
+        convert_lines(tmp_path, [line] * count)
+    assert str(raised.value).endswith(message)
+
+
+def test_the_number_of_bad_records_follows_the_location_of_the_first(tmp_path: Path) -> None:
+    with pytest.raises(ConvertError) as raised:
+        convert_lines(tmp_path, ['{"text": "a"}', '{"body": "b"}', '{"body": "c"}'])
+    assert str(raised.value).endswith(
+        "in/a.jsonl:2, and 1 more record nearby: no field 'text'. The fields are: body. Repair the "
+        "input, or run again with skip_bad (--skip-bad) to leave bad records out"
+    )
+
+
+@pytest.mark.parametrize("good", [[], ['{"text": ""}']], ids=["bad", "empty"])
+def test_an_input_without_documents_is_refused_with_its_first_bad_record(
+    tmp_path: Path, good: list[str]
+) -> None:
+    lines = [*good, '{"body": "a"}', '{"body": "b"}']
+    with pytest.raises(ConvertError, match="no documents in") as raised:
+        convert_lines(tmp_path, lines, skip_bad=True)
+    first = f"in/a.jsonl:{len(good) + 1}: no field 'text'. The fields are: body. No dataset"
+    assert f"{len(good)} empty, 2 bad. The first bad record is " in str(raised.value)
+    assert first in str(raised.value)
 
 
 def test_a_binary_file_among_texts_is_named(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_archives_that_webdataset_wrote_are_read(tmp_path: Path, name: str) -> N
 def test_a_reader_restarts_at_names_of_any_length(tmp_path: Path, format: int) -> None:
     names = [f"{'long/' * 60}{number}.é.txt" for number in range(50)]
     path = write_tar(tmp_path / "a.tar", zip(names, DOCUMENTS[:50], strict=True), format=format)
-    with pytest.raises(ConvertError, match=r"no field 'text'. The fields are: é.txt. Use text_key"):
+    with pytest.raises(ConvertError, match=r"no field 'text'. The fields are: é.txt. Name the"):
         convert_to_mds(path, tmp_path / "out", **QUIET)
     convert_to_mds(path, tmp_path / "out", text_key="é.txt", **QUIET)
     assert texts(str(tmp_path / "out"), tmp_path) == DOCUMENTS[:50]
@@ -119,7 +119,7 @@ BAD_MEMBERS: dict[str, tuple[list[tuple[str, str | bytes]], str]] = {
     "list": ([("b.json", "[1]")], "b: the .json file is a list, not an object"),
     "twice": ([("b.txt", "x"), ("b.txt", "y")], "b: the sample has two files with the extension"),
     "bare": ([("b/README", "x")], "b/README: its name has no extension"),
-    "images": ([("b.jpg", "x")], "b: no field 'text'. The fields are: jpg. Use text_key"),
+    "images": ([("b.jpg", "x")], "b: no field 'text'. The fields are: jpg"),
     "name": ([("b\udcff.txt", "x")], "not UTF-8 (an unpaired surrogate in 'id')"),
 }
 
