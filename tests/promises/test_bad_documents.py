@@ -412,7 +412,7 @@ def test_where_says_why_a_document_is_in_no_step(
     assert open_run(state, transform=transform).arguments["on_error"] == "skip"
     command = ["where", str(tmp_path / "state"), "--until", "500", "--workers", "0"]
     command += ["--local", str(folder / "cache"), "--transform", f"{__name__}:{transform.__name__}"]
-    assert main([*command, "--sample", "17"]) == 0
+    assert main([*command, "--sample", "17"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert re.search(reason, printed.err)
