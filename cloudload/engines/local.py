@@ -65,6 +65,7 @@ class LocalProcesses:
     def __init__(self, number: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._workers: dict[Any, Any] = {}
+        self._running: dict[Any, int | None] = {}
         for _ in range(number):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_work, args=(theirs,), daemon=True)
@@ -80,18 +81,22 @@ class LocalProcesses:
         Raises `WorkerError` if a process dies, or if a unit cannot be sent to it.
         """
         units = iter(enumerate(arguments))
-        idle, running = list(self._workers), dict[Any, int]()
+        # Units of an earlier run that failed may still be running. Their results are dropped.
+        self._running = dict.fromkeys(self._running)
+        idle = [pipe for pipe in self._workers if pipe not in self._running]
         while True:
             while idle and (unit := next(units, None)):
                 pipe = idle.pop()
                 self._send(pipe, function, unit[1])
-                running[pipe] = unit[0]
-            if not running:
+                self._running[pipe] = unit[0]
+            if not self._running:
                 return
-            for pipe in wait(list(running)):
+            for pipe in wait(list(self._running)):
                 result = self._receive(pipe)
+                place = self._running.pop(pipe)
                 idle.append(pipe)
-                yield running.pop(pipe), result
+                if place is not None:
+                    yield place, result
 
     def close(self) -> None:
         """End the processes: idle ones by themselves, others by SIGTERM."""

@@ -72,6 +72,23 @@ def test_the_error_of_a_unit_is_raised_as_it_was(processes: bool) -> None:
         assert "hunter2hunter2" not in str(other.value)
 
 
+def square_slowly(number: int) -> int:
+    time.sleep(0.2 * (number > 9))
+    if number == 9:
+        raise ConvertError("nine")
+    return number * number
+
+
+def test_units_that_still_run_after_an_error_have_no_part_in_the_next_run() -> None:
+    with open_processes(3) as processes:
+        for _ in range(3):
+            with pytest.raises(ConvertError, match="nine"):
+                list(run_units(square_slowly, [10, 11, 9], processes))
+            assert sorted(run_units(square, range(6), processes)) == [
+                (number, number**2) for number in range(6)
+            ]
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
