@@ -54,7 +54,8 @@ class Environment:
 
     def open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
         """Start the workers of a plan, and repeatedly yield a list with one block of each."""
-        return process_blocks(plan) if plan.delivery.num_workers else inline_blocks(plan)
+        has_processes = plan.delivery.has_worker_processes
+        return process_blocks(plan) if has_processes else inline_blocks(plan)
 
 
 _current: ContextVar[Environment | None] = ContextVar("cloudload_environment", default=None)
