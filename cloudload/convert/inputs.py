@@ -34,6 +34,7 @@ from cloudload.errors import ConvertError, StoreError
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
 from cloudload.storage.base import Retry, StoredObject
 from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
+from cloudload.storage.hub import check_connection
 from cloudload.storage.nearby import explain_nothing, raise_if_nothing
 from cloudload.storage.objects import list_objects
 from cloudload.storage.redaction import contains_secrets, redact
@@ -164,6 +165,8 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         raise ConvertError(
             f"reading {shown} needs the datasets package. Run: pip install 'cloudload[datasets]'"
         ) from None
+    if not Path(name).exists():
+        check_connection()
     chosen = query.get("split", [split or "train"])[0]
     try:
         loaded = datasets.load_dataset(

@@ -14,7 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudload.system.activity import Text, doing
-from cloudload.system.temp_files import creation, register, unregister
+from cloudload.system.temp_files import (
+    PART_SUFFIX,
+    creation,
+    is_temporary,
+    lock_path,
+    register,
+    target_of,
+    unregister,
+)
 
 
 @contextlib.contextmanager
@@ -76,6 +84,24 @@ def release(path: Path, descriptor: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     os.close(descriptor)
+
+
+def remove_if_orphaned(path: Path) -> bool:
+    """Remove a partial file or a lock unless its lock is held; return whether it was removed."""
+    lock = lock_path(target_of(path))
+    with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
+        if is_free and path.suffix == PART_SUFFIX:
+            path.unlink(missing_ok=True)
+        return is_free
+    return False  # the lock cannot be opened, for example in another user's folder
+
+
+def remove_orphans(folder: Path) -> None:
+    """Remove the partial files and locks that killed processes left in a folder, if it exists."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if is_temporary(path):
+                remove_if_orphaned(path)
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
