@@ -28,6 +28,8 @@ def _translate(message: str, action: argparse.Action) -> str:
         takes_none = re.search(r"\bnone\b", action.help or "")
         message = message.replace("or None", "or none" if takes_none else "or omit it")
         message = option + message.removeprefix(name)
+    # some messages name both
+    message = re.sub(rf"\b{name}(=\w+)? \({option}\)", option, message)
     if "_" in name:
         message = re.sub(rf"(?<![\w./'\"-]){name}\b(?![./'\"-])", option, message)
     return message

@@ -91,7 +91,9 @@ def test_a_changed_recipe_is_told_in_the_words_of_the_options(
     said = capsys.readouterr().err
     assert "changed: --text-key was 'text' and is now 'body'. Run" in said
     assert cli.main(["convert", str(corpus), str(tmp_path / "new"), "--text-key", "body"]) == 1
-    assert "text_key.jsonl" in capsys.readouterr().err, "the name of a file stays"
+    said = capsys.readouterr().err
+    assert "text_key.jsonl" in said, "the name of a file stays"
+    assert "holds the text with --text-key\n" in said
 
 
 def test_quiet_prints_nothing_and_keeps_the_report_that_was_asked_for(
