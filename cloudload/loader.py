@@ -51,7 +51,14 @@ from cloudload.delivery.working_set import (
     count_downloads,
     open_current_orders,
 )
-from cloudload.delivery.world import World, check_world, explain_few_cores, place_in_mesh
+from cloudload.delivery.world import (
+    World,
+    check_world,
+    count_cores,
+    default_num_workers,
+    explain_few_cores,
+    place_in_mesh,
+)
 from cloudload.errors import RanksDisagreeError
 from cloudload.lengths.files import CorpusLengths
 from cloudload.lengths.open import find_lengths, open_lengths
@@ -145,7 +152,7 @@ class CloudLoader:
         fields: Sequence[str] = (),
         mask_edges: bool = False,
         tokenizer_backend: TokenizerBackend = "auto",
-        num_workers: int = 4,
+        num_workers: int | None = None,
         prefetch_batches: int = 4,
         predownload: int | None = None,
         download_threads: int = 4,
@@ -321,18 +328,9 @@ class CloudLoader:
         divide `num_lanes`.
         """
         plan, world = self._plan(), self._find_world()
-        if plan.num_workers < self._delivery.num_workers and self._is_first:
-            logger.info(
-                "using %d workers instead of %d, because the rank has no more lanes",
-                plan.num_workers,
-                self._delivery.num_workers,
-            )
-        if not self._has_counted_cores and self._is_first and self._delivery.num_workers:
-            self._has_counted_cores = True
-            cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-            warning = explain_few_cores(plan.num_workers, world.ranks_per_node, *cores)
-            if warning is not None:
-                logger.warning("%s", warning)
+        asked = self._delivery.num_workers
+        if asked and self._is_first:
+            self._explain_num_workers(asked, plan.num_workers, world)
         open_cache_folder(self._cache_root, self._recipe.corpus)
         began = time.monotonic()
         orders = open_current_orders(plan, world)
@@ -347,12 +345,25 @@ class CloudLoader:
         )
         return plan
 
+    def _explain_num_workers(self, asked: int, used: int, world: World) -> None:
+        if used < asked:
+            message = "using %d workers instead of %d, because the rank has no more lanes"
+            logger.info(message, used, asked)
+        if not self._has_counted_cores:
+            self._has_counted_cores = True
+            warning = explain_few_cores(used, world.ranks_per_node, *count_cores())
+            if warning is not None:
+                logger.warning("%s", warning)
+
     def _plan(self) -> Plan:
         world, position = self._find_world(), self._log.position
         if position.table_rows < position.rows:
             position = self._advance(position, position.rows) or position
         check_world(self.num_lanes, world.size)
         lanes_of_rank = self.num_lanes // world.size
+        num_workers = self._delivery.num_workers
+        if num_workers is None:
+            num_workers = default_num_workers(world.ranks_per_node, *count_cores())
         return Plan(
             recipe=self._recipe,
             delivery=self._delivery,
@@ -360,7 +371,7 @@ class CloudLoader:
             cache_root=self._cache_root,
             world_index=world.index,
             world_size=world.size,
-            num_workers=min(max(1, self._delivery.num_workers), lanes_of_rank),
+            num_workers=min(max(1, num_workers), lanes_of_rank),
             position=position,
             phase=Steady() if position.tail is None else Measuring(position.table_rows),
             lengths=self._lengths,

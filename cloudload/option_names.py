@@ -161,7 +161,7 @@ def explain_unknown(callee: str, unknown: Iterable[str], known: Iterable[str]) -
 def _advise(callee: str, name: str, known: list[str]) -> str:
     if advice := _ADVICE_BY_CALLEE.get(callee, {}).get(name):
         return advice
-    same = [ours for ours in _find_names().get(name, ()) if ours in known]
+    same = [ours for ours in names_of_ours(name) if ours in known]
     if same:
         return f"Use {' or '.join(same)}"
     close = get_close_matches(name, known, n=2, cutoff=0.7)
@@ -185,3 +185,8 @@ def _find_names() -> dict[str, list[str]]:
         for name in names.split():
             found.setdefault(name, []).append(ours)
     return found
+
+
+def names_of_ours(name: str) -> list[str]:
+    """Our names for an argument that other libraries call `name`."""
+    return _find_names().get(name, [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -52,8 +52,6 @@ class Traffic(NamedTuple):
     """Number of shards opened after a fetch, by this process or another one."""
     bytes_downloaded: int = 0
     """Number of stored bytes in completed downloads, valid or not."""
-    retries: int = 0
-    """Number of failed requests for shards that were retried."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(*map(operator.add, self, other))
@@ -63,8 +61,9 @@ class Traffic(NamedTuple):
 class DeliveryStats:
     """Statistics of the delivery of batches to this rank, since its loader was created.
 
-    They are not saved in the state, so they are 0 in a new loader. They are not exact: a worker
-    reports with each block, so its work on later blocks is not included.
+    They are not saved in the state, so they are 0 in a new loader. The counts of shards and bytes
+    are not exact: a worker reports them with each block, so its work on later blocks is not
+    included.
     """
 
     stall_s: float
@@ -79,7 +78,8 @@ class DeliveryStats:
     bytes_downloaded: int
     """Number of stored bytes in the workers' completed downloads, valid or not."""
     retries: int
-    """Number of the workers' failed requests for shards that were retried."""
+    """Number of the workers' failed requests for shards that were retried. It also grows during a
+    wait."""
 
 
 class DeliveryMeter:
@@ -87,6 +87,7 @@ class DeliveryMeter:
 
     def __init__(self) -> None:
         self.traffic = Traffic()
+        self._past_retries, self._count_retries = 0, _no_retries
         # one tuple, so that a thread that reads it never sees a wait twice
         self._stall: tuple[float, float | None] = (0.0, None)
         """Seconds of all completed waits, and when the current wait began."""
@@ -101,12 +102,21 @@ class DeliveryMeter:
         if began is not None:
             self._stall = (stall_s + time.perf_counter() - began, None)
 
+    def begin_iteration(self, count_retries: Callable[[], int]) -> None:
+        """Start to count the retries of an iteration's workers, which `count_retries` returns."""
+        self._past_retries += self._count_retries()
+        self._count_retries = count_retries
+
     def stats(self) -> DeliveryStats:
         """The statistics so far, including the current wait."""
         stall_s, began = self._stall
         if began is not None:
             stall_s += time.perf_counter() - began
-        return DeliveryStats(stall_s, *self.traffic)
+        return DeliveryStats(stall_s, *self.traffic, self._past_retries + self._count_retries())
+
+
+def _no_retries() -> int:
+    return 0
 
 
 @dataclass(frozen=True)

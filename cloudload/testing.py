@@ -25,6 +25,7 @@ from typing import Protocol
 
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
+from cloudload.cache.counters import RetryCounts
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.environment import Environment, use_environment
 from cloudload.delivery.exchange import Exchange
@@ -255,8 +256,8 @@ class _ThreadEnvironment(Environment):
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         return _HubExchange(self._hub, self._world.rank)
 
-    def open_blocks(self, plan: Plan) -> Iterator[list[Block]]:
-        return inline_blocks(plan)
+    def open_blocks(self, plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
+        return inline_blocks(plan, retries)
 
 
 class _StoppedError(RanksDisagreeError):

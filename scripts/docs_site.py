@@ -7,6 +7,12 @@
 <!-- generated: docstring MODULE -->    the docstring of a module, as it is in the code
 ../../benchmarks/RESULTS.md             a link out of docs/ becomes a page of the site
 ![...](figures/lanes.svg)               drawn into the page, in the colors of its theme
+
+The pages in the repository hold the generated text, from its marker to `<!-- end -->`, so that it
+can be read there, too.
+
+    python -m scripts.docs_site            write it again
+    python -m scripts.docs_site --check    fail if it does not follow the code
 """
 
 from __future__ import annotations
@@ -16,9 +22,10 @@ import inspect
 import os
 import posixpath
 import re
+import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +34,10 @@ import griffe
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_MARKER = re.compile(r"^<!-- generated: (\w+) ?([\w.]*) -->$", re.MULTILINE)
+_MARKER = re.compile(
+    r"^(<!-- generated: (\w+) ?([\w.]*) -->)$(?:(?:(?!<!-- generated).)*?^<!-- end -->$)?",
+    re.MULTILINE | re.DOTALL,
+)
 _LINK = re.compile(r"(\]\()(\.\.?/[^)#\s]+|[\w][\w./-]*\.(?:md|py|png|svg))(#[^)\s]*)?(\))")
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*figures/([\w-]+)\.svg)" ?/?></p>')
 
@@ -91,8 +101,31 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def fill_markers(markdown: str) -> str:
-    """Replace each `<!-- generated: … -->` by its text."""
-    return _MARKER.sub(lambda marker: _GENERATORS[marker[1]](marker[2]), markdown)
+    """Generate the text after each `<!-- generated: … -->`."""
+
+    def fill(marker: re.Match[str]) -> str:
+        return f"{marker[1]}\n\n{_GENERATORS[marker[2]](marker[3])}\n\n<!-- end -->"
+
+    return _MARKER.sub(fill, markdown)
+
+
+def list_outdated() -> dict[Path, str]:
+    """The text of each page of the repository whose generated parts do not follow the code."""
+    pages = {path: path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    filled = {path: fill_markers(text) for path, text in pages.items()}
+    return {path: text for path, text in filled.items() if text != pages[path]}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the outdated pages, or with `--check`, list them and return 1."""
+    outdated = list_outdated()
+    if "--check" not in arguments:
+        for path, text in outdated.items():
+            path.write_text(text, "utf-8")
+        return 0
+    for path in outdated:
+        print(f"{path} is out of date. Run python -m scripts.docs_site", file=sys.stderr)
+    return 1 if outdated else 0
 
 
 def options_table(name: str) -> str:
@@ -112,9 +145,9 @@ def options_table(name: str) -> str:
         }
         own = [each for each in parameters if each not in {"self", *explained}]
         docs = _documented_arguments(CloudLoader)
-        rows = [_option_row(each, "", "required", docs[each], "") for each in own[:2]]
-        rows += [_option_row(each, "", "`None`", docs[each], "") for each in own[2:]]
-        return _table(rows)
+        return _table(
+            [_option_row(each, "", _show(parameters[each].default), docs[each], "") for each in own]
+        )
     config = configs[name]
     is_shared = config in (RowsConfig, DeliveryConfig)
     types_, docs = typing.get_type_hints(config), field_docs(config)
@@ -144,7 +177,7 @@ def _option_row(name: str, type_: str, default: str, text: str, prefix: str) -> 
     shown = default if default == "required" else f"default {default}"
     facts = ", ".join(filter(None, [type_, "" if is_explained else shown]))
     text = text[0].upper() + text[1:]
-    return f"| `{name}`{{ #{prefix}{name} }} | {text} <small>{facts}</small> |"
+    return f'| `{name}`<a id="{prefix}{name}"></a> | {text} <small>{facts}</small> |'
 
 
 def _documented_arguments(cls: type) -> dict[str, str]:
@@ -156,12 +189,15 @@ def _documented_arguments(cls: type) -> dict[str, str]:
 
 
 def _show_default(option: Field[Any]) -> str:
-    if option.default is not MISSING:
-        value = option.default
-        return f'`"{value}"`' if isinstance(value, str) else f"`{value!r}`"
     if option.default_factory is not MISSING:
         return f"`{option.type}()`"
-    return "required"
+    return _show(option.default)
+
+
+def _show(default: Any) -> str:
+    if default in (MISSING, inspect.Parameter.empty):
+        return "required"
+    return f'`"{default}"`' if isinstance(default, str) else f"`{default!r}`"
 
 
 def _show_type(hint: Any) -> str:
@@ -189,7 +225,7 @@ def cli_help(_: str = "") -> str:
 
     from cloudload.cli import make_parser
 
-    with mock.patch.dict(os.environ, {"COLUMNS": "80"}):
+    with mock.patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"}):
         parser = make_parser()
         (commands,) = [
             each for each in parser._actions if each.choices and each.dest == "==SUPPRESS=="
@@ -226,14 +262,14 @@ def errors_reference(_: str = "") -> str:
     for error in vars(errors).values():
         if inspect.isclass(error) and issubclass(error, errors.CloudloadError):
             text = " ".join(inspect.cleandoc(f"{error.__doc__}").split())
-            parts.append(f"## `{error.__name__}` {{ #{error.__name__} }}\n\n{text}")
+            parts.append(f"## `{error.__name__}`\n\n{text}")
             if error is errors.StoreError:
                 parts.append(
                     "`error.kind` is a `FailureKind`, and `error.is_missing` says whether the "
                     "object or its bucket does not exist."
                 )
     parts.append(
-        "## `FailureKind` { #FailureKind }\n\nWhy a store failed. `kind.is_missing` and "
+        "## `FailureKind`\n\nWhy a store failed. `kind.is_missing` and "
         "`kind.is_transient` group them."
     )
     docs = _enum_docs(_parse_module(errors.__name__), "FailureKind")
@@ -305,3 +341,7 @@ class RuntimeDocstrings(griffe.Extension):
             text = inspect.cleandoc(f"{CloudLoader.__doc__}")
             # the signature shows the defaults
             cls.docstring.value = re.sub(r"\s+Default:\s+`[^`]*`\.", "", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -3,6 +3,8 @@
     threads that fetch   count_miss(7)  count_bytes(9_120)
     reader               count_open(7)  count_open(8)  take() ─► 1 hit, 1 miss, 9,120 bytes
 
+    threads that fetch   count_retry()  ─► RetryCounts, which the training process reads at any time
+
 Each opening of a cached shard counts once. It is a miss if a fetch has found the shard missing or
 invalid on disk since it was last opened, otherwise a hit.
 """
@@ -13,7 +15,11 @@ import threading
 import time
 from typing import NamedTuple
 
+import numpy as np
+
+from cloudload.arrays import Ints
 from cloudload.stats import Traffic
+from cloudload.system.shared_memory import SharedMemoryRing
 
 
 class FirstFetch(NamedTuple):
@@ -28,10 +34,29 @@ class FirstFetch(NamedTuple):
     """When it was fetched, in `time.monotonic` seconds, which processes of a node share."""
 
 
-class TrafficCounter:
-    """The counts of one reader and the threads that fetch for it. Thread-safe."""
+class RetryCounts:
+    """The number of retries of each worker, in memory that the training process shares."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_workers: int) -> None:
+        self._ring = SharedMemoryRing(num_workers, 8)
+
+    def of(self, worker: int) -> Ints:
+        """The count of one worker, writable: int64 [1]."""
+        return self._ring.array(worker, np.int64, (1,))
+
+    def total(self) -> int:
+        """The number of retries of all workers."""
+        return sum(int(self.of(worker)[0]) for worker in range(self._ring.num_slots))
+
+
+class TrafficCounter:
+    """The counts of one reader and the threads that fetch for it. Thread-safe.
+
+    `retries`, int64 [1], is the count of retries.
+    """
+
+    def __init__(self, retries: Ints | None = None) -> None:
+        self._retries = np.zeros(1, np.int64) if retries is None else retries
         self._lock, self._missed, self._traffic = threading.Lock(), set[int](), Traffic()
         self._first: FirstFetch | None = None
         self._has_first = False
@@ -49,7 +74,7 @@ class TrafficCounter:
     def count_retry(self) -> None:
         """Count a failed request that is retried."""
         with self._lock:
-            self._traffic += Traffic(retries=1)
+            self._retries += 1
 
     def count_open(self, shard: int) -> None:
         """Count the opening of the shard with index `shard` as a hit or a miss."""

@@ -20,6 +20,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from cloudload.cache.counters import TrafficCounter
@@ -43,6 +44,22 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class _Watch:
+    """Counts the retries of a download, and keeps the description of its wait."""
+
+    url: str
+    traffic: TrafficCounter
+    waits: dict[str, str]
+
+    def count_retry(self) -> None:
+        self.traffic.count_retry()
+
+    def describe(self, wait: str) -> None:
+        self.waits[self.url] = wait
+        refresh()
+
+
+@dataclass(frozen=True)
 class Fetcher:
     """Fetches shards into the cache folder `root`. Safe across threads and processes."""
 
@@ -52,8 +69,8 @@ class Fetcher:
     verify: str
     """When to check hashes: `once`, `always` or `off`."""
     traffic: TrafficCounter
-    _failed: dict[str, str] = field(default_factory=dict)
-    """The failures so far of each shard that is being downloaded again, by URL."""
+    _waits: dict[str, str] = field(default_factory=dict)
+    """The wait of each download that has taken seconds or failed, by URL."""
 
     def fetch(
         self, number: int, dataset: Dataset, info: ShardInfo, *, wait: bool = True
@@ -80,7 +97,8 @@ class Fetcher:
                     "run again"
                 )
             url = join_url(dataset.url, info.stored.name)
-            with locked(lock_path(path), wait=wait, what=f"download {redact(url)}") as is_held:
+            what = partial(self._describe_lock, url)
+            with locked(lock_path(path), wait=wait, what=what) as is_held:
                 if not is_held:
                     return None
                 if not self._is_valid(path, info):
@@ -90,9 +108,20 @@ class Fetcher:
         return path
 
     def describe(self, dataset: Dataset, info: ShardInfo) -> str:
-        """Describe the download of a shard for a message, with its last error, if any."""
+        """Describe the download of a shard, and what it waits for, for a message."""
         url = join_url(dataset.url, info.stored.name)
-        return f"downloading {redact(url)}{self._failed.get(url, '')}"
+        wait = self._waits.get(url)
+        return f"downloading {redact(url)}" + (f" ({wait})" if wait else "")
+
+    def _describe_lock(self, url: str) -> str:
+        """Describe the wait for a shard that another process downloads.
+
+        Threads of this process may hold the locks that the other process waits for, so the longest
+        of their own waits is added.
+        """
+        own = next(iter(list(self._waits.items())), None)
+        here = f"; this process is downloading {redact(own[0])} ({own[1]})" if own else ""
+        return f"download {redact(url)}{here}"
 
     def discard(self, path: Path, info: ShardInfo) -> None:
         """Remove a shard if its size or header is still invalid.
@@ -136,15 +165,10 @@ class Fetcher:
         try:
             self._download(folder, dataset, info)
         finally:
-            self._failed.pop(url, None)
+            self._waits.pop(url, None)
 
     def _download(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
         path, url = folder / info.raw.name, join_url(dataset.url, info.stored.name)
-
-        def note_failure(attempts: int, error: str) -> None:
-            self.traffic.count_retry()
-            self._failed[url] = f" (attempt {attempts + 1}; attempt {attempts} failed: {error})"
-            refresh()
 
         began = time.monotonic()
         with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
@@ -156,7 +180,7 @@ class Fetcher:
                     self.retry,
                     checks_hash=self.verify != OFF,
                     count_bytes=self.traffic.count_bytes,
-                    on_retry=note_failure,
+                    watch=_Watch(url, self.traffic, self._waits),
                 )
                 if fault is None:
                     file.flush()

@@ -29,14 +29,13 @@ from cloudload.errors import CacheError
 from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
-from cloudload.system.file_locks import locked
+from cloudload.system.file_locks import locked, remove_if_orphaned
 from cloudload.system.temp_files import (
     PART_SUFFIX,
     TAG,
     is_temporary,
     lock_path,
     partial_file,
-    target_of,
 )
 
 ORDERS_FOLDER = "orders"
@@ -115,7 +114,7 @@ def _make_room(root: Path, size: int, limit_bytes: int) -> None:
     parts = [
         (path, found)
         for path, found in files
-        if path.suffix == PART_SUFFIX and not _remove_if_orphaned(path)
+        if path.suffix == PART_SUFFIX and not remove_if_orphaned(path)
     ]
     shards = [(path, found) for path, found in files if not is_temporary(path)]
     used = sum(found.st_size for _, found in parts + shards)
@@ -138,18 +137,8 @@ def sweep(root: Path) -> None:
     """Remove the partial files and locks that killed processes left among shards and orders."""
     for path in _own_files(root, ["", ORDERS_FOLDER]):
         if is_temporary(path):
-            _remove_if_orphaned(path)
-    _remove_if_orphaned(lock_path(root / "space"))
-
-
-def _remove_if_orphaned(path: Path) -> bool:
-    """Remove a partial file or a lock unless its lock is held; return whether it was removed."""
-    lock = lock_path(target_of(path))
-    with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
-        if is_free and path.suffix == PART_SUFFIX:
-            path.unlink(missing_ok=True)
-        return is_free
-    return False  # the lock cannot be opened, for example in another user's folder
+            remove_if_orphaned(path)
+    remove_if_orphaned(lock_path(root / "space"))
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:

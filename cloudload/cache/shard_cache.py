@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
+from cloudload.arrays import Ints
 from cloudload.cache.counters import TrafficCounter
 from cloudload.cache.fetch import Fetcher
 from cloudload.cache.republished import check_in_place
@@ -61,9 +62,10 @@ class ShardCache:
         limit_bytes: int | None = None,
         threads: int = 4,
         verify: str,
+        retries: Ints | None = None,
     ) -> None:
         self._corpus, self._verify, self._limit_bytes = corpus, verify, limit_bytes
-        self.traffic = TrafficCounter()
+        self.traffic = TrafficCounter(retries)
         self._fetcher = Fetcher(root, retry, limit_bytes, verify, self.traffic)
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
         self._last_check = time.monotonic()

@@ -31,6 +31,7 @@ from cloudload.cli.head import add_head
 from cloudload.cli.info import add_info
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.cli.rows import add_rows
+from cloudload.cli.words import in_words_of_options
 from cloudload.errors import CloudloadError
 
 _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
@@ -56,17 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except (CloudloadError, ValueError, OSError) as error:
-        print(f"cloudload: {_describe(error)}", file=sys.stderr)
+        print(f"cloudload: {_describe(error, options.parser)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"cloudload: interrupted. {options.after_interrupt}", file=sys.stderr)
         return 130
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: Exception, parser: argparse.ArgumentParser) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror[0].lower()}{error.strerror[1:]}: {error.filename}"
-    return str(error)
+    return in_words_of_options(str(error), parser)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NoReturn
+
+from cloudload.option_names import names_of_ours
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors suggest the command, option or choice that was meant."""
+    """A parser whose errors suggest the command, option or choice that was meant.
+
+    The parser of a command reports an unknown option itself, so that the usage is the command's.
+    """
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse the arguments. An option that the parser does not have is an error."""
+        if args is not None and not any(isinstance(each.choices, dict) for each in self._actions):
+            for word in args[: args.index("--")] if "--" in args else args:
+                name = word.partition("=")[0]
+                if name.startswith("--") and not self._has_option(name):
+                    self.error(f"unrecognized arguments: {word}")
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown and hasattr(options, "parser"):
+            options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    def _has_option(self, name: str) -> bool:
+        """Whether there is an option `name`, or one that begins with it."""
+        return any(option.startswith(name) for option in self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error, and exit with status 2."""
         wrong = re.search(r"invalid choice: '([^']+)'|unrecognized arguments: (\S+)", message)
         word = (wrong[1] or wrong[2]) if wrong else ""
-        if close := get_close_matches(word.partition("=")[0], self._list_words(), n=1):
-            message += f". Did you mean {close[0]}?"
+        if close := self._find_meant(word.partition("=")[0]):
+            message += f". Did you mean {close}?"
         super().error(message)
+
+    def _find_meant(self, word: str) -> str | None:
+        """The word of this parser that is most like `word`, or that other tools call `word`."""
+        known = self._list_words()
+        name = word.lstrip("-").replace("-", "_")
+        same = [f"--{ours.replace('_', '-')}" for ours in names_of_ours(name)]
+        found = [option for option in same if option in known and word.startswith("-")]
+        return next(iter([*found, *get_close_matches(word.lower(), known, n=1)]), None)
 
     def _list_words(self) -> list[str]:
         """The commands, options and choices of this parser and of its commands."""
@@ -52,5 +83,5 @@ def add_command(
     parser = commands.add_parser(
         name, help=help, description=description, epilog=epilog, formatter_class=layout
     )
-    parser.set_defaults(run=run, after_interrupt=after_interrupt)
+    parser.set_defaults(run=run, after_interrupt=after_interrupt, parser=parser)
     return parser

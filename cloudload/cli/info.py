@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cloudload.inspect import ColumnInfo, DatasetInfo, Distribution
 
 _BAR_WIDTH = 40
+_FEWEST_DRAWN = 5
 _EXAMPLE = """\
 Counts, bytes, columns, compression and hashes come from the index and are exact. The sizes of
 samples come from a few shards (--sample), of which only the first bytes are fetched.
@@ -99,14 +100,17 @@ def _count(shards_of: Mapping[str, int], num_shards: int) -> str:
 
 
 def _draw(title: str, found: Distribution | None, source: str) -> Iterator[str]:
-    """Draw a distribution: its quantiles, and a bar for each bin if there are several."""
+    """Draw a distribution: its quantiles, and a bar for each bin if there are several values."""
     if found is None:
         return
     yield f"\n  {title}{source}"
+    if found.least == found.most:
+        yield f"    {found.most:,}" + (f" in each of {found.count:,}" if found.count > 1 else "")
+        return
     yield (
         f"    {found.least:,} to {found.most:,}, median {found.median:,}, mean {found.mean:,.1f}"
     )
-    if len(found.bins) == 1:
+    if len(found.bins) == 1 or found.count < _FEWEST_DRAWN:
         return
     ranges = [f"{each.start:,} to {each.stop - 1:,}" for each in found.bins]
     most = max(each.count for each in found.bins)

@@ -27,7 +27,8 @@ _START_LOGGERS = tuple(
 _SHOWN_CHARACTERS = 160
 _TRACE_EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. In
-an endless run, --row is much faster for a few steps, because it reads one lane per step.
+an endless run, --row with a single row is much faster for a few steps, because it reads one lane
+per step.
 
 If the run was resumed from that state with another seq_len, mixture or other options, also pass a
 state saved after the resume, which has the new options. Steps between two states start at the
@@ -62,7 +63,8 @@ def add_trace(commands: Commands) -> None:
     add = parser.add_argument
     steps = "steps from A up to, but not including, B; or a single step"
     add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
-    add("--row", type=int, metavar="R", help="only this row of each global batch, from 0")
+    row = "only these rows of each global batch, from 0: from A up to, but not including, B; or one"
+    add("--row", type=parse_rows, metavar="A:B", help=row)
     add("--full", action="store_true", help="print the full text, not only its beginning")
 
 
@@ -113,14 +115,23 @@ def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 
 
 def parse_steps(text: str) -> range:
     """Parse `A:B` or a single step."""
+    return _parse_range(text, "step")
+
+
+def parse_rows(text: str) -> range:
+    """Parse `A:B` or a single row."""
+    return _parse_range(text, "row")
+
+
+def _parse_range(text: str, noun: str) -> range:
     first, colon, stop = text.partition(":")
     try:
-        steps = range(int(first), int(stop) if colon else int(first) + 1)
+        found = range(int(first), int(stop) if colon else int(first) + 1)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a single step") from None
-    if not steps:
-        raise argparse.ArgumentTypeError(f"{text!r} has no steps; B must be above A")
-    return steps
+        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a single {noun}") from None
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} has no {noun}s; B must be above A")
+    return found
 
 
 def _sample(text: str) -> tuple[int, int]:

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudload.cli.command import add_command
-from cloudload.cli.provenance import add_run_options, open_runs_of, parse_steps, without_start_log
+from cloudload.cli.provenance import (
+    add_run_options,
+    open_runs_of,
+    parse_rows,
+    parse_steps,
+    without_start_log,
+)
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -47,7 +53,7 @@ def add_rows(commands: Commands) -> None:
     steps = "steps from A up to, but not including, B; or a single step"
     add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
     row = "only these rows of each global batch, from 0 (default: all)"
-    add("--row", type=_row_range, metavar="A:B", help=row)
+    add("--row", type=parse_rows, metavar="A:B", help=row)
     add("--mask-edges", action="store_true", help="mask labels as the loader's mask_edges does")
     yaml = "start the run that an llm-foundry training YAML describes, instead of a state"
     add("--yaml", metavar="FILE", type=Path, help=yaml)
@@ -55,17 +61,6 @@ def add_rows(commands: Commands) -> None:
     add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
     out = "file to write (default: rows.html)"
     add("--out", type=Path, default=Path("rows.html"), metavar="FILE", help=out)
-
-
-def _row_range(text: str) -> range:
-    first, colon, stop = text.partition(":")
-    try:
-        rows = range(int(first), int(stop) if colon else int(first) + 1)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a single row") from None
-    if not rows:
-        raise argparse.ArgumentTypeError(f"{text!r} has no rows; B must be above A")
-    return rows
 
 
 @without_start_log()

@@ -164,7 +164,10 @@ class CodeDigest:
                 yield from (name, self._digest(item, f"{cls.__name__}.{name}"))
 
     def _is_own(self, value: Any) -> bool:
-        """Whether code counts by its content: it is of the function's package, or not installed."""
+        """Whether to hash the content of a module or of what defines `value`, not only its name.
+
+        This is the case in the package of the function, and in any module that is not installed.
+        """
         name = value.__name__ if isinstance(value, ModuleType) else module_of(value)
         if name.partition(".")[0] == self._package:
             return True

@@ -55,9 +55,10 @@ class DeliveryConfig:
     """The library that encodes text: `hf`, `fastokens`, or `auto`. Before fastokens is used,
     checks compare its token IDs with hf's. If a check fails, `fastokens` raises an error, and
     `auto` uses hf, which is many times slower, and logs a warning."""
-    num_workers: int = 4
+    num_workers: int | None = None
     """Number of worker processes of each loader. At most one is used for each lane of its rank.
-    With 0, the training process does the work."""
+    With 0, the training process does the work. By default 4, or the number of cores per rank of the
+    node if it is less."""
     prefetch_batches: int = 4
     """Number of batches that worker processes read ahead of the training loop. They may read more,
     because they read whole blocks of batches, and at least two blocks."""
@@ -115,7 +116,8 @@ class DeliveryConfig:
             object.__setattr__(self, "local", os.fspath(self.local))
         for name in ("batch_size", "prefetch_batches", "download_threads", "exchange_every"):
             check_positive(name, getattr(self, name))
-        check_count("num_workers", self.num_workers)
+        if self.num_workers is not None:
+            check_count("num_workers", self.num_workers)
         check_choice("tail", self.tail, TAILS)
         for name in ("mask_edges", "pin_memory"):
             check_choice(name, getattr(self, name), (True, False))
@@ -152,6 +154,11 @@ class DeliveryConfig:
                 f"lengths is {self.lengths!r}. Use auto, require, off, or a URL or folder"
             )
         object.__setattr__(self, "lengths", place)
+
+    @property
+    def has_worker_processes(self) -> bool:
+        """Whether other processes make the rows."""
+        return self.num_workers != 0
 
     def cache_limit_bytes(self) -> int | None:
         """The cache limit in bytes, or None. Raises `ValueError` if it is not a size."""

@@ -43,7 +43,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
 def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
     """Raise `ValueError` if batches do not fit in memory, before any is allocated."""
     tokens = delivery.batch_size * rows.seq_len
-    ahead = delivery.prefetch_batches if delivery.num_workers else 1
+    ahead = delivery.prefetch_batches if delivery.has_worker_processes else 1
     needed = tokens * (_BATCH_BYTES_PER_TOKEN + ahead * _BLOCK_BYTES_PER_TOKEN)
     if needed > (total := total_memory_bytes()):
         raise ValueError(

@@ -30,10 +30,12 @@ from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.readers.webdataset import WebDatasetUnit
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.saved_datasets import select_saved_files
-from cloudload.errors import ConvertError
+from cloudload.errors import ConvertError, StoreError
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
-from cloudload.storage.base import StoredObject
+from cloudload.storage.base import Retry, StoredObject
 from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
+from cloudload.storage.hub import check_connection
+from cloudload.storage.nearby import explain_nothing, raise_if_nothing
 from cloudload.storage.objects import list_objects
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location, is_local, local_path
@@ -163,6 +165,8 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         raise ConvertError(
             f"reading {shown} needs the datasets package. Run: pip install 'cloudload[datasets]'"
         ) from None
+    if not Path(name).exists():
+        check_connection()
     chosen = query.get("split", [split or "train"])[0]
     try:
         loaded = datasets.load_dataset(
@@ -188,6 +192,15 @@ def _root_of(location: str) -> str:
     return folder_before_wildcard(location) if is_glob(location) else location.rstrip("/")
 
 
+def _list_input(root: str) -> list[StoredObject]:
+    try:
+        return list_objects(root)
+    except StoreError as error:
+        what = f"read the input {redact(root)}"
+        raise_if_nothing(error, root, what, noun="file or folder", retry=Retry())
+        raise
+
+
 def _find_files(location: str) -> tuple[str, list[tuple[str, str, int]], dict[str, str]]:
     """Find the files at a path, folder or glob.
 
@@ -200,16 +213,16 @@ def _find_files(location: str) -> tuple[str, list[tuple[str, str, int]], dict[st
     root = _root_of(location)
     pattern = glob_pattern(location) if is_glob(location) else None
     files, tags = [], {}
-    for item in list_objects(root):
+    for item in _list_input(root):
         name = name_below(item.url, root)
         if (_is_hidden(name) and item.url != root) or (pattern and not pattern.fullmatch(item.url)):
             continue
         files.append((item.url, name, item.bytes))
         tags[item.url] = item.tag
     if not files:
-        raise ConvertError(
-            f"no files in {redact(location)}. Check the location (hidden files are skipped)"
-        )
+        reason = None if pattern else explain_nothing(root, "file or folder", Retry())
+        reason = reason or "Check the location (hidden files are skipped)"
+        raise ConvertError(f"no files in {redact(location)}. {reason[0].upper()}{reason[1:]}")
     return root, files, tags
 
 

@@ -33,7 +33,7 @@ from cloudload.system.activity import doing
 _FIRST_CAPACITY = 1 << 10
 _LATE_RANK = (
     "waiting for another rank. The rows of this rank are ready. The late rank is one that does not "
-    "log this line"
+    "log this line. Gives up after {:,g} s (exchange_timeout_s)"
 )
 
 
@@ -117,7 +117,7 @@ class DistributedExchange(Exchange):
 
         def finish() -> list[Ints]:
             try:
-                with doing(_LATE_RANK):
+                with doing(_LATE_RANK.format(self._timeout.total_seconds())):
                     work.wait()
             except RuntimeError as error:
                 raise RanksDisagreeError(

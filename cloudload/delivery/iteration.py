@@ -29,6 +29,7 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch
+from cloudload.cache.counters import RetryCounts
 from cloudload.delivery import tail_exchange
 from cloudload.delivery.collate import join_blocks
 from cloudload.delivery.exchange import Exchange
@@ -48,7 +49,7 @@ from cloudload.run.position import LaneLog, Position
 from cloudload.workers.block import Block
 from cloudload.workers.plan import InTail, Measuring, Plan
 
-OpenBlocks = Callable[[Plan], Iterator[list[Block]]]
+OpenBlocks = Callable[[Plan, RetryCounts], Iterator[list[Block]]]
 """Starts the workers of a plan, and repeatedly yields one block of each worker."""
 
 
@@ -259,7 +260,9 @@ class Iteration(Iterator[Batch]):
         return True
 
     def _open_plan(self, plan: Plan) -> None:
-        self._blocks = self._open_blocks(plan)
+        retries = RetryCounts(plan.num_workers)
+        self._log.meter.begin_iteration(retries.total)
+        self._blocks = self._open_blocks(plan, retries)
         # `finalize` also runs at interpreter exit, while modules still have their globals
         self._end_workers = weakref.finalize(self, _close_blocks, self._blocks)
 

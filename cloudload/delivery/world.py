@@ -10,6 +10,8 @@ import numpy as np
 
 from cloudload.arrays import divisors
 
+_MOST_DEFAULT_WORKERS = 4
+
 # ---------------------------------------------------------------- ranks and workers
 
 
@@ -123,6 +125,23 @@ def _environment_number(name: str, default: int) -> int:
     return int(text) if text else default
 
 
+def count_cores() -> tuple[int, int]:
+    """Count the cores that this process may use, and those of the node."""
+    return len(os.sched_getaffinity(0)), os.cpu_count() or 1
+
+
+def default_num_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:
+    """The number of workers of each rank if the user gives none: 4, or fewer on few cores.
+
+    The arguments are those of `explain_few_cores`. The number affects only the speed.
+    """
+    return min(_MOST_DEFAULT_WORKERS, _most_workers(num_ranks, own_cores, node_cores))
+
+
+def _most_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:
+    return max(1, min(own_cores, node_cores // num_ranks))
+
+
 def explain_few_cores(
     num_workers: int, num_ranks: int, own_cores: int, node_cores: int
 ) -> str | None:
@@ -134,11 +153,10 @@ def explain_few_cores(
     if num_workers <= own_cores and num_workers * num_ranks <= node_cores:
         return None
     ranks = f" in each of {num_ranks} ranks on a node" if num_ranks > 1 else ""
-    most = max(1, min(own_cores, node_cores // num_ranks))
     return (
         f"num_workers is {num_workers}{ranks}, but this process may use {own_cores} cores, and the "
         f"node has {node_cores}. Workers then slow each other and the training process down. Use "
-        f"num_workers={most}"
+        f"num_workers={_most_workers(num_ranks, own_cores, node_cores)}"
     )
 
 

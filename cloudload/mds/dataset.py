@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
 from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
 from cloudload.storage.base import Retry
+from cloudload.storage.nearby import raise_if_nothing
 from cloudload.storage.objects import read_object_version
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url
@@ -177,7 +179,13 @@ def read_index(stream: Stream, retry: Retry) -> tuple[bytes, Version]:
     try:
         return read_object_version(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
     except StoreError as error:
-        if not error.is_missing or (reason := explain_not_a_dataset(stream, retry)) is None:
+        if not error.is_missing:
+            raise
+        if (reason := explain_not_a_dataset(stream, retry)) is None:
+            what = f"read the dataset in {redact(stream.url)}"
+            advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
+            advice += shlex.quote(redact(stream.url))
+            raise_if_nothing(error, stream.url, what, noun="folder", retry=retry, advice=advice)
             raise
     raise DatasetError(reason)
 

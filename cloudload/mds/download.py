@@ -23,7 +23,7 @@ from cloudload.mds.index import FileInfo, ShardInfo
 from cloudload.mds.shard import REPAIR_ADVICE, Shard
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import download_object_version
-from cloudload.storage.retries import OnRetry
+from cloudload.storage.retries import Watch
 from cloudload.storage.versions import Version
 
 
@@ -42,18 +42,18 @@ def download_shard(
     *,
     checks_hash: bool,
     count_bytes: Callable[[int], None],
-    on_retry: OnRetry | None = None,
+    watch: Watch | None = None,
 ) -> Download:
     """Download a shard, and write its raw bytes to `file`.
 
     Checks the sizes, and the hash if `checks_hash` is True, but not the header. Passes the number
-    of downloaded bytes to `count_bytes`, even if there is a fault. A caller that passes `on_retry`
+    of downloaded bytes to `count_bytes`, even if there is a fault. A caller that passes `watch`
     reports its own waits; see `storage.retries`. Raises `StoreError` if the
     download fails.
     """
     file.seek(0)
     target = file if info.zipped is None else io.BytesIO()
-    version = download_object_version(url, target, retry, info.stored.bytes, on_retry)
+    version = download_object_version(url, target, retry, info.stored.bytes, watch)
     count_bytes(target.tell())
     fault = _check_file(target, info.stored, checks_hash)
     if isinstance(target, io.BytesIO) and fault is None:

@@ -1,28 +1,49 @@
-"""List the documents in given steps, or in one row of each step."""
+"""List the documents in given steps, or in some rows of each step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from cloudload.batch import Batch
 from cloudload.loader import CloudLoader
+from cloudload.packing.tables import SPAN_ROW
 from cloudload.provenance.state_run import Run, open_lane
 from cloudload.workers.trace import TracedSpan
 
 
 def trace_steps(
-    run: Run, steps: range, row: int | None = None, **delivery: Any
+    run: Run, steps: range, row: int | Sequence[int] | None = None, **delivery: Any
 ) -> Iterator[tuple[int, list[TracedSpan]]]:
     """Yield (step, spans) for each of `steps`, or fewer if the data ends first.
 
-    `steps` must be consecutive. With `row` (from 0), yields only the spans in that row of the
-    global batch. In an endless run, this reads one lane per step. `delivery` are options of
-    `DeliveryConfig`. Raises `ValueError` for a row that a step does not have, and for a step that
-    is not after the state. Also raises the errors of `Run.loader`.
+    `steps` must be consecutive. With `row` (from 0), yields only the spans in that row, or in these
+    rows, of the global batch. In an endless run, a single row reads one lane per step. `delivery`
+    are options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not have, and
+    for a step that is not after the state. Also raises the errors of `Run.loader`.
     """
-    for step, loader, batch, place in read_steps(run, steps, row, delivery):
-        yield step, loader.trace(batch, place)
+    rows = [row] if isinstance(row, int) else row
+    only = check_rows(run, rows)
+    for step, loader, batch, place in read_steps(run, steps, only, delivery):
+        spans = batch.spans
+        if place is not None:
+            spans = spans[spans[:, SPAN_ROW] == place]
+        elif rows is not None:
+            spans = spans[np.isin(spans[:, SPAN_ROW], list(rows))]
+        yield step, loader.open_tracer().trace(spans, batch.rows)
+
+
+def check_rows(run: Run, rows: Sequence[int] | None) -> int | None:
+    """Return the only one of `rows`, or None if they are not exactly one.
+
+    Raises `ValueError` for a row that a global batch does not have.
+    """
+    for row in rows or ():
+        if not 0 <= row < run.global_batch:
+            raise ValueError(f"row is {row}. Use 0 to {run.global_batch - 1}, the rows of a step")
+    return rows[0] if rows is not None and len(rows) == 1 else None
 
 
 def read_steps(
@@ -32,8 +53,6 @@ def read_steps(
 
     The row is None if `row` is. Each batch is valid until the next one is requested.
     """
-    if row is not None and not 0 <= row < run.global_batch:
-        raise ValueError(f"row is {row}. Use 0 to {run.global_batch - 1}, the rows of a step")
     if row is None or run.arguments["epochs"] is not None:
         yield from _read_in_turn(run, steps, row, delivery)
         return

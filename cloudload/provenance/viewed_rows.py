@@ -16,7 +16,7 @@ from cloudload.arrays import Ints, Tokens
 from cloudload.batch import Batch
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import SPAN_ROW
-from cloudload.provenance.rows import read_steps
+from cloudload.provenance.rows import check_rows, read_steps
 from cloudload.provenance.state_run import Run
 from cloudload.tokenization.token_texts import TokenTexts
 from cloudload.workers.trace import TracedSpan, WholeDocument
@@ -97,10 +97,7 @@ def view_rows(
     are other options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not have,
     and for a step that is not after the state. Also raises the errors of `Run.loader`.
     """
-    for row in rows or ():
-        if not 0 <= row < run.global_batch:
-            raise ValueError(f"row is {row}. Use 0 to {run.global_batch - 1}, the rows of a step")
-    only = rows[0] if rows is not None and len(rows) == 1 else None
+    only = check_rows(run, rows)
     options = {**delivery, "mask_edges": mask_edges, "fields": ["position_ids"]}
     token_texts: TokenTexts | None = None
     for step, loader, batch, place in read_steps(run, steps, only, options):

@@ -17,6 +17,7 @@ from cloudload.storage.clients import (
     failure_kind_of_any,
     skip_bytes,
 )
+from cloudload.storage.hub import check_connection
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 from cloudload.storage.versions import Version, version_of_details, version_of_headers
@@ -134,13 +135,15 @@ def _tag(info: Mapping[str, Any]) -> str:
 def _resolve(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the URL's path in it.
 
-    Raises `StoreError` if the scheme is unknown, its package is missing, or its settings are
-    invalid.
+    Raises `StoreError` if the scheme is unknown, its package is missing, its settings are invalid,
+    or the Hugging Face Hub cannot be reached.
     """
     try:
         import fsspec
 
         filesystem, path = fsspec.core.url_to_fs(url)
+        if type(filesystem).__module__.startswith("huggingface_hub."):
+            check_connection()
         return filesystem, str(path)
     except (ImportError, ValueError) as error:
         raise StoreError(

@@ -30,7 +30,7 @@ from typing import BinaryIO
 
 from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
 from cloudload.storage.registry import backend_of
-from cloudload.storage.retries import OnRetry, TargetError, retrying
+from cloudload.storage.retries import TargetError, Watch, retrying
 from cloudload.storage.versions import UNKNOWN, Version
 from cloudload.system.temp_files import scratch_file
 
@@ -57,7 +57,7 @@ def download_object(
     target: BinaryIO,
     retry: Retry | None = None,
     most_bytes: int | None = None,
-    on_retry: OnRetry | None = None,
+    watch: Watch | None = None,
     *,
     start: int = 0,
     tag: str = "",
@@ -66,11 +66,11 @@ def download_object(
 
     `target` is truncated after the object. A retry starts over. With `most_bytes`, only the first
     `most_bytes` + 1 bytes are written, so that the caller can detect a larger object. A caller that
-    passes `on_retry` reports its own waits; see `retries`. `start` and `tag` are those of
+    passes a `watch` reports its own waits; see `retries`. `start` and `tag` are those of
     `open_object`.
     """
     place = target.tell()
-    download_object_version(url, target, retry, most_bytes, on_retry, start=start, tag=tag)
+    download_object_version(url, target, retry, most_bytes, watch, start=start, tag=tag)
     return target.tell() - place
 
 
@@ -79,7 +79,7 @@ def download_object_version(
     target: BinaryIO,
     retry: Retry | None = None,
     most_bytes: int | None = None,
-    on_retry: OnRetry | None = None,
+    watch: Watch | None = None,
     *,
     start: int = 0,
     tag: str = "",
@@ -115,7 +115,7 @@ def download_object_version(
             return source.version
 
     try:
-        return retrying("read", url, backend, retry, attempt, on_retry=on_retry)
+        return retrying("read", url, backend, retry, attempt, watch=watch)
     except TargetError as failure:
         raise failure.error from None
     finally:

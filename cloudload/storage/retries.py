@@ -4,9 +4,9 @@
     └── 3 s of refused connections or unknown hosts, 5 s without data ──► WARNING, at 6 s, 12 s, …
 
 A failed attempt is logged at INFO if it is the first, second, fourth, eighth, and so on. If a
-caller passes `on_retry`, it reports its own waits, so only refused connections and unknown hosts
-are warnings. A warning names the endpoint and the setting it came from. Requests of a process that
-wait for the same endpoint share their warnings.
+caller passes a `Watch`, it reports the waits, so only refused connections and unknown hosts are
+warnings. A warning names the endpoint and the setting it came from. Requests of a process that wait
+for the same endpoint share their warnings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from cloudload.errors import FailureKind, StoreError
@@ -30,8 +30,19 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-OnRetry = Callable[[int, str], object]
-"""Called before each retry, with the number of failed attempts and the last error."""
+
+class Watch(Protocol):
+    """Watches a request, for a caller that reports its waits."""
+
+    def count_retry(self) -> object:
+        """Called after each failed attempt that is retried."""
+
+    def describe(self, wait: str) -> object:
+        """Called every second and after each failed attempt, with a description of the wait.
+
+        An example is `attempt 2; attempt 1 failed: ReadTimeoutError; gives up in 98 s
+        (Retry.deadline_s)`.
+        """
 
 
 class TargetError(Exception):
@@ -42,7 +53,7 @@ class TargetError(Exception):
 
 
 _LONGEST_PAUSE_S = 10.0
-_FAILING_S, _SILENT_S = 3.0, 5.0
+_SHORT_S, _FAILING_S, _SILENT_S = 2.0, 3.0, 5.0
 
 _WRONG_ADDRESS = (FailureKind.REFUSED, FailureKind.UNKNOWN_HOST)
 
@@ -88,14 +99,14 @@ def retrying(
     attempt: Callable[[Callable[[], None]], T],
     *,
     may_be_long: bool = False,
-    on_retry: OnRetry | None = None,
+    watch: Watch | None = None,
 ) -> T:
     """Return the result of `attempt`, which is retried after transient errors.
 
     `attempt` calls its argument whenever it has received data. An upload `may_be_long`: the
     deadline does not interrupt it. Raises `StoreError`.
     """
-    request = _Request(verb, url, backend, retry, on_retry)
+    request = _Request(verb, url, backend, retry, watch)
     has_no_limit = may_be_long or isinstance(backend, LocalStore)
     before: Exception | None = None
     pause_s = retry.pause_s
@@ -125,12 +136,13 @@ class _Request:
     """One request, its waits, and its log messages."""
 
     def __init__(
-        self, verb: str, url: str, backend: Backend, retry: Retry, on_retry: OnRetry | None
+        self, verb: str, url: str, backend: Backend, retry: Retry, watch: Watch | None
     ) -> None:
         self._what, self._url, self._backend = f"{verb} {redact(url)}", url, backend
-        self._deadline_s, self._on_retry = retry.deadline_s, on_retry
-        self.attempts = 0
-        self._began = time.monotonic()
+        self._deadline_s, self._watch = retry.deadline_s, watch
+        self.attempts = self._num_failed = 0
+        self._began = self._heard_at = time.monotonic()
+        """When the request began, and when it last received data."""
         self._received_at: float | None = None
         """When this attempt last received data; None if it has received none."""
         self._next_warning_s = 0.0
@@ -144,15 +156,18 @@ class _Request:
 
     def receive(self) -> None:
         """Record that data has arrived."""
-        self._received_at, self._next_warning_s = time.monotonic(), 0.0
+        self._received_at = self._heard_at = time.monotonic()
+        self._next_warning_s = 0.0
 
     def fail(self, error: BaseException, kind: FailureKind, pause_s: float) -> None:
         """Record and log a failed attempt, before a pause of `pause_s`."""
         self._received_at = None
         self._kind, self._error = kind, _explain(error)
         self._store = _name_store(self._backend, self._url, error)
-        if self._on_retry is not None:
-            self._on_retry(self.attempts, self._error)
+        self._num_failed = self.attempts
+        if self._watch is not None:
+            self._watch.count_retry()
+            self._watch.describe(self._summarize())
         if self.attempts & (self.attempts - 1) == 0:
             logger.info(
                 "cannot %s yet (attempt %d): %s. Trying again in %.1f s",
@@ -170,10 +185,12 @@ class _Request:
             self.look()
 
     def look(self) -> None:
-        """Log a warning if one is due."""
+        """Describe the wait to the watch, and log a warning if one is due."""
         now = time.monotonic()
+        if self._watch is not None:
+            self._watch.describe(self._summarize())
         waited_s = now - (self._received_at or self._began)
-        first_s = _SILENT_S if self._on_retry is None else math.inf
+        first_s = _SILENT_S if self._watch is None else math.inf
         if self._kind in _WRONG_ADDRESS and self._received_at is None:
             first_s = _FAILING_S
         due_s = max(first_s, self._next_warning_s)
@@ -186,6 +203,16 @@ class _Request:
         if by == id(self) or now - at > waited_s / 2:
             _warned[key] = id(self), now
             logger.warning("%s", self._describe_wait(waited_s))
+
+    def _summarize(self) -> str:
+        parts, failed = [], self._num_failed
+        if failed:
+            parts.append(f"attempt {failed + 1}; attempt {failed} failed: {self._error}")
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s >= _SHORT_S:
+            parts.append(f"no data for {silent_s:.0f} s")
+        parts.append(f"gives up in {max(0.0, self.left_s):.0f} s (Retry.deadline_s)")
+        return "; ".join(parts)
 
     def _describe_wait(self, waited_s: float) -> str:
         if self._kind in _WRONG_ADDRESS:

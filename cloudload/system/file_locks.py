@@ -13,12 +13,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudload.system.activity import doing
-from cloudload.system.temp_files import creation, register, unregister
+from cloudload.system.activity import Text, doing
+from cloudload.system.temp_files import (
+    PART_SUFFIX,
+    creation,
+    is_temporary,
+    lock_path,
+    register,
+    target_of,
+    unregister,
+)
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True, what: str = "") -> Iterator[bool]:
+def locked(path: Path, *, wait: bool = True, what: Text = "") -> Iterator[bool]:
     """Lock the file `path` against all other threads and processes on this node.
 
     Yields True, or False if `wait` is False and another thread or process holds the lock. A message
@@ -33,14 +41,18 @@ def locked(path: Path, *, wait: bool = True, what: str = "") -> Iterator[bool]:
             release(path, descriptor)
 
 
-def acquire(path: Path, *, wait: bool, what: str = "") -> int | None:
+def acquire(path: Path, *, wait: bool, what: Text = "") -> int | None:
     """Lock the file `path`, and return a descriptor that holds the lock until it is closed.
 
     If processes inherit the descriptor, all of them must close it. Returns None if `wait` is False
     and another thread or process holds the lock. A message about a wait says that another process
     does `what`. Raises `OSError` if the file cannot be created or locked.
     """
-    waiting = f"waiting for another process of this node to {what or f'unlock {path}'}"
+
+    def describe() -> str:
+        work = what if isinstance(what, str) else what()
+        return f"waiting for another process of this node to {work or f'unlock {path}'}"
+
     while True:
         with creation():
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -58,7 +70,7 @@ def acquire(path: Path, *, wait: bool, what: str = "") -> int | None:
                 raise
         try:
             if wait and not is_free:
-                with doing(waiting):
+                with doing(describe):
                     fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the holder deletes the file
         finally:
             os.close(descriptor)
@@ -72,6 +84,24 @@ def release(path: Path, descriptor: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     os.close(descriptor)
+
+
+def remove_if_orphaned(path: Path) -> bool:
+    """Remove a partial file or a lock unless its lock is held; return whether it was removed."""
+    lock = lock_path(target_of(path))
+    with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
+        if is_free and path.suffix == PART_SUFFIX:
+            path.unlink(missing_ok=True)
+        return is_free
+    return False  # the lock cannot be opened, for example in another user's folder
+
+
+def remove_orphans(folder: Path) -> None:
+    """Remove the partial files and locks that killed processes left in a folder, if it exists."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if is_temporary(path):
+                remove_if_orphaned(path)
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:

@@ -27,7 +27,8 @@ from typing import Any
 
 from cloudload.config.choices import AUTO, FASTOKENS, HF, NO_BACKEND
 from cloudload.errors import TokenizerError
-from cloudload.system.temp_files import partial_file
+from cloudload.system.file_locks import locked, remove_orphans
+from cloudload.system.temp_files import lock_path, partial_file
 from cloudload.tokenization.encoders import (
     encode_flat,
     is_failure,
@@ -300,6 +301,7 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
         unicodedata.unidata_version,
     )
     path = cache_root / _FOLDER / "-".join([digest, *names])
+    remove_orphans(path.parent)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found_before, _, mark = path.read_text("utf-8").partition("\n")
         if mark == _SWEPT:
@@ -319,7 +321,7 @@ def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
     # if the folder is not writable, the next process sweeps again
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial_file(path) as part:
+        with locked(lock_path(path)), partial_file(path) as part:
             part.write_text(f"{refusal or ''}\n{_SWEPT}", "utf-8")
             part.replace(path)
     return refusal

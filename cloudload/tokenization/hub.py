@@ -1,22 +1,16 @@
-"""Tokenizers by name on the Hugging Face Hub, or in its cache if the Hub cannot be reached.
-
-The Hub's own client retries for about a minute if there is no connection, so the connection is
-checked first.
-"""
+"""Tokenizers by name on the Hugging Face Hub, or in its cache if the Hub cannot be reached."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from cloudload.errors import TokenizerError
-from cloudload.storage.redaction import redact
+from cloudload.storage.hub import find_obstacle
 
 logger = logging.getLogger(__name__)
-_TIMEOUT_S = 5.0  # without a connection, names usually fail to resolve in milliseconds
 
 
 def load_by_name(name: str) -> tuple[Any, Path | None]:
@@ -43,19 +37,6 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
     return tokenizer, None
 
 
-def find_obstacle() -> str | None:
-    """Say why the Hub cannot be reached; None if it can, or if its client is set to be offline."""
-    from huggingface_hub import constants, get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return None
-    try:
-        get_session().head(constants.ENDPOINT, timeout=_TIMEOUT_S)
-    except Exception as error:  # of requests or httpx, by the version of the client
-        return f"{redact(constants.ENDPOINT)} cannot be reached ({_reason(error)})"
-    return None
-
-
 def _explain(name: str, error: Exception, obstacle: str | None) -> str:
     advice = "Pass a name on the Hugging Face Hub, a folder, or a tokenizer.json"
     if obstacle:
@@ -66,17 +47,3 @@ def _explain(name: str, error: Exception, obstacle: str | None) -> str:
         )
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
     return f"cannot load the tokenizer {name!r}: {reason}. {advice}"
-
-
-def _reason(error: BaseException) -> str:
-    """The operating system's reason for a failed connection, else the type of the error."""
-    for each in _chain(error):
-        if isinstance(each, OSError) and each.strerror:
-            return each.strerror
-    return type(error).__name__
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

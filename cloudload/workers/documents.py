@@ -291,8 +291,8 @@ def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
     return LaneDocuments(recipe, orders, reader, tokenizer, plan.lengths)
 
 
-def open_cache(plan: Plan) -> ShardCache:
-    """Open the cache for the shards of a plan's corpus."""
+def open_cache(plan: Plan, retries: Ints | None = None) -> ShardCache:
+    """Open the cache for the shards of a plan's corpus. It counts its retries in `retries`."""
     delivery = plan.delivery
     return ShardCache(
         plan.recipe.corpus,
@@ -301,4 +301,5 @@ def open_cache(plan: Plan) -> ShardCache:
         limit_bytes=delivery.cache_limit_bytes(),
         threads=delivery.download_threads,
         verify=delivery.verify,
+        retries=retries,
     )

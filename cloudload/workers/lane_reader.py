@@ -44,6 +44,7 @@ _MOST_DOCUMENTS_OF_LANE = 64
 # a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
 # documents that wait in the packers would then use more than about `_WAITING_BYTES`
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
+_MOST_EAGERNESS_OF_FILL = 2.0**40
 # with token IDs, this many documents amortize a call; reading more would only copy their tokens
 _ENOUGH_DOCUMENTS = 2_048
 
@@ -166,13 +167,13 @@ class LaneReader:
             lanes, wanted, means = lanes[short], wanted[short], means[short]
             needed = missing[short] / means
             eager = max(1.0, min(eagerness, self._enough_documents / needed.sum()))
-            numbers = np.ceil(eager * needed).astype(np.int64)
-            numbers = np.minimum(np.clip(numbers, 1, _MOST_DOCUMENTS_OF_LANE), room[short])
+            numbers = np.clip(np.ceil(eager * needed), 1, _MOST_DOCUMENTS_OF_LANE)
+            numbers = np.minimum(numbers.astype(np.int64), room[short])
             repeated = np.repeat(lanes, numbers)
             ordinals = self.next_ordinals[repeated] + count_within(numbers)
             self.next_ordinals[lanes] += numbers
             self._add(self._documents.find(repeated, ordinals), is_awaited)
-            eagerness *= 2
+            eagerness = min(2 * eagerness, _MOST_EAGERNESS_OF_FILL)
 
     def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
         """Read and pack documents. `again` means that a saved residue has them."""

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from cloudload.cache.counters import RetryCounts
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.system.activity import doing, published
 from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
@@ -59,13 +60,15 @@ class Memory:
     slots_each: int
     activities: SharedMemoryRing
     """A slot for the text of each worker's current activity."""
+    retries: RetryCounts
 
     @staticmethod
-    def of(plan: Plan) -> Memory:
+    def of(plan: Plan, retries: RetryCounts) -> Memory:
         # one slot for the block in use, and at least two for the blocks ahead of it
         slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
         blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
-        return Memory(blocks, slots_each, SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES))
+        activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)
+        return Memory(blocks, slots_each, activities, retries)
 
     def slots(self, worker: int, await_free: Callable[[], object]) -> Slots:
         """The slots for the blocks of one worker."""
@@ -101,7 +104,16 @@ class WorkerProcess:
         """Describe the worker and its current activity, for a message."""
         pid, doing_now = self._process.pid, self._activities.read_text(self._number)
         now = "stopped (SIGSTOP)" if pid is not None and is_stopped(pid) else doing_now
-        return f"worker {self._number} (process {pid}) is {now}"
+        return f"worker {self._number} (process {pid}) is {now}{self._describe_other(now)}"
+
+    def _describe_other(self, now: str) -> str:
+        """If this worker waits for another process, describe a worker that downloads, if any."""
+        if not now.startswith("waiting for another process") or "downloading" in now:
+            return ""
+        for number in range(self._activities.num_slots):
+            if "downloading" in (text := self._activities.read_text(number)):
+                return f"; worker {number} is {text}"
+        return ""
 
     def _begin(self) -> None:
         self._activities.write_text(self._number, "starting")
@@ -258,7 +270,8 @@ def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None
     try:
         plan = connection.recv() if plan is None else plan
         with published(partial(memory.activities.write_text, number), "making its next rows"):
-            for packed in map(slots.pack, read_blocks(plan, number, slots.new_tokens)):
+            blocks = read_blocks(plan, number, memory.retries.of(number), slots.new_tokens)
+            for packed in map(slots.pack, blocks):
                 connection.send(packed)
         connection.send(None)
     except (EOFError, ConnectionError):
@@ -270,9 +283,10 @@ def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None
         connection.send(_Failed(traceback.format_exc()))
 
 
-def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
+def inline_blocks(plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
     """Yield one block from each worker, repeatedly. The workers run in this process."""
-    workers = [read_blocks(plan, worker) for worker in range(plan.num_workers)]
+    numbers = range(plan.num_workers)
+    workers = [read_blocks(plan, worker, retries.of(worker)) for worker in numbers]
     try:
         while True:
             yield [next(worker) for worker in workers]
@@ -281,7 +295,7 @@ def inline_blocks(plan: Plan) -> Iterator[list[Block]]:
             worker.close()  # type: ignore[attr-defined]
 
 
-def process_blocks(plan: Plan) -> Iterator[list[Block]]:
+def process_blocks(plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
     """Yield one block of each worker, repeatedly, from worker processes that run ahead.
 
         worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
@@ -289,7 +303,7 @@ def process_blocks(plan: Plan) -> Iterator[list[Block]]:
 
     The tokens of a block are valid until the next blocks are requested.
     """
-    memory = Memory.of(plan)
+    memory = Memory.of(plan, retries)
     workers: list[WorkerProcess] = []
     try:
         with doing("starting worker processes", grace_s=_START_GRACE_S):

@@ -27,18 +27,20 @@ NewTokens = Callable[[int, int], Tokens]
 """Allocates an uninitialized array for tokens: int32 [rows, seq_len]."""
 
 
-def read_blocks(plan: Plan, worker: int, new_tokens: NewTokens | None = None) -> Iterator[Block]:
+def read_blocks(
+    plan: Plan, worker: int, retries: Ints, new_tokens: NewTokens | None = None
+) -> Iterator[Block]:
     """Yield the blocks of one worker. The k-th blocks of all workers cover the same batches.
 
     The blocks never end, except in the phase `Measuring`, which has one block of sizes. Blocks of
     replayed rows are first. They have cursors but no tokens. The first block after them has one
     batch, so that training starts early, and each later one has twice as many as the one before, up
-    to `Plan.batches_at_once`.
+    to `Plan.batches_at_once`. Retries of requests to the store are counted in `retries`, int64 [1].
 
     Raises `StreamChangedError` if the plan's position does not match the documents, `DatasetError`
     if an endless lane finds no tokens, and the errors of `LaneDocuments.find` and `read`.
     """
-    cache = open_cache(plan)
+    cache = open_cache(plan, retries)
     try:
         yield from _Worker(plan, worker, cache, new_tokens or _new_tokens).blocks()
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,35 @@ def test_the_reference_has_the_help_of_every_command() -> None:
 def test_a_listing_of_a_docstring_becomes_a_table() -> None:
     page = docs_site.fill_markers("<!-- generated: docstring cloudload.run.state -->")
     assert "| `table_rows` | " in page
-    assert "generated" not in page
+
+
+def test_the_pages_in_the_repository_hold_their_generated_text() -> None:
+    assert not docs_site.list_outdated(), "run python -m scripts.docs_site"
+    marked = [path for path in (ROOT / "docs").rglob("*.md") if "<!-- gen" in path.read_text()]
+    assert len(marked) >= 5
+    for path in marked:
+        # what a reader of the file sees, without comments and tags
+        text = re.sub(r"<[^>]*>", "", path.read_text("utf-8"))
+        assert "{ #" not in text
+    assert "--shard-bytes SIZE" in (ROOT / "docs/reference/cli.md").read_text("utf-8")
+
+
+def test_old_and_edited_texts_are_generated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    marker = "<!-- generated: options Retry -->"
+    page.write_text(f"# Title\n\n{marker}\n\nBetween.\n\n{marker}\n\nold\n\n<!-- end -->\n\nEnd.\n")
+    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
+    assert docs_site.main(["--check"]) == 1
+    assert "page.md is out of date. Run python -m scripts.docs_site" in capsys.readouterr().err
+    assert docs_site.main([]) == 0
+    assert docs_site.main(["--check"]) == 0
+    text = page.read_text()
+    assert "old" not in text
+    assert text.count("`deadline_s`") == 2
+    assert text.index("Between.") < text.rindex("`deadline_s`") < text.index("End.")
 
 
 @pytest.mark.parametrize(

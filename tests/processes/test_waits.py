@@ -14,7 +14,9 @@ from cloudload.cache.folder import dataset_folder
 from cloudload.system.file_locks import acquire, release
 from cloudload.system.temp_files import lock_path, make_folder
 from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.loaders import make_loader
+from tests.support.patience import PATIENT
 from tests.support.processes import children_of
 from tests.support.stalls import ended_by, report_early
 from tests.support.torchrun import Corpus, Run, launch
@@ -85,6 +87,19 @@ def test_a_shard_that_another_process_downloads_is_named(
         what = f"waiting for another process of this node to download {data}/shard.00000.mds.zstd"
         with ended_by(caplog, what, lambda: release(lock_path(shard), descriptor)):
             next(iter(loader))
+
+
+def test_of_two_workers_that_wait_for_each_other_the_download_is_named(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_mds(s3_url, random_documents(5, 20))
+    s3_proxy.set_faults([Fault("GET .*shard", "reset")])
+    # the documents of both workers are in the only shard
+    with (
+        make_loader(data, local=tmp_path, num_workers=2, retry=PATIENT) as loader,
+        ended_by(caplog, " failed: Connection", lambda: s3_proxy.set_faults([])),
+    ):
+        next(iter(loader))
 
 
 def test_an_order_that_another_process_builds_is_named(

@@ -75,6 +75,15 @@ def test_later_steps_are_traced_from_a_state_as_they_were_consumed(
                 for step in steps
             ]
             assert [spans for _, spans in of_row] == wanted
+        of_rows = trace_steps(run, steps, range(1, 3), local=loader.plan().cache_root)
+        assert [spans for _, spans in of_rows] == [
+            [
+                s
+                for s in expected[step - 1]
+                if (step - 1) * BATCH + 1 <= s.row < (step - 1) * BATCH + 3
+            ]
+            for step in steps
+        ]
     with pytest.raises(
         ValueError, match="step 7 is not after the state, which was saved after step 7"
     ):

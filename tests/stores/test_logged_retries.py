@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 
 import pytest
 
@@ -44,19 +45,41 @@ def test_retries_are_logged_at_first_and_then_rarely(
     assert messages(caplog, logging.WARNING) == []
 
 
+class Watched:
+    """A watch that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.retries, self.told = 0, list[str]()
+
+    def count_retry(self) -> None:
+        self.retries += 1
+
+    def describe(self, wait: str) -> None:
+        self.told.append(wait)
+
+
 def test_a_caller_counts_the_retries(faulty: tuple[str, FaultProxy]) -> None:
     url, proxy = faulty
     write_object(join_url(url, "key"), b"data")
     proxy.set_faults([Fault("GET .*key", "reset", times=3)])
 
-    retries: list[int] = []
-    download_object(
-        join_url(url, "key"),
-        io.BytesIO(),
-        PATIENT,
-        on_retry=lambda number, _: retries.append(number),
-    )
-    assert retries == [1, 2, 3]
+    watch = Watched()
+    download_object(join_url(url, "key"), io.BytesIO(), PATIENT, watch=watch)
+    assert watch.retries == 3
+    told = [text for text in watch.told if "failed" in text]
+    attempts = list(dict.fromkeys(text.partition(" failed: Connection")[0] for text in told))
+    assert attempts == [f"attempt {number + 1}; attempt {number}" for number in (1, 2, 3)]
+    assert all(re.search(r"; gives up in \d+ s \(Retry.deadline_s\)$", text) for text in told)
+
+
+def test_a_caller_hears_of_silence(faulty: tuple[str, FaultProxy]) -> None:
+    url, proxy = faulty
+    write_object(join_url(url, "key"), os.urandom(300_000))
+    proxy.set_faults([Fault("GET .*key", "stall", times=1, seconds=4, at=100_000)])
+    watch = Watched()
+    download_object(join_url(url, "key"), io.BytesIO(), LONG, watch=watch)
+    silent = [text for text in watch.told if text.startswith("no data for ")]
+    assert re.fullmatch(r"no data for \d s; gives up in \d+ s \(Retry.deadline_s\)", silent[0])
 
 
 @pytest.mark.parametrize("action", ["delay", "stall"])

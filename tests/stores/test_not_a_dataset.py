@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, FromStart, Stream, cli
-from cloudload.errors import DatasetError, StoreError
+from cloudload import CloudLoader, FromStart, Stream, cli, convert_to_mds
+from cloudload.errors import ConvertError, DatasetError, StoreError
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 from tests.support.corpora import write_mds
@@ -53,8 +53,23 @@ def test_a_web_server_is_answered_like_a_store(tmp_path: Path) -> None:
         put(str(tmp_path / "web" / "corpus"), "a.jsonl", "b.jsonl")
         assert f"cloudload convert {url}/corpus corpus-mds" in answer(f"{url}/corpus")
         assert f"cloudload convert {url}/corpus/a.jsonl a-mds" in answer(f"{url}/corpus/a.jsonl")
-        with pytest.raises(StoreError, match="no such object"):
+        with pytest.raises(StoreError, match=r"nothing is stored in .*/nothing") as caught:
             make_loader(f"{url}/nothing")
+        assert caught.value.is_missing
+
+
+def test_an_empty_place_in_a_store_is_answered_with_its_neighbors(store_url: str) -> None:
+    put(store_url, "corpora/wiki-mds/index.json", "corpora/books.txt", "raw/a.jsonl")
+    for place, expected in {
+        "corpora/wiki_mds": rf"Did you mean {store_url}/corpora/wiki-mds\?$",
+        "corpora/x": r"/corpora,? has books.txt and wiki-mds/. Check the location, or",
+        "other": r",? has corpora/ and raw/",
+    }.items():
+        with pytest.raises(StoreError, match=expected) as caught:
+            make_loader(f"{store_url}/{place}")
+        assert caught.value.is_missing
+    with pytest.raises((ConvertError, StoreError), match=rf"Did you mean {store_url}/raw\?"):
+        convert_to_mds(f"{store_url}/rawe", f"{store_url}/out", progress=False)
 
 
 def test_splits_are_listed(store_url: str) -> None:

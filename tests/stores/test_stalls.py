@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def test_a_frozen_store_is_a_warning_that_names_the_shard(
     assert numbers is not None
     assert int(numbers[1]) == int(numbers[2]) + 1
     assert "time" in line.lower(), "the last error"
+    assert re.search(r"gives up in \d+ s \(Retry\.deadline_s\)\)$", line)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -101,6 +103,28 @@ def test_retries_are_counted_in_the_statistics(
         delivery = loader.stats().delivery
     assert delivery.retries == times
     assert loader.stats().as_dict()["delivery/retries"] == times
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_retries_are_counted_while_a_batch_is_awaited(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, num_workers: int
+) -> None:
+    write(s3_url)
+    s3_proxy.set_faults([Fault("GET .*shard", "reset")])
+    settings: dict[str, Any] = {"num_workers": num_workers, "retry": PATIENT}
+    with loader_of(s3_url, tmp_path, **settings) as loader, ThreadPoolExecutor() as pool:
+        batch = pool.submit(next, iter(loader))
+        assert soon(lambda: loader.stats().delivery.retries >= 1)
+        seen = loader.stats().delivery.retries
+        assert soon(lambda: loader.stats().delivery.retries > seen)
+        assert not batch.done()
+        s3_proxy.set_faults([])
+        batch.result()
+        loader.load_state_dict(loader.state_dict())  # ends the workers
+        after = loader.stats().delivery.retries
+        assert after > seen
+        next(iter(loader))
+        assert loader.stats().delivery.retries == after, "new workers add to the count"
 
 
 def test_a_store_that_refuses_in_the_middle_of_a_run_is_named(

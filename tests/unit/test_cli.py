@@ -16,7 +16,7 @@ def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main(["convert", str(tmp_path / "none"), str(tmp_path / "out")]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("cloudload: cannot list ")
+    assert printed.err.startswith("cloudload: cannot read the input ")
     assert printed.err.count("\n") == 1
 
 
@@ -36,6 +36,64 @@ def test_a_misspelled_word_is_answered_with_the_one_that_was_meant(
     with pytest.raises(SystemExit, match="2"):
         cli.main(arguments.split())
     assert capsys.readouterr().err.endswith(f". Did you mean {suggestion}?\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "option"),
+    [
+        ("info mds --sampel 3", "info", "--sample"),
+        ("convert a b --textkey body", "convert", "--text-key"),
+        ("convert a b --num-proc 3", "convert", "--processes"),
+        ("trace state.pt --stesp 3", "trace", "--steps"),
+        ("rows --steps 1 --rwo 0:2", "rows", "--row"),
+        ("count mds --tokenizr gpt2", "count", "--tokenizer"),
+        ("head mds -x", "head", None),
+    ],
+)
+def test_a_wrong_option_shows_the_usage_of_its_command(
+    arguments: str, command: str, option: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments.split())
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: cloudload {command} [-h]")
+    assert f"cloudload {command}: error: unrecognized arguments: " in said
+    assert option is None or said.endswith(f". Did you mean {option}?\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--compression zst", r"^cloudload: --compression is 'zst'. Use zstd .*, or none$"),
+        ("--shard-bytes 5", r"^cloudload: --shard-bytes is 5. Use 1,024"),
+        ("--processes 0", r"^cloudload: --processes is 0. Use at least 1$"),
+        ("--worker 3", r"^cloudload: --worker is '3'. Use I/N"),
+    ],
+)
+def test_errors_of_the_command_line_use_its_words(
+    arguments: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "one"}\n')
+    convert = ["convert", str(corpus), str(tmp_path / "out"), "--quiet"]
+    assert cli.main([*convert, *arguments.split()]) == 1
+    assert re.search(expected, capsys.readouterr().err.strip())
+
+
+def test_a_changed_recipe_is_told_in_the_words_of_the_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "text_key.jsonl"
+    corpus.write_text('{"text": "one"}\n')
+    convert = ["convert", str(corpus), str(tmp_path / "out"), "--quiet"]
+    assert cli.main(convert) == 0
+    assert cli.main([*convert, "--text-key", "body"]) == 1
+    said = capsys.readouterr().err
+    assert "changed: --text-key was 'text' and is now 'body'. Run" in said
+    assert cli.main(["convert", str(corpus), str(tmp_path / "new"), "--text-key", "body"]) == 1
+    said = capsys.readouterr().err
+    assert "text_key.jsonl" in said, "the name of a file stays"
+    assert "holds the text with --text-key\n" in said
 
 
 def test_quiet_prints_nothing_and_keeps_the_report_that_was_asked_for(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from cloudload.delivery.world import (
     World,
     check_world,
+    default_num_workers,
     explain_few_cores,
     find_world,
     place_in_mesh,
@@ -159,6 +161,31 @@ def test_more_workers_than_cores_are_a_warning_once(
         loader.plan()
     found = [each for each in caplog.records if f"num_workers is {num_workers}," in each.message]
     assert [each.levelname for each in found] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "own_cores", "node_cores", "expected"),
+    [(1, 64, 64, 4), (1, 2, 2, 2), (8, 16, 16, 2), (8, 64, 64, 4), (4, 2, 2, 1), (1, 3, 64, 3)],
+)
+def test_default_workers_fit_the_cores(
+    num_ranks: int, own_cores: int, node_cores: int, expected: int
+) -> None:
+    found = default_num_workers(num_ranks, own_cores, node_cores)
+    assert found == expected
+    if node_cores >= num_ranks:
+        assert explain_few_cores(found, num_ranks, own_cores, node_cores) is None
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 64])
+def test_a_default_number_of_workers_is_never_a_warning(
+    folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    monkeypatch.setattr("cloudload.loader.count_cores", lambda: (cores, cores))
+    with make_loader(folder, num_workers=None, num_lanes=8) as loader:
+        plan, described = loader.plan(), loader.describe()
+    assert plan.num_workers == described["num_workers"] == min(4, cores)
+    assert re.search(rf"num_workers +{min(4, cores)} per rank .*default", str(described))
+    assert not [each for each in caplog.records if "workers" in each.getMessage()]
 
 
 @pytest.mark.parametrize("size", ["0", "00"])

@@ -142,6 +142,26 @@ def test_the_command_prints_the_values_of_the_library(
     assert printed == read_info(tmp_path, split="train").to_json() + "\n"
 
 
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["aa"], "    1\n\n  bytes per sample, all columns\n    6\n"),
+        (["aa"] * 5, "    5\n\n  bytes per sample, all columns\n    6 in each of 5\n"),
+        (
+            ["a", "a" * 900],
+            "    2\n\n  bytes per sample, all columns\n    5 to 904, median 5, mean",
+        ),
+    ],
+)
+def test_a_small_dataset_has_numbers_and_no_bars(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], texts: list[str], expected: str
+) -> None:
+    write_mds(tmp_path, texts)
+    printed = run(capsys, tmp_path)
+    assert f"  samples per shard\n{expected}" in printed
+    assert "█" not in printed
+
+
 def test_the_summary_says_what_is_sampled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +169,7 @@ def test_the_summary_says_what_is_sampled(
     printed = run(capsys, tmp_path, "--sample", 2)
     assert "  samples      90\n  shards       3\n" in printed
     assert "  columns      text  str  text\n" in printed
-    assert "samples per shard\n    30 to 30, median 30, mean 30.0\n" in printed
+    assert "samples per shard\n    30 in each of 3\n" in printed
     assert "bytes per sample, all columns (sampled: 60 samples of 2 shards)\n" in printed
     assert "all columns\n" in run(capsys, tmp_path, "--sample", 3)
 

@@ -162,8 +162,32 @@ def test_an_index_of_another_library_is_recognized(index: Any, expected: str) ->
     assert "Convert the raw corpus with cloudload convert" in answer(".")
 
 
-@pytest.mark.parametrize(("remote", "split"), [("empty", None), ("none", None), ("empty", "x")])
-def test_where_nothing_is_the_error_is_that_of_the_store(remote: str, split: str | None) -> None:
+@pytest.mark.parametrize(
+    ("remote", "split", "expected"),
+    [
+        ("empty", None, "the folder empty is empty. Check the location, or convert"),
+        ("empty", None, r"convert a corpus to it: cloudload convert INPUT empty$"),
+        ("hidden", None, "the folder hidden has only hidden files"),
+        ("nothing", None, r"no folder nothing. The nearest folder, /.*, has corpora/, empty/ and"),
+        ("empty", "x", "no folder empty/x. The nearest folder, /.*/empty, is empty"),
+        ("corpora/wiki_mds", None, r"no folder corpora/wiki_mds. Did you mean corpora/wiki-mds\?$"),
+        ("corpra/wiki-mds", None, r"no folder corpra/wiki-mds. Did you mean corpora/wiki-mds\?$"),
+        ("corpora/Wiki-MDS", "train", r"Did you mean corpora/wiki-mds/train\?$"),
+        ("corpora/wiki-mds/train/index.json/x", None, "x, because /.*/index.json is a file"),
+    ],
+)
+def test_where_nothing_is_the_error_says_what_is_near(
+    remote: str, split: str | None, expected: str
+) -> None:
     Path("empty").mkdir()
-    with pytest.raises(StoreError, match="no such object"):
+    touch("hidden/.x", "corpora/wiki-mds/train/index.json")
+    with pytest.raises(StoreError, match=f"cannot read the dataset in .*{expected}") as caught:
         open_corpus([Stream(remote, split=split)], Retry())
+    assert caught.value.is_missing
+    assert "attempt" not in str(caught.value)
+
+
+def test_an_absolute_location_is_answered_with_an_absolute_one(here: Path) -> None:
+    touch("corpora/index.json")
+    with pytest.raises(StoreError, match=rf"Did you mean {here}/corpora\?$"):
+        open_corpus([Stream(str(here / "corpra"))], Retry())

@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 
 from cloudload.config.choices import HF
 from cloudload.errors import TokenizerError
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path
 from cloudload.tokenization import backend as gate
 from cloudload.tokenization import encoders
 from cloudload.tokenization.backend import choose_backend, log_choice
@@ -267,6 +269,22 @@ def test_the_sweep_of_code_points_is_made_once_for_a_cache_folder(
         assert choose_backend(JSONS["byte-level"](), "auto", folder).name == "fastokens"
     assert len(sweeps) == 2
     assert min(sweeps) > 100_000
+
+
+@needs_fastokens
+def test_the_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    tokenizers = tmp_path / "tokenizers"
+    tokenizers.mkdir()
+    orphan, held = (tokenizers / f"{name}.0123456789ab.part" for name in ("other", "held"))
+    for path in (orphan, held):
+        path.write_text("half")
+    with locked(lock_path(tokenizers / "held")):
+        gate._refusals.clear()
+        choose_backend(JSONS["byte-level"](), "auto", tmp_path)
+        assert held.exists(), "another process writes it"
+        assert not orphan.exists()
+    [kept] = [path for path in tokenizers.iterdir() if path != held]
+    assert "sweep" in kept.name
 
 
 @needs_fastokens

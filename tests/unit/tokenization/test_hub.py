@@ -9,8 +9,9 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from cloudload.errors import TokenizerError
-from cloudload.tokenization import hub
+from cloudload import convert_to_mds
+from cloudload.errors import StoreError, TokenizerError
+from cloudload.storage import hub
 from cloudload.tokenization.tokenizer import load_tokenizer
 from tests.unit.tokenization.test_framing import hub as hub_cache
 from tests.unit.tokenization.test_framing import write_files
@@ -30,6 +31,7 @@ def unreachable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """The reason that the Hub's endpoint gives for not being reached."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_TIMEOUT_S", 0.2)
+    hub.check_connection.cache_clear()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint, reason = {
             "refused": (closed_port(), "Connection refused"),
@@ -60,3 +62,20 @@ def test_without_a_connection_a_name_in_the_cache_loads(
     write_files(hub_cache, {"eos_token": "</s>"})
     assert load_tokenizer("some/model").frames == ((None, 2),)
     assert "so the tokenizer 'some/model' is from the local cache" in caplog.text
+
+
+def test_without_a_connection_files_on_the_hub_are_one_sentence(
+    unreachable: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(StoreError, match=rf"cannot be reached \({unreachable}\)\. Check"):
+        convert_to_mds("hf://datasets/no/such/a.jsonl", tmp_path / "out", progress=False)
+    assert "yet" not in caplog.text, "it is not tried again"
+
+
+def test_without_a_connection_a_dataset_by_name_is_one_sentence(
+    unreachable: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets")
+    with pytest.raises(StoreError, match=rf"cannot be reached \({unreachable}\)\. Check"):
+        convert_to_mds("hf://no/such-dataset", tmp_path / "out", progress=False)

@@ -38,3 +38,13 @@ def test_three_rows_of_each_lane_need_no_more_documents_than(
         cache.close()
     assert cut.num_rows.tolist() == [3] * 12
     assert reader.next_ordinals.max() <= most
+
+
+def test_many_rounds_of_reading_do_not_overflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudload.workers.lane_reader._MOST_DOCUMENTS_OF_LANE", 1)
+    data = write_mds(tmp_path / "data", ["a"] * 4)
+    with make_loader(data, local=tmp_path / "cache", seq_len=3_000, num_lanes=1) as loader:
+        batch = next(iter(loader.take(1)))
+    assert batch["input_ids"].shape == (4, 3_000)

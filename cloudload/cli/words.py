@@ -1,0 +1,35 @@
+"""Translate the errors of the library's functions from arguments of Python to options.
+
+compression is 'zst'. Use zstd or None    ─►    --compression is 'zst'. Use zstd or none
+text_key was 'text' and is now 'body'     ─►    --text-key was 'text' and is now 'body'
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+
+def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
+    """Replace the names of Python arguments in a message by the options of `parser`.
+
+    A name without an underscore, which may be an ordinary word, is replaced only where the message
+    begins with it.
+    """
+    for action in parser._actions:
+        if action.option_strings:
+            message = _translate(message, action)
+    return message
+
+
+def _translate(message: str, action: argparse.Action) -> str:
+    name, option = action.dest, action.option_strings[-1]
+    if re.match(rf"{name} (is|was)\b", message):
+        takes_none = re.search(r"\bnone\b", action.help or "")
+        message = message.replace("or None", "or none" if takes_none else "or omit it")
+        message = option + message.removeprefix(name)
+    # some messages name both
+    message = re.sub(rf"\b{name}(=\w+)? \({option}\)", option, message)
+    if "_" in name:
+        message = re.sub(rf"(?<![\w./'\"-]){name}\b(?![./'\"-])", option, message)
+    return message

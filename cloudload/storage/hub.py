@@ -1,0 +1,53 @@
+"""The connection to the Hugging Face Hub.
+
+The Hub's own client retries for about a minute if there is no connection, so the connection is
+checked before the client is used.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from cloudload.errors import FailureKind, StoreError
+from cloudload.storage.redaction import redact
+
+_TIMEOUT_S = 5.0  # without a connection, names usually fail to resolve in milliseconds
+
+
+def find_obstacle() -> str | None:
+    """Say why the Hub cannot be reached; None if it can, or if its client is set to be offline."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_TIMEOUT_S)
+    except Exception as error:  # of requests or httpx, by the version of the client
+        return f"{redact(constants.ENDPOINT)} cannot be reached ({_reason(error)})"
+    return None
+
+
+@functools.cache
+def check_connection() -> None:
+    """Raise `StoreError` if the Hub cannot be reached. Checks until it was reached once."""
+    if obstacle := find_obstacle():
+        raise StoreError(
+            f"{obstacle}. Check the connection, or download the files on a machine that has one, "
+            "and pass their folder",
+            kind=FailureKind.UNREACHABLE,
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's reason for a failed connection, else the type of the error."""
+    for each in _chain(error):
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+    return type(error).__name__
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
