@@ -12,11 +12,12 @@ from cloudload.cli.command import add_command
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
-    from cloudload.convert.journal import ConvertReport
+    from cloudload.convert.report import ConvertReport
 
 # `config.choices.INPUT_FORMATS`, whose import would make the help slow; a test compares them
 _NAMES = "auto jsonl json csv tsv parquet arrow webdataset mds text lines"
 FORMATS = tuple(_NAMES.split())
+_MOST_BAD_FILES = 5
 
 _CONVERT_EXAMPLE = """\
 A conversion that was stopped or killed resumes when you run it again, without --overwrite. It
@@ -78,6 +79,8 @@ def add_convert(commands: Commands) -> None:
     add("--plan", action="store_true", help=show)
     skip = "leave out and count bad records instead of stopping"
     add("--skip-bad", action="store_true", help=skip)
+    lines = "with --skip-bad, write the bad records to FILE, or a URL, as JSON Lines"
+    add("--rejects", metavar="FILE", help=lines)
     remove = "first remove the dataset or unfinished conversion at OUT"
     add("--overwrite", action="store_true", help=remove)
     more = "add the documents to the finished dataset at OUT, whose shards do not change"
@@ -107,7 +110,7 @@ def _convert(options: argparse.Namespace) -> int:
             "it first"
         )
     names = "text_key id_key keep format split shard_bytes segment_bytes processes worker finish "
-    names += "skip_bad overwrite append"
+    names += "skip_bad rejects overwrite append"
     with _open_engine(options) as executor:
         report = convert_to_mds(
             options.inputs,
@@ -173,6 +176,7 @@ def _summary(report: ConvertReport) -> str:
         f"  documents  {report.documents:,} ({counted(report.text_bytes, 'byte')} of text)",
         f"  left out   {report.empty:,} empty, {report.bad:,} bad",
         *bad,
+        *_list_worst(report),
         f"  input      {counted(report.files, 'file')}, "
         f"{counted(report.input_bytes, 'byte')}{speed}",
         f"  output     {counted(report.shards, 'shard')}, {counted(report.stored_bytes, 'byte')} "
@@ -180,3 +184,13 @@ def _summary(report: ConvertReport) -> str:
         f"  columns    {columns}",
     ]
     return "\n".join(lines)
+
+
+def _list_worst(report: ConvertReport) -> list[str]:
+    """A line with the files that have the most bad records, if there are any."""
+    from cloudload.delivery.description import counted
+
+    worst = [f"{number:,} in {name}" for name, number in report.bad_files.items()]
+    if more := worst[_MOST_BAD_FILES:]:
+        worst = [*worst[:_MOST_BAD_FILES], f"fewer in {counted(len(more), 'other file')}"]
+    return [f"  bad        {', '.join(worst)}"] if worst else []

@@ -18,14 +18,9 @@ from dataclasses import fields
 from typing import Any
 
 from cloudload.convert.finish import Joined
-from cloudload.convert.journal import (
-    REPORT_NAME,
-    ConvertReport,
-    Counts,
-    compare_claims,
-    read_if_exists,
-)
+from cloudload.convert.journal import compare_claims, read_if_exists
 from cloudload.convert.plan import Plan
+from cloudload.convert.report import REPORT_NAME, ConvertReport, Counts
 from cloudload.errors import ConvertError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.writer import encode_index

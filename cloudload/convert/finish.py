@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cloudload.convert.journal import Counts
+from cloudload.convert.rejects import rejects_name
+from cloudload.convert.report import Counts, sum_counts
 from cloudload.convert.segment import Note, note_name, read_note, segment_folder
 from cloudload.errors import StoreError
 from cloudload.mds.survey import JOURNAL_FOLDER
@@ -35,7 +36,14 @@ class Joined:
     raw_bytes: int = 0
     shards: dict[str, int] = field(default_factory=dict)
     """The number of shards in each folder."""
-    counts: Counts = field(default_factory=Counts)
+    parts: list[Counts] = field(default_factory=list)
+    with_bad: list[int] = field(default_factory=list)
+    """The segments that have bad records."""
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all folders."""
+        return sum_counts(self.parts)
 
     def add(self, folder: str, entries: Iterable[Mapping[str, Any]], counts: Counts) -> None:
         """Add the shards of a folder, "" for the dataset's own."""
@@ -52,7 +60,7 @@ class Joined:
             self.stored[file["basename"]] = file["bytes"]
             self.raw_bytes += files["raw_data"]["bytes"]
         self.shards[folder] = len(self.texts) - before
-        self.counts = self.counts.plus(counts)
+        self.parts.append(counts)
 
     def shards_of(self, segment: int) -> int:
         """The number of a segment's shards."""
@@ -63,8 +71,13 @@ class Joined:
         return f'{{"shards": [{", ".join(self.texts)}], "version": 2}}'.encode()
 
 
-def list_finished(location: str, numbers: Iterable[int]) -> list[int]:
-    """Return the segments that have a note, in order."""
+def list_finished(
+    location: str, numbers: Iterable[int], plan: str, *, with_rejects: bool
+) -> list[int]:
+    """Return the segments that have a note, in order.
+
+    With `with_rejects`, those with bad records must have rejects, too.
+    """
     try:
         found = list_objects(join_url(location, JOURNAL_FOLDER))
     except StoreError as error:
@@ -72,7 +85,18 @@ def list_finished(location: str, numbers: Iterable[int]) -> list[int]:
             raise
         found = []
     names = {item.url.rpartition("/")[2] for item in found}
-    return [number for number in numbers if note_name(number).rpartition("/")[2] in names]
+    noted = [number for number in numbers if _base(note_name(number)) in names]
+    if not with_rejects:
+        return noted
+    # normally none, because each segment that is converted with rejects has a file of them
+    unsure = [number for number in noted if _base(rejects_name(number)) not in names]
+    notes = read_notes(location, unsure, plan)
+    lacking = {number for number, note in notes if note and note.counts.bad}
+    return [number for number in noted if number not in lacking]
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def read_notes(
@@ -94,4 +118,5 @@ def join_notes(
             missing.append(number)
         else:
             joined.add(segment_folder(number), note.entries, note.counts)
+            joined.with_bad += [number] if note.counts.bad else []
     return joined, missing

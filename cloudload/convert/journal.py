@@ -27,6 +27,7 @@ from typing import Any
 
 from cloudload.convert.changed_files import describe_changes
 from cloudload.convert.records import BlockStart
+from cloudload.convert.report import MAX_LISTED, REPORT_NAME, ConvertReport, Counts
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.survey import JOURNAL_FOLDER
@@ -34,8 +35,6 @@ from cloudload.storage.objects import delete_object, list_objects, read_object, 
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
-REPORT_NAME = "convert-report.json"
-MAX_LISTED = 20
 _SEGMENT_BYTES = "segment_bytes"
 _SEGMENT = r"(\d{5,}/)?"
 _SHARD_NAME = re.compile(_SEGMENT + r"shard\.\d{5,}\.mds(\.\w+)?")
@@ -44,91 +43,6 @@ _ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
 _LEFTOVER_NAME = re.compile(
     _SEGMENT + r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp"
 )
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
-
-    `bad_records` describes the first 20 bad records.
-    """
-
-    documents: int = 0
-    empty: int = 0
-    bad: int = 0
-    bad_records: tuple[str, ...] = ()
-    input_bytes: int = 0
-    text_bytes: int = 0
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Counts:
-        """Create the counts from a journal entry."""
-        return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
-
-    def plus(self, other: Counts) -> Counts:
-        """Return the sums of both, with the first 20 bad records."""
-        return Counts(
-            self.documents + other.documents,
-            self.empty + other.empty,
-            self.bad + other.bad,
-            (self.bad_records + other.bad_records)[:MAX_LISTED],
-            self.input_bytes + other.input_bytes,
-            self.text_bytes + other.text_bytes,
-        )
-
-
-@dataclass(frozen=True)
-class ConvertReport:
-    """The result of a conversion.
-
-    `seconds`, `resumed_shards` and `already_complete` describe this run. All other fields describe
-    the whole dataset.
-    """
-
-    out: str
-    """The dataset's location, without secrets."""
-    documents: int
-    """Number of documents written."""
-    empty: int
-    """Number of empty documents, which are left out."""
-    bad: int
-    """Number of bad records, which are left out."""
-    bad_records: tuple[str, ...]
-    """Location and problem of each of the first 20 bad records."""
-    files: int
-    """Number of input files; datasets and iterators are not counted."""
-    input_bytes: int
-    """Stored bytes of the input files; 0 for datasets and iterators."""
-    text_bytes: int
-    """Bytes of UTF-8 text in the documents."""
-    raw_bytes: int
-    """Bytes of the shards before compression."""
-    stored_bytes: int
-    """Bytes of the shards as stored."""
-    shards: int
-    """Number of shards."""
-    columns: Mapping[str, str]
-    """The MDS encoding of each column, by name."""
-    seconds: float = 0.0
-    """Duration of this run in seconds; 0 if the dataset was already complete."""
-    resumed_shards: int = 0
-    """Number of shards that earlier runs wrote."""
-    already_complete: bool = False
-    """Whether the dataset was complete before this run."""
-    segments: int = 1
-    """Number of segments."""
-    unfinished_segments: int = 0
-    """Number of segments that other workers have not finished. If there are any, all counts are
-    those of this worker's share, and the dataset is not complete."""
-
-    def to_json(self) -> str:
-        """Return the report as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> ConvertReport:
-        """Create a report from a mapping with the fields that `to_json` writes."""
-        return ConvertReport(**dict(values) | {"bad_records": tuple(values["bad_records"])})
 
 
 @dataclass(frozen=True)
@@ -143,6 +57,10 @@ class InputPosition:
     start: BlockStart = field(default_factory=BlockStart)
     sample: int = 0
     counts: Counts = field(default_factory=Counts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position for a journal entry."""
+        return asdict(self) | {"counts": self.counts.to_json()}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> InputPosition:
@@ -428,6 +346,16 @@ def read_if_exists(url: str) -> bytes | None:
         raise
 
 
+def does_exist(url: str) -> bool:
+    """Whether there is an object."""
+    try:
+        return bool(list_objects(url))
+    except StoreError as error:
+        if error.is_missing:
+            return False
+        raise
+
+
 def record_shard(
     location: str,
     number: int,
@@ -442,8 +370,8 @@ def record_shard(
     """
     content = {
         "shard": entry,
-        "next": asdict(following) if following else None,
-        "counts": asdict(counts),
+        "next": following.to_json() if following else None,
+        "counts": counts.to_json(),
     }
     write_object(join_url(location, _entry_name(number)), json.dumps(content).encode())
 

@@ -9,7 +9,6 @@ from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles
 from cloudload.convert.journal import (
-    ConvertReport,
     InputPosition,
     Journal,
     compare_claims,
@@ -24,6 +23,7 @@ from cloudload.convert.plan import (
     plan_input,
 )
 from cloudload.convert.records import InputUnit
+from cloudload.convert.report import ConvertReport
 from cloudload.convert.segment import read_blocks
 from cloudload.convert.segments import cut_segments
 from cloudload.errors import ConvertError

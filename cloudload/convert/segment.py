@@ -7,6 +7,7 @@
     NNNNN/.convert/          the segment's own journal, while it is converted
     NNNNN/shard.MMMMM…       its shards
     .convert/NNNNN.done.json the note that it is finished: its part of the index, and its counts
+    .convert/NNNNN.rejects.jsonl   its bad records, if they are kept
 
 Every object is a pure function of the plan and the segment's number. A retry, a second copy, or a
 worker that was presumed dead can only write the same bytes under the same names.
@@ -17,22 +18,24 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import group_units
 from cloudload.convert.journal import (
-    Counts,
     FinishedWork,
     InputPosition,
     Journal,
+    does_exist,
     read_if_exists,
 )
 from cloudload.convert.plan import check_versions
 from cloudload.convert.records import BlockStart, InputBlock, InputUnit
+from cloudload.convert.rejects import rejects_name, store_rejects
+from cloudload.convert.report import Counts
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.convert.shards import (
     BadRecord,
@@ -49,6 +52,7 @@ from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.ordered_results import run_in_order
+from cloudload.system.temp_files import scratch_file
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ class SegmentWork:
     plan: str
     """The digest of the plan."""
     skip_bad: bool
+    keeps_rejects: bool
 
 
 @dataclass(frozen=True)
@@ -103,24 +108,39 @@ def convert_segment(
     number, parts = numbered
     size = sum(map(count_bytes, parts))
     check_versions(work.versions)
-    if read_note(work.location, number, work.plan) is not None:
+    if is_finished(work.location, number, work.plan, with_rejects=work.keeps_rejects):
         on_bytes(size)
         return size
     claim = {"recipe": {}, "inputs": {"plan": work.plan}}
     journal = Journal(join_url(work.location, segment_folder(number)), claim, {})
     units = list(group_units(parts, work.config.block_bytes))
-    done = convert_units(
-        units,
-        work.config,
-        journal,
-        columns=work.columns,
-        skip_bad=work.skip_bad,
-        on_bytes=on_bytes,
-    )
-    note = {"plan": work.plan, "entries": done.entries, "counts": asdict(done.counts)}
+    with scratch_file() as rejects:
+        done = convert_units(
+            units,
+            work.config,
+            journal,
+            columns=work.columns,
+            skip_bad=work.skip_bad,
+            on_bytes=on_bytes,
+            rejects=rejects if work.keeps_rejects else None,
+        )
+        if work.keeps_rejects:
+            store_rejects(rejects, join_url(work.location, rejects_name(number)))
+    note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
     write_object(join_url(work.location, note_name(number)), json.dumps(note).encode())
     journal.remove_entries()
     return size
+
+
+def is_finished(location: str, number: int, plan: str, *, with_rejects: bool) -> bool:
+    """Whether a segment has a note, and its rejects if it has bad records and `with_rejects`.
+
+    Raises `ConvertError` if the note belongs to another plan.
+    """
+    note = read_note(location, number, plan)
+    if note is None or not (with_rejects and note.counts.bad):
+        return note is not None
+    return does_exist(join_url(location, rejects_name(number)))
 
 
 def read_note(location: str, number: int, plan: str) -> Note | None:
@@ -149,17 +169,18 @@ def convert_units(
     columns: tuple[Column, ...] | None,
     skip_bad: bool,
     on_bytes: Callable[[int], object],
+    rejects: BinaryIO | None = None,
 ) -> FinishedWork:
     """Convert the units into the journal's folder, after the shards that it lists.
 
     The columns of the kept fields are inferred if `columns` is None. `on_bytes` is called with the
-    stored bytes of each block, and of the work that was finished before. Raises `ConvertError`,
-    `StoreError` and the errors of readers.
+    stored bytes of each block, and of the work that was finished before. The lines of bad records
+    are written to `rejects`. Raises `ConvertError`, `StoreError` and the errors of readers.
     """
     done = journal.read()
     if resumed := len(done.entries):
         logger.info("resuming after %d shards", resumed)
-    if (position := done.position) is None:
+    if (position := _first_to_read(done, rejects)) is None:
         return done
     on_bytes(position.counts.input_bytes)
     # one thread stores, so that shards are stored in order
@@ -171,15 +192,26 @@ def convert_units(
                 columns = infer_columns(config, blocks)
             journal.begin(columns)
             done = replace(done, columns=columns)
-        context = ShardContext(config, config.shard_format(done.columns or ()), journal.location)
-        cutter = ShardCutter(context.form, resumed, position)
-        jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes))
+        form = config.shard_format(done.columns or ())
+        context = ShardContext(config, form, journal.location, rejects is not None)
+        cutter = ShardCutter(context.form, resumed, done.position, position.counts)
+        jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes, rejects))
         stored = run_in_order(partial(storer.submit, store_shard, context), jobs, 1)
         entries = [*done.entries, *(entry for _, entry in stored)]
     finally:
         storer.close(_CLOSE_S)
         reader.close(_CLOSE_S)
     return replace(done, entries=entries, counts=cutter.counts, resumed=resumed)
+
+
+def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPosition | None:
+    """Where to begin to read, or None if nothing is left to read.
+
+    It is where the next shard begins; or the start, if there are rejects in shards that are stored.
+    These shards are not stored again.
+    """
+    counts = done.position.counts if done.position else done.counts
+    return InputPosition() if rejects is not None and counts.bad else done.position
 
 
 def read_blocks(
@@ -213,8 +245,9 @@ def _encode(
     blocks: Iterable[tuple[int, InputBlock]],
     skip_bad: bool,
     on_bytes: Callable[[int], object],
+    rejects: BinaryIO | None,
 ) -> Iterator[tuple[InputPosition, EncodedSamples]]:
-    """Yield (position, samples) for each block.
+    """Yield (position, samples) for each block, after its rejects are written.
 
     Raises `ConvertError` for a block with bad records, unless `skip_bad`.
     """
@@ -223,6 +256,8 @@ def _encode(
         counts = samples.counts
         if samples.first_bad and not skip_bad:
             raise ConvertError(_describe_bad(samples.first_bad, counts))
+        if rejects is not None:
+            rejects.write(samples.rejects)
         on_bytes(counts.input_bytes)
         yield InputPosition(unit, block.start), samples
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,10 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, record_shard
+from cloudload.convert.journal import InputPosition, record_shard
 from cloudload.convert.records import InputBlock, Record, find_field, list_fields
+from cloudload.convert.rejects import encode_reject
+from cloudload.convert.report import MAX_LISTED, Counts
 from cloudload.mds.index import Column
 from cloudload.mds.writer import ShardFormat, encode_sample, pack_shard, shorten
 from cloudload.storage.objects import write_object
@@ -34,6 +37,7 @@ class ShardContext:
     config: ConvertConfig
     form: ShardFormat
     location: str
+    keeps_rejects: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class EncodedSamples:
     sizes: Ints
     counts: Counts
     first_bad: BadRecord | None
+    rejects: bytes = b""
+    """The lines of the bad records, if they are kept."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,8 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedSamples:
     text_place, text_size = 4 * variable.index("text"), struct.Struct("<I")
     samples: list[bytes] = []
     bad: list[str] = []
+    rejects: list[bytes] = []
+    bad_files = Counter[str]()
     first_bad: BadRecord | None = None
     empty = text_bytes = 0
     for record in block.records(context.config.text_key):
@@ -101,6 +109,9 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedSamples:
             bad.append(f"{record.where}: {error}")
             has_no_text = isinstance(error, _NoFieldError)
             first_bad = first_bad or BadRecord(record.where, str(error), has_no_text)
+            bad_files[record.source.name] += 1
+            if context.keeps_rejects:
+                rejects.append(encode_reject(record, str(error)))
             continue
         size = text_size.unpack_from(sample, text_place)[0]
         text_bytes += size
@@ -109,10 +120,16 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedSamples:
         else:
             empty += 1
     counts = Counts(
-        len(samples), empty, len(bad), tuple(bad[:MAX_LISTED]), block.input_bytes, text_bytes
+        len(samples),
+        empty,
+        len(bad),
+        tuple(bad[:MAX_LISTED]),
+        block.input_bytes,
+        text_bytes,
+        dict(bad_files),
     )
     sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-    return EncodedSamples(b"".join(samples), sizes, counts, first_bad)
+    return EncodedSamples(b"".join(samples), sizes, counts, first_bad, b"".join(rejects))
 
 
 def _encode_record(context: ShardContext, record: Record) -> bytes:
@@ -207,12 +224,15 @@ class ShardCutter:
     A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample that
     does not fit even an empty shard gets its own. No shard is empty.
 
-    `number` is the index of the first shard, and `position` is where it begins. `counts` covers the
-    blocks cut so far.
+    `number` is the index of the first shard, and `position` is where it begins, or None if all are
+    stored. `counts` covers the blocks before those that are cut, and then those cut so far. Samples
+    before `position` are left out, because they are in stored shards.
     """
 
-    def __init__(self, form: ShardFormat, number: int, position: InputPosition) -> None:
-        self.counts, self._number, self._skip = position.counts, number, position.sample
+    def __init__(
+        self, form: ShardFormat, number: int, position: InputPosition | None, counts: Counts
+    ) -> None:
+        self.counts, self._number, self._position = counts, number, position
         self._limit, self._empty_bytes = form.shard_bytes, form.empty_bytes()
         self._reset()
 
@@ -233,7 +253,7 @@ class ShardCutter:
         ends = np.concatenate([[0], np.cumsum(samples.sizes)])
         costs = ends + 4 * np.arange(len(ends))  # each sample has a 4-byte offset
         data = memoryview(samples.data)
-        first, self._skip = self._skip, 0
+        first = self._count_stored(position, samples)
         while first < len(samples.sizes):
             room = self._limit - self._bytes
             last = int(np.searchsorted(costs, costs[first] + room, side="right")) - 1
@@ -245,6 +265,14 @@ class ShardCutter:
             self._sizes.append(samples.sizes[first:last])
             self._bytes += int(costs[last] - costs[first])
             first = last
+
+    def _count_stored(self, block: InputPosition, samples: EncodedSamples) -> int:
+        """The number of samples of a block that are in stored shards."""
+        following = self._position
+        if following is None:
+            return len(samples.sizes)
+        here, there = ((each.unit, each.start.block) for each in (block, following))
+        return len(samples.sizes) if here < there else following.sample if here == there else 0
 
     def _flush(self, following: InputPosition | None) -> ShardJob:
         sizes = np.concatenate(self._sizes)
