@@ -13,16 +13,17 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict
 from typing import Any
 
 from cloudload.convert.changed_files import list_sizes
+from cloudload.convert.claims import compare_claims
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
-from cloudload.convert.journal import Journal, compare_claims, read_if_exists
+from cloudload.convert.journal import Journal
 from cloudload.convert.listing import describe_inputs, describe_mixture
+from cloudload.convert.output import Output, read_if_exists
 from cloudload.convert.plan import PLAN_NAME, Plan
 from cloudload.convert.planning import agree_on_plan, has_segments
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
@@ -49,6 +50,7 @@ def convert_to_mds(
     keep: Sequence[str] = (),
     format: str = "auto",
     split: str | None = None,
+    splits: str | Mapping[str, float] | None = None,
     compression: str | None = "zstd",
     hashes: Sequence[str] = ("xxh64",),
     shard_bytes: int = DEFAULT_SHARD_BYTES,
@@ -96,6 +98,10 @@ def convert_to_mds(
             `lines` (one document per line).
         split: write to this folder below `out`. Also the split to read from a `DatasetDict`, in
             memory or saved, or from an `hf://` input without `?split=`.
+        splits: divide the documents into the datasets `out/train`, `out/val`, and so on, by their
+            shares: `{"train": 0.999, "val": 0.001}` or `"train=0.999,val=0.001"`. A hash of a
+            document's own ID, or of its text if it has no ID, chooses its split, so the same
+            document is always in the same split.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: hash algorithms. The index lists these hashes of each shard.
         shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
@@ -150,6 +156,7 @@ def convert_to_mds(
         tuple(sorted(set(hashes))),  # the order that Streaming's writer uses
         shard_bytes,
         block_bytes,
+        _join_shares(splits),
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     for name, number in {"processes": processes, "segment_bytes": segment_bytes}.items():
@@ -164,9 +171,10 @@ def convert_to_mds(
     rejects_url = None if rejects is None else _output_location(os.fspath(rejects), None)
     if rejects_url:
         _check_not_within(rejects_url, inputs)
-    recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
+    recipe = config.recipe() | {"keep": list(keep), "hashes": list(hashes)}
     recipe["segment_bytes"] = segment_bytes
-    run = Run(location, config, processes, executor, share, finish, skip_bad, rejects_url, progress)
+    output = Output(location, config.split_names)
+    run = Run(output, config, processes, executor, share, finish, skip_bad, rejects_url, progress)
     if (share or finish) and (data := read_if_exists(join_url(location, PLAN_NAME))):
         # do not list a million files in each of a thousand workers
         plan = Plan.parse(data)
@@ -183,10 +191,17 @@ def convert_to_mds(
             f"the output {redact(location)} contains inputs. Choose a folder beside them"
         )
     claim = {"recipe": recipe, "inputs": _identify(units, with_tags=append)}
-    journal = Journal(location, claim, list_sizes(units))
+    journal = Journal(output, claim, list_sizes(units))
+    journal.parent = "" if split is None else _output_location(os.fspath(out), None)
     if overwrite:
         journal.clear()
     return _convert(run, listed, units, journal, append)
+
+
+def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
+    if isinstance(splits, Mapping):
+        return ",".join(f"{name}={share}" for name, share in splits.items())
+    return None if splits is None else "".join(splits.split())
 
 
 def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:

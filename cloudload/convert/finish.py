@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from cloudload.convert.output import segment_folder
 from cloudload.convert.rejects import rejects_name
 from cloudload.convert.report import Counts, sum_counts
-from cloudload.convert.segment import Note, note_name, read_note, segment_folder
+from cloudload.convert.segment import Note, note_name, read_note
+from cloudload.convert.work import Entries
 from cloudload.errors import StoreError
 from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import list_objects
@@ -27,13 +29,40 @@ _NUM_THREADS = 16
 
 
 @dataclass
-class Joined:
+class JoinedShards:
     """The shards of a dataset: the text of its index, and sums."""
 
     texts: list[str] = field(default_factory=list)
     stored: dict[str, int] = field(default_factory=dict)
     """The size in bytes of each stored file, by its name."""
+    documents: int = 0
     raw_bytes: int = 0
+
+    def add(self, folder: str, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Add the shards of a folder, "" for the dataset's own."""
+        for entry in entries:
+            files = {
+                kind: {**entry[kind], "basename": join_url(folder, entry[kind]["basename"])}
+                if folder and entry[kind]
+                else entry[kind]
+                for kind in ("raw_data", "zip_data")
+            }
+            self.texts.append(json.dumps({**entry, **files}, sort_keys=True))
+            file = files["zip_data"] or files["raw_data"]
+            self.stored[file["basename"]] = file["bytes"]
+            self.documents += entry["samples"]
+            self.raw_bytes += files["raw_data"]["bytes"]
+
+    def index(self) -> bytes:
+        """The bytes of `index.json`, as `mds.writer.encode_index` gives them."""
+        return f'{{"shards": [{", ".join(self.texts)}], "version": 2}}'.encode()
+
+
+@dataclass
+class Joined:
+    """The datasets of a conversion by split, and their counts."""
+
+    datasets: dict[str, JoinedShards]
     shards: dict[str, int] = field(default_factory=dict)
     """The number of shards in each folder."""
     parts: list[Counts] = field(default_factory=list)
@@ -45,30 +74,21 @@ class Joined:
         """The counts of all folders."""
         return sum_counts(self.parts)
 
-    def add(self, folder: str, entries: Iterable[Mapping[str, Any]], counts: Counts) -> None:
-        """Add the shards of a folder, "" for the dataset's own."""
-        before = len(self.texts)
-        for entry in entries:
-            files = {
-                kind: {**entry[kind], "basename": join_url(folder, entry[kind]["basename"])}
-                if folder and entry[kind]
-                else entry[kind]
-                for kind in ("raw_data", "zip_data")
-            }
-            self.texts.append(json.dumps({**entry, **files}, sort_keys=True))
-            file = files["zip_data"] or files["raw_data"]
-            self.stored[file["basename"]] = file["bytes"]
-            self.raw_bytes += files["raw_data"]["bytes"]
-        self.shards[folder] = len(self.texts) - before
+    @staticmethod
+    def none(splits: Iterable[str]) -> Joined:
+        """Datasets without shards."""
+        return Joined({split: JoinedShards() for split in splits})
+
+    def add(self, folder: str, entries: Entries, counts: Counts) -> None:
+        """Add the shards of a folder, "" for each dataset's own."""
+        for split, several in entries.items():
+            self.datasets[split].add(folder, several)
+        self.shards[folder] = sum(map(len, entries.values()))
         self.parts.append(counts)
 
     def shards_of(self, segment: int) -> int:
         """The number of a segment's shards."""
         return self.shards.get(segment_folder(segment), 0)
-
-    def index(self) -> bytes:
-        """The bytes of `index.json`, as `mds.writer.encode_index` gives them."""
-        return f'{{"shards": [{", ".join(self.texts)}], "version": 2}}'.encode()
 
 
 def list_finished(

@@ -6,8 +6,10 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from cloudload.storage.urls import join_url
 
 REPORT_NAME = "convert-report.json"
 MAX_LISTED = 20
@@ -19,7 +21,8 @@ class Counts:
     """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
 
     `bad_records` describes the first 20 bad records. `bad_files` has the number of bad records in
-    each file or dataset that has any, by its name below its root.
+    each file or dataset that has any, by its name below its root. `split_bytes` has the bytes of
+    text in each split, if there are several.
     """
 
     documents: int = 0
@@ -29,12 +32,18 @@ class Counts:
     input_bytes: int = 0
     text_bytes: int = 0
     bad_files: Mapping[str, int] = field(default_factory=dict)
+    split_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for a journal entry, which has `bad_files` only if there are any."""
+        """Return the counts for a journal entry, without those of files and splits if empty."""
         values = asdict(self)
-        if not self.bad_files:
-            del values["bad_files"]
+        return {name: value for name, value in values.items() if value != {}}
+
+    def to_report(self) -> dict[str, Any]:
+        """The fields of a report that count, with the 1,000 files with the most bad records."""
+        ordered = sorted(self.bad_files.items(), key=lambda item: (-item[1], item[0]))
+        values = vars(self) | {"bad_files": dict(ordered[:_MOST_BAD_FILES])}
+        del values["split_bytes"]
         return values
 
     @staticmethod
@@ -49,9 +58,10 @@ class Counts:
 
 def sum_counts(parts: Iterable[Counts]) -> Counts:
     """Return the sums of several counts, with the first 20 bad records."""
-    several, bad_files = list(parts), Counter[str]()
+    several, bad_files, split_bytes = list(parts), Counter[str](), Counter[str]()
     for each in several:
         bad_files.update(each.bad_files)
+        split_bytes.update(each.split_bytes)
     described = itertools.chain.from_iterable(each.bad_records for each in several)
     return Counts(
         sum(each.documents for each in several),
@@ -61,13 +71,8 @@ def sum_counts(parts: Iterable[Counts]) -> Counts:
         sum(each.input_bytes for each in several),
         sum(each.text_bytes for each in several),
         dict(bad_files),
+        dict(split_bytes),
     )
-
-
-def list_worst(bad_files: Mapping[str, int]) -> dict[str, int]:
-    """The 1,000 files with the most bad records, in descending order."""
-    ordered = sorted(bad_files.items(), key=lambda item: (-item[1], item[0]))
-    return dict(ordered[:_MOST_BAD_FILES])
 
 
 @dataclass(frozen=True)
@@ -116,10 +121,32 @@ class ConvertReport:
     bad_files: Mapping[str, int] = field(default_factory=dict)
     """The number of bad records in each file or dataset that has any, by its name below its root;
     the 1,000 with the most, in descending order."""
+    splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """`documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split, by its
+    name; empty without `splits`."""
+
+    def counts(self) -> Counts:
+        """The counts of the conversion."""
+        values: dict[str, Any]
+        values = {item.name: getattr(self, item.name, {}) for item in fields(Counts)}
+        split_bytes = {name: split["text_bytes"] for name, split in self.splits.items()}
+        return Counts(**values | {"split_bytes": split_bytes})
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
         return json.dumps(asdict(self), indent=2)
+
+    def to_store(self, split: str) -> dict[str, Any]:
+        """The report of a split's dataset and of the whole conversion; for "", only the latter."""
+        if not split:
+            return {"report": asdict(self)}
+        own = {"out": join_url(self.out, split), **self.splits[split], "splits": {}}
+        return {"report": asdict(self) | own, "whole": asdict(self)}
+
+    @staticmethod
+    def of_stored(stored: Mapping[str, Any]) -> ConvertReport:
+        """The report of the whole conversion, from one that `to_store` returned."""
+        return ConvertReport.from_dict(stored.get("whole", stored["report"]))
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> ConvertReport:

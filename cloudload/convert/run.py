@@ -19,11 +19,12 @@ from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.finish import Joined, join_notes, list_finished
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.journal import Journal, does_exist
+from cloudload.convert.journal import Journal
+from cloudload.convert.output import Output, does_exist
 from cloudload.convert.plan import Plan
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.rejects import join_rejects, store_rejects
-from cloudload.convert.report import ConvertReport, list_worst
+from cloudload.convert.report import ConvertReport
 from cloudload.convert.segment import SegmentWork, convert_segment, convert_units
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.engines.local import open_processes
@@ -42,9 +43,9 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class Run:
-    """The location of the output, and the options of a run. Only `config` changes the output."""
+    """The output, and the options of a run. Only `config` changes the output."""
 
-    location: str
+    output: Output
     config: ConvertConfig
     processes: int
     executor: Executor | None
@@ -54,6 +55,11 @@ class Run:
     rejects: str | None
     """The location of the file of rejects, or None."""
     progress: bool
+
+    @property
+    def location(self) -> str:
+        """The home of the output."""
+        return self.output.home
 
 
 def already_complete(report: ConvertReport, run: Run) -> ConvertReport:
@@ -87,7 +93,7 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
                 "Convert it without --finish"
             )
         logger.info("the input is one segment, which worker 0 converts")
-        return _report(run, Joined(), len(units), {}, unfinished=1)
+        return _report(run, Joined.none(run.output.splits), len(units), {}, unfinished=1)
     total = _total_bytes(units)
     with (
         open_progress_bar("convert", total, shown=run.progress) as bar,
@@ -104,7 +110,7 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
         )
         if run.rejects:
             store_rejects(rejects, run.rejects)
-    joined = Joined()
+    joined = Joined.none(run.output.splits)
     joined.add("", done.entries, done.counts)
     files = sum(len(unit.files) for unit in units)
     report = _report(run, joined, files, done.columns or (), resumed=done.resumed)
@@ -117,7 +123,7 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     `files` are those of the plan.
     """
     sizes = plan.sizes
-    journal = Journal(run.location, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
+    journal = Journal(run.output, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
     segments = plan.segments(files)
     numbers = [number for number, _ in segments]
     list_done = partial(
@@ -130,10 +136,10 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     if run.share and len(list_done(numbers)) < len(numbers):
         numbers = [number for number, _ in mine]
     is_part = len(numbers) < len(segments)
-    start = Joined() if is_part else join_base(run.location, plan)
+    start = Joined.none(run.output.splits) if is_part else join_base(run.output, plan)
     joined, missing = join_notes(run.location, numbers, plan.digest, start)
     # another worker may have joined them, and removed the notes
-    if missing and (report := read_report_if_joined(run.location, plan)):
+    if missing and (report := read_report_if_joined(run.output, plan)):
         return already_complete(report, run)
     if missing:
         raise ConvertError(_describe_missing(run.location, missing, len(segments)))
@@ -172,7 +178,7 @@ def _join_rejects(
         join_rejects(run.location, joined.with_bad, run.rejects)
     except (ConvertError, StoreError):
         # another worker may have joined the segments, and removed the rejects
-        if report := read_report_if_joined(run.location, plan):
+        if report := read_report_if_joined(run.output, plan):
             return report
         raise
     return None
@@ -186,7 +192,7 @@ def _run_segments(
     if finished and waiting:
         logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
     work = SegmentWork(
-        run.location,
+        run.output,
         run.config,
         plan.columns,
         plan.versions,
@@ -242,19 +248,32 @@ def _report(
     unfinished: int = 0,
     segments: int = 1,
 ) -> ConvertReport:
+    splits = {name: _describe_split(joined, name) for name in joined.datasets if name}
     kept = {column.name: column.encoding for column in columns}
     return ConvertReport(
         out=redact(run.location),
-        **vars(joined.counts) | {"bad_files": list_worst(joined.counts.bad_files)},
+        **joined.counts.to_report(),
         files=files,
-        raw_bytes=joined.raw_bytes,
-        stored_bytes=sum(joined.stored.values()),
-        shards=len(joined.stored),
+        raw_bytes=sum(each.raw_bytes for each in joined.datasets.values()),
+        stored_bytes=sum(sum(each.stored.values()) for each in joined.datasets.values()),
+        shards=sum(len(each.stored) for each in joined.datasets.values()),
+        splits=splits,
         columns={"text": "str", "id": "str"} | kept,
         resumed_shards=resumed,
         segments=segments,
         unfinished_segments=unfinished,
     )
+
+
+def _describe_split(joined: Joined, name: str) -> dict[str, int]:
+    found = joined.datasets[name]
+    return {
+        "documents": found.documents,
+        "text_bytes": joined.counts.split_bytes.get(name, 0),
+        "raw_bytes": found.raw_bytes,
+        "stored_bytes": sum(found.stored.values()),
+        "shards": len(found.stored),
+    }
 
 
 def _finish(
@@ -264,12 +283,18 @@ def _finish(
     names: Sequence[str],
     base: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
-    """Write the report and the index. Raises `ConvertError` if there are no documents.
+    """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
     `names` are those of the files or units. `base` is that of the plan.
     """
-    if joined.texts:
-        return journal.finish(joined.index(), joined.stored, report, base and base["stored"])
+    if report.documents:
+        for name in (name for name, split in report.splits.items() if not split["documents"]):
+            logger.warning(
+                "the split %s has no documents, so its dataset is empty, and a loader refuses it. "
+                "Give it a larger share, or convert more documents",
+                name,
+            )
+        return journal.finish(joined.datasets, report, base and base["stored"])
     journal.remove()
     name = f"{names[0]} and {len(names) - 1:,} more" if len(names) > 1 else names[0]
     first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""

@@ -25,13 +25,8 @@ from typing import Any, BinaryIO, TypeVar
 from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import group_units
-from cloudload.convert.journal import (
-    FinishedWork,
-    InputPosition,
-    Journal,
-    does_exist,
-    read_if_exists,
-)
+from cloudload.convert.journal import Journal
+from cloudload.convert.output import Output, does_exist, read_if_exists
 from cloudload.convert.plan import check_versions
 from cloudload.convert.records import BlockStart, InputBlock, InputUnit
 from cloudload.convert.rejects import rejects_name, store_rejects
@@ -39,12 +34,13 @@ from cloudload.convert.report import Counts
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.convert.shards import (
     BadRecord,
-    EncodedSamples,
+    EncodedBlock,
     ShardContext,
     ShardCutter,
     encode_block,
     store_shard,
 )
+from cloudload.convert.work import Entries, FinishedWork, InputPosition
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.mds.survey import JOURNAL_FOLDER
@@ -66,7 +62,7 @@ _CLOSE_S = 30.0
 class SegmentWork:
     """The data that all segments of a plan share. It is sent to every worker."""
 
-    location: str
+    output: Output
     config: ConvertConfig
     columns: tuple[Column, ...]
     versions: Mapping[str, str]
@@ -80,13 +76,8 @@ class SegmentWork:
 class Note:
     """A finished segment: the entries of its shards, with their names in its folder; its counts."""
 
-    entries: list[dict[str, Any]]
+    entries: Entries
     counts: Counts
-
-
-def segment_folder(number: int) -> str:
-    """The name of a segment's folder."""
-    return f"{number:05}"
 
 
 def note_name(number: int) -> str:
@@ -106,13 +97,14 @@ def convert_segment(
     different versions than the plan, or if the note belongs to another plan.
     """
     number, parts = numbered
+    home = work.output.home
     size = sum(map(count_bytes, parts))
     check_versions(work.versions)
-    if is_finished(work.location, number, work.plan, with_rejects=work.keeps_rejects):
+    if is_finished(home, number, work.plan, with_rejects=work.keeps_rejects):
         on_bytes(size)
         return size
     claim = {"recipe": {}, "inputs": {"plan": work.plan}}
-    journal = Journal(join_url(work.location, segment_folder(number)), claim, {})
+    journal = Journal(work.output.of_segment(number), claim, {})
     units = list(group_units(parts, work.config.block_bytes))
     with scratch_file() as rejects:
         done = convert_units(
@@ -125,9 +117,9 @@ def convert_segment(
             rejects=rejects if work.keeps_rejects else None,
         )
         if work.keeps_rejects:
-            store_rejects(rejects, join_url(work.location, rejects_name(number)))
+            store_rejects(rejects, join_url(home, rejects_name(number)))
     note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
-    write_object(join_url(work.location, note_name(number)), json.dumps(note).encode())
+    write_object(join_url(home, note_name(number)), json.dumps(note).encode())
     journal.remove_entries()
     return size
 
@@ -158,7 +150,10 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
             "inputs or options write to the same output. Choose another output for one of them, "
             "and start over (--overwrite)"
         )
-    return Note(note["entries"], Counts.from_json(note["counts"]))
+    entries = note["entries"]
+    return Note(
+        entries if isinstance(entries, dict) else {"": entries}, Counts.from_json(note["counts"])
+    )
 
 
 def convert_units(
@@ -178,8 +173,8 @@ def convert_units(
     are written to `rejects`. Raises `ConvertError`, `StoreError` and the errors of readers.
     """
     done = journal.read()
-    if resumed := len(done.entries):
-        logger.info("resuming after %d shards", resumed)
+    if done.resumed:
+        logger.info("resuming after %d shards", done.resumed)
     if (position := _first_to_read(done, rejects)) is None:
         return done
     on_bytes(position.counts.input_bytes)
@@ -193,15 +188,16 @@ def convert_units(
             journal.begin(columns)
             done = replace(done, columns=columns)
         form = config.shard_format(done.columns or ())
-        context = ShardContext(config, form, journal.location, rejects is not None)
-        cutter = ShardCutter(context.form, resumed, done.position, position.counts)
+        context = ShardContext(config, form, journal.output, rejects is not None)
+        cutter = ShardCutter(form, done, position.counts)
         jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes, rejects))
         stored = run_in_order(partial(storer.submit, store_shard, context), jobs, 1)
-        entries = [*done.entries, *(entry for _, entry in stored)]
+        for job, entry in stored:
+            done.entries[job.split].append(entry)
     finally:
         storer.close(_CLOSE_S)
         reader.close(_CLOSE_S)
-    return replace(done, entries=entries, counts=cutter.counts, resumed=resumed)
+    return replace(done, counts=cutter.counts)
 
 
 def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPosition | None:
@@ -210,8 +206,8 @@ def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPositio
     It is where the next shard begins; or the start, if there are rejects in shards that are stored.
     These shards are not stored again.
     """
-    counts = done.position.counts if done.position else done.counts
-    return InputPosition() if rejects is not None and counts.bad else done.position
+    counts = done.next.counts if done.next else done.counts
+    return InputPosition() if rejects is not None and counts.bad else done.next
 
 
 def read_blocks(
@@ -246,7 +242,7 @@ def _encode(
     skip_bad: bool,
     on_bytes: Callable[[int], object],
     rejects: BinaryIO | None,
-) -> Iterator[tuple[InputPosition, EncodedSamples]]:
+) -> Iterator[tuple[InputPosition, EncodedBlock]]:
     """Yield (position, samples) for each block, after its rejects are written.
 
     Raises `ConvertError` for a block with bad records, unless `skip_bad`.
