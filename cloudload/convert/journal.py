@@ -127,12 +127,11 @@ class Journal:
         self._refuse_to_hide(names)
         indexes = [name_in(split, INDEX_NAME) for split in self.output.splits]
         is_begun = not _PLANS.isdisjoint(names)
-        if all(name in names for name in indexes) or (
-            any(name in names for name in indexes) and not is_begun
-        ):
+        found = [name in names for name in indexes]
+        if all(found) or (any(found) and not is_begun):
             report_name = name_in(self.output.splits[-1], REPORT_NAME)
             data = self._read(report_name) if report_name in names else None
-            if data is None:
+            if data is None or not all(found):
                 raise ConvertError(
                     f"{redact(self.location)} already holds a dataset. Choose another output, or "
                     "overwrite it (--overwrite)"

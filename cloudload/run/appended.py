@@ -10,7 +10,9 @@ new run reads all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,16 +29,13 @@ def keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:
     Returns the recipe itself if no shards were appended, or if its data does not begin with the
     saved data, which is then refused.
     """
-    data, samples = (
-        str(saved.fields.get(name, "")).split(",") for name in (DATA_FIELD, SAMPLES_FIELD)
-    )
-    samples += [""] * len(data)
     shards = [len(dataset.shards) for dataset in recipe.corpus.datasets]
-    for component, *wanted in zip(recipe.components, data, samples, strict=False):
-        streams = component.streams
-        if _has_fingerprint(recipe.corpus, streams, *wanted):
+    pairs = zip(_list_fingerprints(saved.fields), _list_fingerprints(recipe.fields), strict=False)
+    for component, (wanted, now) in zip(recipe.components, pairs, strict=False):
+        if _are_same(wanted, now):
             continue
-        found = _find_shards(saved, recipe.corpus, component, *wanted)
+        streams = component.streams
+        found = _find_shards(saved, recipe.corpus, component, wanted)
         if found is None:
             return recipe
         shards[streams.start : streams.stop] = found
@@ -56,23 +55,31 @@ def describe_left_out(recipe: Recipe) -> Iterator[str]:
             )
 
 
-def _has_fingerprint(corpus: Corpus, streams: range, data: str, samples: str) -> bool:
-    is_same = corpus.fingerprint(streams) == data
-    return is_same or bool(samples and corpus.fingerprint_samples(streams) == samples)
+def _list_fingerprints(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The fingerprints of each component's data and of its samples; "" if it has none."""
+    data, samples = (str(fields.get(name, "")).split(",") for name in (DATA_FIELD, SAMPLES_FIELD))
+    return list(itertools.zip_longest(data, samples[: len(data)], fillvalue=""))
+
+
+def _are_same(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    return any(each and each == now for each, now in zip(one, other, strict=True))
 
 
 def _find_shards(
-    saved: Saved, corpus: Corpus, component: Component, data: str, samples: str
+    saved: Saved, corpus: Corpus, component: Component, wanted: tuple[str, str]
 ) -> list[int] | None:
     """The number of shards of each stream of a component that a saved run reads."""
     streams = component.streams
     if len(streams) == 1:
-        found = corpus.find_beginning(streams.start, data, samples)
+        found = corpus.find_beginning(streams.start, *wanted)
         return None if found is None else [found]
     shards = [len(dataset.shards) for dataset in corpus.datasets]
     for numbers in _list_candidates(saved, corpus, component, shards):
         is_possible = len(numbers) == len(shards) and all(map(int.__le__, numbers, shards))
-        if is_possible and _has_fingerprint(corpus.take(numbers), streams, data, samples):
+        if not is_possible:
+            continue
+        part = corpus.take(numbers)
+        if _are_same(wanted, (part.fingerprint(streams), part.fingerprint_samples(streams))):
             return list(numbers)
     return None
 

@@ -69,6 +69,9 @@ def test_a_run_continues_on_its_shards_on_any_world(
         if lengths in ("after", "both"):
             count(data)
         found, states = run_leg(make_rank, Leg(world, batches=2), state)
+        with make_rank(batch_size=1) as loader:
+            loader.load_state_dict(state)
+            assert (loader.describe()["lengths"] is None) == (lengths == "none")
         assert found == rows[: len(found)]
         rows, state = rows[len(found) :], states[-1]
     fresh, _ = run_leg(ranks(str(data), tmp_path / "other", packing=packing), Leg(batches=20))

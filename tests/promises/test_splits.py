@@ -276,6 +276,9 @@ def test_overwriting_removes_the_splits_and_nothing_else(corpus: Path, tmp_path:
     other = dataset_bytes(str(out / "other"))
     with pytest.raises(ConvertError, match=r"the inputs of .* changed"):
         convert_to_mds(corpus / "a.jsonl", out, **OPTIONS)
+    (out / "val" / "index.json").unlink()
+    with pytest.raises(ConvertError, match="already holds a dataset"):
+        convert_to_mds(corpus, out, **OPTIONS)
     report = convert_to_mds(corpus / "a.jsonl", out, overwrite=True, **OPTIONS)
     assert len(split_of(out, tmp_path)) == report.documents == 150
     assert dataset_bytes(str(out / "other")) == other
