@@ -14,6 +14,7 @@ from cloudload import CloudLoader, Stream, convert_to_mds
 from cloudload.count import count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.packing.tables import SPAN_STREAM
+from cloudload.provenance.state_run import open_run
 from cloudload.testing import Leg, Row, run_leg
 from tests.support.conversions import QUIET
 from tests.support.corpora import EOS, byte_tokenizer, random_documents
@@ -117,6 +118,20 @@ def test_new_runs_read_all_shards_and_the_log_and_description_say_so(
         loader.load_state_dict(new.state_dict())  # of a new run
         assert loader.num_samples == 90
         new.close()
+
+
+def test_the_run_of_a_state_is_reopened_on_its_own_shards(tmp_path: Path) -> None:
+    data = tmp_path / "mds"
+    convert(data, "a", 60)
+    whole, states = run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=9))
+    convert(data, "b", 30, append=True)
+    run = open_run(states[4], tokenizer=byte_tokenizer())
+    with run.loader(batch_size=2, num_workers=0, local=tmp_path / "cache") as loader:
+        batch = next(iter(loader))
+        spans = [tuple(span) for span in batch.spans[:, 1:].tolist()]
+        assert spans == [span for row in whole[8:10] for span in row.spans]
+        traced = [(span.sample, span.id) for span in loader.trace(batch)]
+        assert traced == [(sample, f"mds-a.jsonl:{sample + 1}") for _, _, sample, _, _ in spans]
 
 
 def test_streams_read_as_one_corpus_keep_their_shards(tmp_path: Path) -> None:
