@@ -19,18 +19,22 @@ from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.finish import Joined, join_notes, list_finished
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.journal import ConvertReport, Journal
+from cloudload.convert.journal import Journal
+from cloudload.convert.output import Output, does_exist
 from cloudload.convert.plan import Plan
 from cloudload.convert.records import InputUnit, sum_bytes
+from cloudload.convert.rejects import join_rejects, store_rejects
+from cloudload.convert.report import ConvertReport
 from cloudload.convert.segment import SegmentWork, convert_segment, convert_units
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
 from cloudload.engines.units import Engine, run_units
-from cloudload.errors import ConvertError
+from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import Column
 from cloudload.storage.redaction import redact
 from cloudload.system.progress_bar import open_progress_bar
+from cloudload.system.temp_files import scratch_file
 
 logger = logging.getLogger(__name__)
 
@@ -39,22 +43,38 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class Run:
-    """The location of the output, and the options of a run. Only `config` changes the output."""
+    """The output, and the options of a run. Only `config` changes the output."""
 
-    location: str
+    output: Output
     config: ConvertConfig
     processes: int
     executor: Executor | None
     share: Share | None
     finish: bool
     skip_bad: bool
+    rejects: str | None
+    """The location of the file of rejects, or None."""
     progress: bool
 
+    @property
+    def location(self) -> str:
+        """The home of the output."""
+        return self.output.home
 
-def already_complete(report: ConvertReport, location: str) -> ConvertReport:
+
+def already_complete(report: ConvertReport, run: Run) -> ConvertReport:
+    """The report of a dataset that was complete before this run.
+
+    Raises `ConvertError` if it has bad records, and their file is missing.
+    """
+    if run.rejects and report.bad and not does_exist(run.rejects):
+        raise ConvertError(
+            f"{redact(run.location)} is already complete, and its bad records were not written to "
+            f"{redact(run.rejects)}. To write them, convert again with overwrite (--overwrite)"
+        )
     return replace(
         report,
-        out=redact(location),
+        out=redact(run.location),
         already_complete=True,
         seconds=0.0,
         resumed_shards=report.shards,
@@ -73,9 +93,12 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
                 "Convert it without --finish"
             )
         logger.info("the input is one segment, which worker 0 converts")
-        return _report(run, Joined(), len(units), {}, unfinished=1)
+        return _report(run, Joined.none(run.output.splits), len(units), {}, unfinished=1)
     total = _total_bytes(units)
-    with open_progress_bar("convert", total, shown=run.progress) as bar:
+    with (
+        open_progress_bar("convert", total, shown=run.progress) as bar,
+        scratch_file() as rejects,
+    ):
         done = convert_units(
             units,
             run.config,
@@ -83,8 +106,11 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
             columns=None,
             skip_bad=run.skip_bad,
             on_bytes=bar.update,
+            rejects=rejects if run.rejects else None,
         )
-    joined = Joined()
+        if run.rejects:
+            store_rejects(rejects, run.rejects)
+    joined = Joined.none(run.output.splits)
     joined.add("", done.entries, done.counts)
     files = sum(len(unit.files) for unit in units)
     report = _report(run, joined, files, done.columns or (), resumed=done.resumed)
@@ -97,21 +123,24 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     `files` are those of the plan.
     """
     sizes = plan.sizes
-    journal = Journal(run.location, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
+    journal = Journal(run.output, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
     segments = plan.segments(files)
     numbers = [number for number, _ in segments]
-    finished = list_finished(run.location, numbers)
+    list_done = partial(
+        list_finished, run.location, plan=plan.digest, with_rejects=bool(run.rejects)
+    )
+    finished = list_done(numbers)
     mine = run.share.take(segments) if run.share else segments
     if not run.finish:
         _run_segments(run, plan, mine, set(finished))
-    if run.share and len(list_finished(run.location, numbers)) < len(numbers):
+    if run.share and len(list_done(numbers)) < len(numbers):
         numbers = [number for number, _ in mine]
     is_part = len(numbers) < len(segments)
-    start = Joined() if is_part else join_base(run.location, plan)
+    start = Joined.none(run.output.splits) if is_part else join_base(run.output, plan)
     joined, missing = join_notes(run.location, numbers, plan.digest, start)
     # another worker may have joined them, and removed the notes
-    if missing and (report := read_report_if_joined(run.location, plan)):
-        return already_complete(report, run.location)
+    if missing and (report := read_report_if_joined(run.output, plan)):
+        return already_complete(report, run)
     if missing:
         raise ConvertError(_describe_missing(run.location, missing, len(segments)))
     resumed = sum(joined.shards_of(number) for number in finished)
@@ -126,7 +155,33 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     )
     if report.unfinished_segments:
         return replace(report, seconds=journal.seconds())
+    if run.rejects and (found := _join_rejects(run, plan, joined, list_done(joined.with_bad))):
+        return already_complete(found, run)
     return _finish(journal, joined, report, list(sizes), plan.base)
+
+
+def _join_rejects(
+    run: Run, plan: Plan, joined: Joined, finished: Sequence[int]
+) -> ConvertReport | None:
+    """Store the rejects of all segments; or return the report if another worker did.
+
+    Raises `ConvertError` if segments left out bad records without keeping them.
+    """
+    assert run.rejects
+    try:
+        if lacking := sorted({*joined.with_bad} - {*finished}):
+            raise ConvertError(
+                f"segments {_name_some(lacking)} of {redact(run.location)} left out bad records "
+                "without keeping them. Run their workers again with rejects (--rejects), or finish "
+                "without it"
+            )
+        join_rejects(run.location, joined.with_bad, run.rejects)
+    except (ConvertError, StoreError):
+        # another worker may have joined the segments, and removed the rejects
+        if report := read_report_if_joined(run.output, plan):
+            return report
+        raise
+    return None
 
 
 def _run_segments(
@@ -137,7 +192,13 @@ def _run_segments(
     if finished and waiting:
         logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
     work = SegmentWork(
-        run.location, run.config, plan.columns, plan.versions, plan.digest, run.skip_bad
+        run.output,
+        run.config,
+        plan.columns,
+        plan.versions,
+        plan.digest,
+        run.skip_bad,
+        bool(run.rejects),
     )
     total, left = (
         sum(count_bytes(part) for _, parts in items for part in parts) for items in (mine, waiting)
@@ -163,12 +224,15 @@ def _open_executor(run: Run, units: int) -> Iterator[Engine | None]:
 
 
 def _describe_missing(location: str, missing: Sequence[int], total: int) -> str:
-    named = ", ".join(map(str, missing[:_MOST_NAMED]))
-    more = f", and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
     return (
         f"{redact(location)} is not finished: {len(missing):,} of {total:,} segments are missing "
-        f"({named}{more}). Run their workers again, or convert without --finish"
+        f"({_name_some(missing)}). Run their workers again, or convert without --finish"
     )
+
+
+def _name_some(numbers: Sequence[int]) -> str:
+    more = f", and {len(numbers) - _MOST_NAMED:,} more" if len(numbers) > _MOST_NAMED else ""
+    return ", ".join(map(str, numbers[:_MOST_NAMED])) + more
 
 
 # ---------------------------------------------------------------- report
@@ -184,19 +248,32 @@ def _report(
     unfinished: int = 0,
     segments: int = 1,
 ) -> ConvertReport:
+    splits = {name: _describe_split(joined, name) for name in joined.datasets if name}
     kept = {column.name: column.encoding for column in columns}
     return ConvertReport(
         out=redact(run.location),
-        **vars(joined.counts),
+        **joined.counts.to_report(),
         files=files,
-        raw_bytes=joined.raw_bytes,
-        stored_bytes=sum(joined.stored.values()),
-        shards=len(joined.stored),
+        raw_bytes=sum(each.raw_bytes for each in joined.datasets.values()),
+        stored_bytes=sum(sum(each.stored.values()) for each in joined.datasets.values()),
+        shards=sum(len(each.stored) for each in joined.datasets.values()),
+        splits=splits,
         columns={"text": "str", "id": "str"} | kept,
         resumed_shards=resumed,
         segments=segments,
         unfinished_segments=unfinished,
     )
+
+
+def _describe_split(joined: Joined, name: str) -> dict[str, int]:
+    found = joined.datasets[name]
+    return {
+        "documents": found.documents,
+        "text_bytes": joined.counts.split_bytes.get(name, 0),
+        "raw_bytes": found.raw_bytes,
+        "stored_bytes": sum(found.stored.values()),
+        "shards": len(found.stored),
+    }
 
 
 def _finish(
@@ -206,12 +283,18 @@ def _finish(
     names: Sequence[str],
     base: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
-    """Write the report and the index. Raises `ConvertError` if there are no documents.
+    """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
     `names` are those of the files or units. `base` is that of the plan.
     """
-    if joined.texts:
-        return journal.finish(joined.index(), joined.stored, report, base and base["stored"])
+    if report.documents:
+        for name in (name for name, split in report.splits.items() if not split["documents"]):
+            logger.warning(
+                "the split %s has no documents, so its dataset is empty, and a loader refuses it. "
+                "Give it a larger share, or convert more documents",
+                name,
+            )
+        return journal.finish(joined.datasets, report, base and base["stored"])
     journal.remove()
     name = f"{names[0]} and {len(names) - 1:,} more" if len(names) > 1 else names[0]
     first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.journal import ConvertReport
+from cloudload.convert.report import ConvertReport
 from cloudload.errors import StoreError
 from cloudload.mds.codecs import decompress
 from cloudload.mds.hashes import SAMPLES_HASH
