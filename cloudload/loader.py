@@ -43,6 +43,7 @@ from cloudload.delivery.description import Description, describe
 from cloudload.delivery.environment import current_environment
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.iteration import Iteration, join_ranges
+from cloudload.delivery.known_lanes import KnownLanes
 from cloudload.delivery.passes import WORKING, Pass, count_passes, reason_to_refuse_caller
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
@@ -77,7 +78,7 @@ from cloudload.storage.base import Retry
 from cloudload.streaming_arguments.objects import adopt_streaming
 from cloudload.system.activity import Wait
 from cloudload.tokenization.backend import choose_backend
-from cloudload.workers.plan import Measuring, Plan, Steady
+from cloudload.workers.plan import Foreseen, Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
 
 logger = logging.getLogger(__name__)
@@ -404,7 +405,13 @@ class CloudLoader:
         self._stop_iteration("another was started")
         self._start_log.begin_iteration()
         open_blocks = self._environment.open_blocks
-        iteration = Iteration(self.plan(), self._connect(), self._log, self._start_log, open_blocks)
+        plan, exchange = self.plan(), self._connect()
+        plan = self._foresee(plan, exchange)
+        known = self._find_known(plan)
+        self._check_alone(exchange, known)
+        iteration = Iteration(
+            plan, exchange, self._log, self._start_log, open_blocks, known=known
+        )
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -412,7 +419,36 @@ class CloudLoader:
         world = self._find_world()
         if self._exchange is None:
             self._exchange = self._environment.open_exchange(self._delivery)
-        if world.size > 1 and self._exchange.is_alone:
+        facts = list_facts(self._recipe, self._delivery, world, self._log.position)
+        facts["lengths"] = self._lengths.digest if self._lengths else None
+        self._exchange.compare(facts, world)
+        return self._exchange
+
+    def _foresee(self, plan: Plan, exchange: Exchange) -> Plan:
+        """Add the end of a finite run to its plan, if the lengths say it."""
+        lengths = self._open_run_lengths()
+        if lengths is None or self._asked.epochs is None:
+            return plan
+        is_needed = exchange.is_alone and plan.world_size > 1
+        if not lengths.can_foresee(plan.position, is_needed=is_needed):
+            return plan
+        return replace(plan, phase=Foreseen(lengths.find_ending(plan.position)))
+
+    def _find_known(self, plan: Plan) -> KnownLanes | None:
+        """The lanes of all ranks, if there are several, and the lengths say where lanes are."""
+        lengths = self._open_run_lengths()
+        if plan.world_size == 1 or lengths is None:
+            return None
+        is_endless = self._asked.epochs is None and lengths.locates_rows
+        is_known = isinstance(plan.phase, Foreseen) or is_endless
+        return KnownLanes(lengths, plan.position) if is_known else None
+
+    def _check_alone(self, exchange: Exchange, known: KnownLanes | None) -> None:
+        """Warn ranks that cannot communicate, and refuse a run that they cannot end together."""
+        world = self._find_world()
+        if world.size == 1 or not exchange.is_alone:
+            return
+        if known is None:
             check_can_end(self._recipe, self._delivery, world)
             if self._knows_all_lanes and self._delivery.dp_rank is None:
                 logger.warning(
@@ -421,11 +457,7 @@ class CloudLoader:
                     "init_process_group before iterating, or save local_state_dict() on every rank",
                     world.size,
                 )
-            self._knows_all_lanes = False
-        facts = list_facts(self._recipe, self._delivery, world, self._log.position)
-        facts["lengths"] = self._lengths.digest if self._lengths else None
-        self._exchange.compare(facts, world)
-        return self._exchange
+        self._knows_all_lanes = known is not None
 
     def _find_world(self) -> World:
         return self._environment.find_world(self._delivery)

@@ -7,6 +7,7 @@ The plan is in the phase `Measuring`, at the position where the lanes ended.
 
     message    virtual index | number of discarded tokens | sizes of documents, by lane
 
+With token lengths, each rank knows the sizes, and the messages have none.
 Discarded tokens are the rank's tokens before the dry row in the batch in which the lanes ended.
 """
 
@@ -17,17 +18,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.packing.tables import CURSOR_ORDINAL, CURSOR_SIZE, REMNANT_SIZE, SIZE_ABSENT
-from cloudload.packing.tail import Stages, Tail, pack_tail
-from cloudload.workers.block import Block, counts_of_sizes
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_SIZE, SIZE_ABSENT
+from cloudload.packing.tail import Stages, Tail, counts_of_sizes
+from cloudload.run.run_tail import pack_run_tail
+from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
 _HEADER = 2
 
 
 def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
-    """Build this rank's message (int64 [n]) from its workers' blocks of sizes.
+    """Build this rank's message (int64 [n]) from its workers' blocks of sizes, if there are any.
 
     `tokens_before_end` is the number of discarded tokens.
     """
@@ -36,7 +38,7 @@ def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> I
         lanes = plan.own_lanes(worker)
         stops = np.cumsum([_num_left(plan, lane) for lane in lanes])
         sizes.update(zip(lanes, np.split(block.lengths, stops[:-1]), strict=True))
-    header = [plan.world_index, tokens_before_end]
+    header = np.array([plan.world_index, tokens_before_end], np.int64)
     return np.concatenate([header, *(sizes[lane] for lane in sorted(sizes))])
 
 
@@ -47,29 +49,16 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
     Raises `StreamChangedError` if the position does not match the documents, and `DatasetError` if
     the whole run has no tokens.
     """
-    ended = plan.position
-    try:
-        tail = pack_tail(
-            plan.recipe.packing,
-            start_row=plan.phase.start,
-            stages=stages,
-            cursors=ended.cursors[0, :, :CURSOR_SIZE],
-            residues=[ended.residue(0, lane) for lane in range(plan.num_lanes)],
-            sizes=_sizes_by_lane(plan, messages),
-        )
-    except ValueError as error:
-        raise StreamChangedError(
-            f"{error}. The state is damaged, or was saved with a different corpus, tokenizer or "
-            "transform, or the transform is not deterministic. Load an earlier state, restore the "
-            "data and the config, or fix the transform"
-        ) from error
-    if not tail.end:
-        raise DatasetError(
-            f"no document of {', '.join(plan.recipe.labels)} has any tokens, because all are "
-            "empty, filtered out, or left out by on_error='skip'. Set an eos, or use a different "
-            "transform, min_tokens, or data"
-        )
-    return tail
+    if plan.lengths is not None:
+        lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+        return lengths.pack_rest(plan.phase.start, plan.position.lanes.arrays, stages)
+    return pack_run_tail(
+        plan.recipe,
+        start=plan.phase.start,
+        stages=stages,
+        ended=plan.position.lanes.arrays,
+        sizes=_sizes_by_lane(plan, messages),
+    )
 
 
 def sum_tokens(messages: Sequence[Ints]) -> int:

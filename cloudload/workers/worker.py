@@ -120,7 +120,8 @@ class _Worker:
         """Cut the block's rows: from the lanes before row `phase.start`, then from the tail."""
         num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
         pieces = self._cut_lanes(block, block.rows[:num_of_lanes], num_batches)
-        if self._plan.tail is not None:
+        if num_of_lanes < len(block.rows):
+            assert self._plan.tail is not None
             pieces += self._tail.cut(block, self._plan.tail, num_of_lanes)
         return pieces
 
