@@ -409,9 +409,7 @@ class CloudLoader:
         plan = self._foresee(plan, exchange)
         known = self._find_known(plan)
         self._check_alone(exchange, known)
-        iteration = Iteration(
-            plan, exchange, self._log, self._start_log, open_blocks, known=known
-        )
+        iteration = Iteration(plan, exchange, self._log, self._start_log, open_blocks, known=known)
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -475,9 +473,9 @@ class CloudLoader:
 
         It is the same on every rank after the same batch, and requires no communication. `lag` is
         for loops that fetch batches ahead. Raises `RanksDisagreeError` if ranks that cannot
-        communicate have read batches. Then use `local_state_dict`. Raises `ValueError` for a `lag`
-        that is out of range, or exceeds the number of batches since the loader was created, loaded
-        a state, or was moved by `seek`.
+        communicate have read batches without token lengths. Then use `local_state_dict`. Raises
+        `ValueError` for a `lag` that is out of range, or exceeds the number of batches since the
+        loader was created, loaded a state, or was moved by `seek`.
         """
         position = self._log.past(lag)
         if not self._knows_all_lanes and self._log.has_read:
@@ -490,6 +488,8 @@ class CloudLoader:
 
     def local_state_dict(self, lag: int = 0) -> State:
         """Return this rank's part of the state, for ranks that cannot communicate.
+
+        With token lengths, `state_dict` is whole on such ranks, too (not with `best_fit`).
 
         `merge_state_dicts` merges the parts of all ranks. Raises `ValueError` for an invalid `lag`,
         as `state_dict` does.
@@ -635,8 +635,8 @@ class CloudLoader:
         """Return the statistics of the run up to the last batch handed out or skipped.
 
         With `exchange_every` above 1, the counts of tokens and documents cover the run only up to
-        the last exchange. Ranks that cannot communicate add only their own rows to these counts.
-        `delivery` covers this rank since this loader was created.
+        the last exchange. Ranks that cannot communicate add only their own rows to these counts,
+        unless they have token lengths. `delivery` covers this rank since this loader was created.
         """
         return self._log.stats(self._recipe, self._backend)
 

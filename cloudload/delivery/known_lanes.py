@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from cloudload.delivery.exchange import Exchange
 from cloudload.errors import RanksDisagreeError
 from cloudload.lengths.run_lengths import RunLengths
@@ -66,12 +64,8 @@ def start_check(exchange: Exchange, stop: int) -> Callable[[], None]:
     """
     if exchange.is_alone:
         return lambda: None
-    finish = exchange.start(np.array([stop], np.int64))
-
-    def check() -> None:
-        check_in_step([int(message[0]) for message in finish()], stop)
-
-    return check
+    finish = exchange.start_number(stop)
+    return lambda: check_in_step(finish(), stop)
 
 
 def check_in_step(stops: list[int], stop: int) -> None:

@@ -156,3 +156,30 @@ def test_a_finite_run_ends_alike_with_lengths_and_without(
         for step, states in enumerate(itertools.zip_longest(one.states, other.states)):
             assert states[0] == states[1], f"part {number}, step {step}"
         assert one.stats == other.stats, f"part {number}"
+
+
+@pytest.mark.parametrize("packing", ["concat", "one_per_row"])
+def test_a_seek_or_skip_into_the_tail_gives_the_state_that_reading_gives(
+    folders: dict[str, Path], packing: Any
+) -> None:
+    def open_loader(lengths: str) -> CloudLoader:
+        return CloudLoader(
+            folders["very uneven"],
+            tokenizer=byte_tokenizer(),
+            **{"seq_len": 8, "num_lanes": 6, "batch_size": 4, "num_workers": 0, "epochs": 2},
+            eos=EOS,
+            packing=packing,
+            lengths=lengths,
+        )
+
+    reader = open_loader("off")
+    for number, batch in enumerate(reader, 1):
+        skipping, seeking = open_loader("require"), open_loader("require")
+        skipping.skip(number)
+        assert {**skipping.state_dict(), "skipped": ""} == reader.state_dict()
+        if reader.rows <= len(skipping) * 4 - 4:
+            seeking.seek(reader.rows)
+            of_reading = {"batches": reader.state_dict()["batches"], "global_batch": 4}
+            assert {**seeking.state_dict(), **of_reading} == reader.state_dict()
+        assert batch.first_row == 4 * number - 4
+    assert reader.state_dict()["tail"]
