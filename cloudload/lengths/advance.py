@@ -18,6 +18,7 @@ from cloudload.arrays import Flags, Ints, count_within
 from cloudload.errors import StreamChangedError
 from cloudload.lengths.sizes import ABSENT, DocumentSizes, LaneSizes, units_of
 from cloudload.lengths.tables import UNITS, LaneTables
+from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.packers import Packing
 from cloudload.packing.tables import (
     CURSOR_OFFSET,
@@ -109,6 +110,29 @@ class Walker:
         units[live] -= self._sums_before(lanes[live], numbers[live], within[live])[:, UNITS]
         return units
 
+    def count_units_before(self, cursors: Ints, lanes: Ints, ordinals: Ints) -> Ints:
+        """The units from lanes' cursors to the starts of documents at or after them.
+
+        `cursors` is int64 [lanes, 3]; `lanes`, `ordinals` and the result are int64 [documents].
+        """
+        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
+        units = np.zeros(len(cursors), np.int64)
+        found = self._measure_begun(begun, cursors)
+        units[begun] = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
+        heads = cursors[:, CURSOR_ORDINAL] + (cursors[:, CURSOR_OFFSET] > 0)
+        first = int(heads.min()) // self._tables.num_ordinals
+        own = np.unique(lanes)
+        units[own] -= self._units_since(first, own, heads[own])
+        return units[lanes] + self._units_since(first, lanes, ordinals)
+
+    def _units_since(self, first: int, lanes: Ints, ordinals: Ints) -> Ints:
+        """The units of each lane from the start of table `first` to a document."""
+        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
+        units: Ints = self._sums_before(lanes, numbers, within)[:, UNITS]
+        for number in range(first, int(numbers.max(initial=first))):
+            units += self._tables.totals(number)[lanes, UNITS] * (number < numbers)
+        return units
+
     def measure_rest(self, cursors: Ints) -> list[Ints]:
         """The sizes of the documents from each cursor to the end of its lane, as in remnants.
 
@@ -128,6 +152,15 @@ class Walker:
         for lane, whole in zip(begun.tolist(), wholes.tolist(), strict=True):
             parts[lane][0] = whole
         return parts
+
+    @property
+    def orders(self) -> EpochOrders:
+        """The order of each epoch of the component."""
+        return self._sizes.orders
+
+    def measure(self, lanes: Ints, ordinals: Ints) -> DocumentSizes:
+        """Measure documents, as `LaneSizes.measure` does."""
+        return self._sizes.measure(lanes, ordinals)
 
     def streams_of(self, lanes: Ints, ordinals: Ints) -> Ints:
         """The stream of each document, given by lane and ordinal: int64 [documents]."""

@@ -5,6 +5,7 @@ recipe, lengths of its datasets ─► a walker for each component ─► positi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -37,8 +38,31 @@ class RunLengths:
         self._packed: tuple[Ending, Tail, TailCounts] | None = None
 
     @cached_property
-    def _walkers(self) -> list[Walker]:
+    def walkers(self) -> list[Walker]:
         return [self._open_walker(component) for component in self.recipe.components]
+
+    @property
+    def units_of_row(self) -> int:
+        """The number of units of a row."""
+        return self.recipe.packing.seq_len if self.recipe.packing.name == "concat" else 1
+
+    def cut_spans(self, units: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (row, start, stop) for the tokens [start, stop) in each row of a document.
+
+        `units` of its lane are before the document, whose `size` is what is left of it. Rows are
+        indices within the rows of the lane.
+
+        Example: concat, seq_len 5, 4 units before it, and 7 tokens. Row 0 has its token 0, row 1
+        its tokens 1 to 5, and row 2 its token 6.
+        """
+        packing = self.recipe.packing
+        into = units % packing.seq_len if packing.name == "concat" else 0
+        row = units // self.units_of_row
+        start, size = 0, min(size, packing.seq_len) if packing.cuts else size
+        while start < size:
+            stop = min(size, start + packing.seq_len - into)
+            yield row, start, stop
+            row, start, into = row + 1, stop, 0
 
     def _open_walker(self, component: Component) -> Walker:
         recipe = self.recipe
@@ -86,7 +110,7 @@ class RunLengths:
         rows = count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
         cursors, counts = position.cursors.copy(), position.counts.copy()
         for place, (walker, component) in enumerate(
-            zip(self._walkers, recipe.components, strict=True)
+            zip(self.walkers, recipe.components, strict=True)
         ):
             advanced = walker.advance(cursors[place], rows[place])
             if advanced.is_dry.any():
@@ -114,9 +138,9 @@ class RunLengths:
         `CacheError` if an order or a table cannot be built.
         """
         packing = self.recipe.packing
-        if packing.has_residue or position.tail is not None or len(self._walkers) > 1:
+        if packing.has_residue or position.tail is not None or len(self.walkers) > 1:
             return None
-        units = int(self._walkers[0].count_units(position.cursors[0]).sum())
+        units = int(self.walkers[0].count_units(position.cursors[0]).sum())
         return -(-units // packing.seq_len) if packing.name == "concat" else units
 
     def can_foresee(self, position: Position, *, is_needed: bool) -> bool:
@@ -143,9 +167,8 @@ class RunLengths:
         return self._ending
 
     def _find_ending(self, position: Position) -> Ending:
-        packing, first = self.recipe.packing, position.table_rows
-        units_of_row = packing.seq_len if packing.name == "concat" else 1
-        units = self._walkers[0].count_units(position.cursors[0])
+        first, units_of_row = position.table_rows, self.units_of_row
+        units = self.walkers[0].count_units(position.cursors[0])
         start = first_dry_row(units // units_of_row, first)
         left = int(units.sum()) - (start - first) * units_of_row
         end = start + -(-left // units_of_row)
@@ -166,17 +189,17 @@ class RunLengths:
 
         `stages` are those of the tail so far. Raises the errors of `pack_run_tail`.
         """
-        sizes = self._walkers[0].measure_rest(ended.cursors[0])
+        sizes = self.walkers[0].measure_rest(ended.cursors[0])
         return pack_run_tail(self.recipe, start=start, stages=stages, ended=ended, sizes=sizes)
 
     def pack_tail(self, ending: Ending) -> Tail:
-        """Pack the tail of an ending. Raises the errors of `pack_run_tail`."""
+        """Pack the tail of an ending, or return it again. Raises the errors of `pack_run_tail`."""
         return self._tail_counts(ending)[0]
 
     def _tail_counts(self, ending: Ending) -> tuple[Tail, TailCounts]:
         if self._packed is None or self._packed[0] is not ending:
             tail = self.pack_rest(ending.start, ending.lanes, ending.stages)
             lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
-            streams = self._walkers[0].streams_of(lanes, ordinals)
+            streams = self.walkers[0].streams_of(lanes, ordinals)
             self._packed = ending, tail, TailCounts(self.recipe, tail, streams)
         return self._packed[1:]

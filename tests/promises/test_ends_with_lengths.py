@@ -20,6 +20,7 @@ from cloudload.testing import Leg, Row, run_leg
 from tests.support.corpora import EOS, byte_tokenizer, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.finite_runs import leave_out, uneven
+from tests.support.loaders import make_loader
 
 CORPORA = {
     "uneven": uneven(1, 61),
@@ -98,7 +99,7 @@ def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[
     for part in parts:
         loaders: list[CloudLoader] = []
 
-        def make_loader(loaders: Any = loaders, part: Part = part, **rank: Any) -> CloudLoader:
+        def make_rank(loaders: Any = loaders, part: Part = part, **rank: Any) -> CloudLoader:
             loader = CloudLoader(
                 folder,
                 tokenizer=byte_tokenizer(),
@@ -111,7 +112,7 @@ def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[
             return loader
 
         try:
-            rows, states = run_leg(make_loader, part.leg, ends[-1].states[-1] if ends else None)
+            rows, states = run_leg(make_rank, part.leg, ends[-1].states[-1] if ends else None)
         except CloudloadError as error:
             return f"{type(error).__name__}: {error}"
         ends.append(
@@ -163,14 +164,8 @@ def test_a_seek_or_skip_into_the_tail_gives_the_state_that_reading_gives(
     folders: dict[str, Path], packing: Any
 ) -> None:
     def open_loader(lengths: str) -> CloudLoader:
-        return CloudLoader(
-            folders["very uneven"],
-            tokenizer=byte_tokenizer(),
-            **{"seq_len": 8, "num_lanes": 6, "batch_size": 4, "num_workers": 0, "epochs": 2},
-            eos=EOS,
-            packing=packing,
-            lengths=lengths,
-        )
+        options = {"seq_len": 8, "num_lanes": 6, "batch_size": 4, "epochs": 2}
+        return make_loader(folders["very uneven"], packing=packing, lengths=lengths, **options)
 
     reader = open_loader("off")
     for number, batch in enumerate(reader, 1):
