@@ -106,6 +106,8 @@ def launch(
         _, errors = agent.communicate(timeout=_TIMEOUT_S)
         if agent.returncode and not run.killed:
             raise subprocess.CalledProcessError(agent.returncode, command, stderr=errors)
+    for error in folder.glob(f"error-{number}-*.txt") if run.killed else []:
+        raise AssertionError(error.read_text())
     files = list(folder.glob(f"run-{number}-rank-*.jsonl"))
     assert len(files) == run.ranks, f"a rank consumed nothing: {errors}"
     return {row: ids for file in files for row, ids in read_lines(file).items()}

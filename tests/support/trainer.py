@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,14 @@ def train(options: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    train(json.loads(sys.argv[1]))
+    options = json.loads(sys.argv[1])
+    try:
+        train(options)
+    except Exception:
+        # launch looks for it, because the end of a run that is killed shows no error
+        name = f"error-{options['run']}-{os.environ['RANK']}.txt"
+        Path(options["out"], name).write_text(traceback.format_exc())
+        raise
     # all is closed, and Python would clear torch's modules for longer than the run took
     os._exit(0)
 
