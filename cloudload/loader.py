@@ -295,13 +295,36 @@ class CloudLoader:
         rows = None if self._delivery.stop_every is not None else self._count_all_rows()
         if rows is None:
             raise TypeError(
-                f"{_NO_DATASET}. Its number of batches is known only with stop_every=N; or with "
-                "epochs=N and token lengths, which cloudload count makes; or if every document is "
+                f"{_NO_DATASET}. Its number of batches is known only with stop_every=N (see "
+                "count_batches for an epoch); or with epochs=N and token lengths, which cloudload "
+                "count makes; or if every document is "
                 "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
                 "transform, stop_every, or min_tokens above 1"
             )
         global_batch = self._delivery.batch_size * self._find_world().size
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
+
+    def count_batches(self, epochs: int = 1) -> int:
+        """Return the number of global batches that hold `epochs` epochs of the data.
+
+        It makes an epoch of the data an epoch of a training framework, as `stop_every` or as a
+        number of steps. The last batch may not be full. Needs token lengths (see `lengths`), or
+        that every document becomes exactly one row. Raises `ValueError` if the number is unknown,
+        as with `best_fit` and for mixed streams, and unless `epochs` is at least 1.
+        """
+        if epochs < 1:
+            raise ValueError(f"epochs is {epochs}. It must be at least 1")
+        lengths = self._open_run_lengths()
+        rows = None if lengths is None else lengths.count_rows_of_epochs(epochs)
+        if self._recipe.has_row_per_document:
+            rows = epochs * self._recipe.components[0].lanes.num_positions
+        if rows is None:
+            raise ValueError(
+                "the number of batches of an epoch is not known, because there are no token "
+                "lengths, the packing is best_fit, or the streams are mixed. Run cloudload count, "
+                "or choose a number of batches"
+            )
+        return -(-rows // (self._delivery.batch_size * self._find_world().size))
 
     def _count_all_rows(self) -> int | None:
         """The number of rows of a finite run, at its current `seq_len`; None if it is unknown."""

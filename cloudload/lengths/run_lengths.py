@@ -20,7 +20,7 @@ from cloudload.lengths.tables import LaneTables
 from cloudload.order.mixture_counts import count_rows
 from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_LANE, REMNANT_ORDINAL
 from cloudload.packing.tail import Stages, Tail, next_stages
-from cloudload.run.components import Component
+from cloudload.run.components import Component, build_components
 from cloudload.run.position import LaneArrays, LaneLog, Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.run_tail import check_has_tokens, pack_run_tail
@@ -142,6 +142,21 @@ class RunLengths:
             return None
         units = int(self.walkers[0].count_units(position.cursors[0]).sum())
         return -(-units // packing.seq_len) if packing.name == "concat" else units
+
+    def count_rows_of_epochs(self, epochs: int) -> int | None:
+        """The number of rows that a run of `epochs` epochs has, at the recipe's `seq_len`.
+
+        None if it does not follow from lengths alone: with `best_fit`, and with several components.
+        Raises the errors of `count_rows`.
+        """
+        recipe = self.recipe
+        if not self.locates_rows or len(recipe.components) > 1:
+            return None
+        config = replace(recipe.config, epochs=epochs)
+        components = build_components(config, recipe.components, recipe.layout)
+        finite = replace(recipe, config=config, components=components)
+        run = RunLengths(finite, self._root, self._lengths)
+        return run.count_rows(Position.start(finite))
 
     def can_foresee(self, position: Position, *, is_needed: bool) -> bool:
         """Whether the end of a finite run follows from its lengths in seconds, or `is_needed`.
