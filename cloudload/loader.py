@@ -203,6 +203,7 @@ class CloudLoader:
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
         self._run_lengths: RunLengths | None = None
+        self._has_jumped = False
         self._log = RunLog(Position.start(self._recipe))
         self._found_lengths = find_lengths(
             self._recipe, os.fspath(self._delivery.lengths), self._delivery.retry
@@ -399,6 +400,7 @@ class CloudLoader:
             position=position,
             phase=Steady() if position.tail is None else Measuring(position.table_rows),
             lengths=self._lengths,
+            has_jumped=self._has_jumped and self._is_first,
         )
 
     @functools.cached_property
@@ -414,7 +416,9 @@ class CloudLoader:
     def _advance(self, position: Position, row: int) -> Position | None:
         """The position at a later row, from the lengths; None if they do not say."""
         lengths = self._open_run_lengths()
-        return None if lengths is None else lengths.advance(position, row)
+        found = None if lengths is None else lengths.advance(position, row)
+        self._has_jumped |= found is not None and row > position.table_rows
+        return found
 
     def _open_run_lengths(self) -> RunLengths | None:
         """The lengths of the current recipe's run, or None if there are none."""
@@ -434,6 +438,7 @@ class CloudLoader:
         self._check_alone(exchange, known)
         iteration = Iteration(plan, exchange, self._log, self._start_log, open_blocks, known=known)
         self._iteration = weakref.ref(iteration)
+        self._has_jumped = False
         return iteration
 
     def _connect(self) -> Exchange:

@@ -94,6 +94,8 @@ class Plan:
     phase: Phase
     lengths: CorpusLengths | None = None
     """The lengths of the samples, with which documents are compared as they are read."""
+    has_jumped: bool = False
+    """Whether the position was found from lengths, and this rank compares some of them first."""
 
     @property
     def num_lanes(self) -> int:

@@ -20,6 +20,7 @@ from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
 from cloudload.workers.block import Block, BlockBuilder, Pieces
 from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.lane_reader import LaneReader
+from cloudload.workers.length_check import check_some_lengths
 from cloudload.workers.plan import Measuring, Plan
 from cloudload.workers.tail_reader import TailReader, measure_rest
 
@@ -66,6 +67,8 @@ class _Worker:
         if isinstance(plan.phase, Measuring):
             yield self._measure()
             return
+        if plan.has_jumped and self._worker == 0:
+            check_some_lengths(plan, self._documents)
         for start, stop in plan.replays():
             yield self._make_block(start, [stop], keeps_tokens=False)
         step = plan.global_batch
