@@ -110,6 +110,8 @@ def launch(
         raise AssertionError(error.read_text())
     files = list(folder.glob(f"run-{number}-rank-*.jsonl"))
     assert len(files) == run.ranks, f"a rank consumed nothing: {errors}"
+    taken = [len(file.read_text().splitlines()) for file in files]
+    assert not run.killed or taken == [run.batches] * run.ranks, f"died early, {taken}: {errors}"
     return {row: ids for file in files for row, ids in read_lines(file).items()}
 
 

@@ -100,6 +100,8 @@ def train(options: dict[str, Any]) -> None:
     state_file = out / "state.json"
     if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
         loader.load_state_dict(json.loads(state_file.read_text()))
+    if is_alone:
+        meet_in_files(out, options["run"], 0)  # so that no rank loads a state of this run
     if rank == 0:
         (out / "start.json").write_text(json.dumps(loader.rows))
     log = (out / f"run-{options['run']}-rank-{rank}.jsonl").open("a")
