@@ -42,7 +42,7 @@ from cloudload.delivery.agreement import check_can_end, list_facts
 from cloudload.delivery.description import Description, describe
 from cloudload.delivery.environment import current_environment
 from cloudload.delivery.exchange import Exchange
-from cloudload.delivery.iteration import Iteration, join_ranges
+from cloudload.delivery.iteration import Iteration
 from cloudload.delivery.known_lanes import KnownLanes
 from cloudload.delivery.passes import WORKING, Pass, count_passes, reason_to_refuse_caller
 from cloudload.delivery.run_log import RunLog
@@ -68,7 +68,7 @@ from cloudload.option_docs import explained_by
 from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
-from cloudload.run.position import Position
+from cloudload.run.position import Position, join_ranges
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.run.resume import keep_framing, resume_mixture, resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state

@@ -41,7 +41,7 @@ from cloudload.cache.counters import RetryCounts
 from cloudload.delivery import tail_exchange
 from cloudload.delivery.collate import join_blocks
 from cloudload.delivery.exchange import Exchange
-from cloudload.delivery.known_lanes import KnownLanes, start_check
+from cloudload.delivery.known_lanes import KnownLanes, check_not_dry, start_check
 from cloudload.delivery.progress import (
     Report,
     Update,
@@ -52,10 +52,9 @@ from cloudload.delivery.progress import (
 )
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
-from cloudload.errors import DatasetError, WorkerError
+from cloudload.errors import WorkerError
 from cloudload.packing.tail import next_stages
-from cloudload.run.position import LaneLog, Position
-from cloudload.stats import TOKENS
+from cloudload.run.position import LaneLog, Position, join_ranges
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Foreseen, InTail, Measuring, Plan
 
@@ -103,7 +102,7 @@ class Iteration(Iterator[Batch]):
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self._failure: Exception | None = None
-        self._lanes_end = _find_lanes_end(plan)
+        self._lanes_end = tail_exchange.find_lanes_end(plan)
         """Once the tail is packed, the position at which the lanes ended. In the tail, cursors do
         not move."""
         self._discarded_tokens = 0
@@ -211,7 +210,7 @@ class Iteration(Iterator[Batch]):
         self._advance()
         batch_rows = plan.rows_by_worker(plan.rank_rows(start, stop))
         if isinstance(plan.phase, Foreseen) or self._known is not None:
-            self._check_not_dry(stop)
+            check_not_dry(self._current, stop, plan.num_lanes)
         if self._known is not None:
             return batch_rows
         report = report_batch(
@@ -219,15 +218,6 @@ class Iteration(Iterator[Batch]):
         )
         self._reports.append(report)
         return batch_rows
-
-    def _check_not_dry(self, stop: int) -> None:
-        """Raise `DatasetError` if a lane ended before row `stop`, although its lengths differ."""
-        first_dry = min(block.first_dry for block in self._current)
-        if first_dry < stop:
-            raise DatasetError(
-                f"lane {first_dry % self._plan.num_lanes} ended at row {first_dry:,}, but has more "
-                "tokens in the token lengths. Run cloudload count again, or set lengths='off'"
-            )
 
     def _advance(self) -> None:
         """Make the workers' next batch the current one."""
@@ -242,11 +232,7 @@ class Iteration(Iterator[Batch]):
             self._start_log.log_shard(self._plan, self._current)
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]]]:
-        """Start the exchange after the batch that ends at row `stop`, if its window ends there.
-
-        Returns the window, and a function that waits for the reports, of which there are none if
-        the lanes are known.
-        """
+        """Start the exchange after row `stop`, if its window ends there."""
         plan = self._plan
         if stop - self._window_start < plan.delivery.exchange_every * plan.global_batch:
             return None, list
@@ -350,35 +336,11 @@ class Iteration(Iterator[Batch]):
         dropped = tail.num_tokens(position.rows)
         uncounted: Ints = np.zeros_like(position.counts)
         if position.rows < plan.phase.start:
-            dropped += self._count_discarded()
+            dropped += tail_exchange.count_discarded(plan, position, self._discarded_tokens)
         elif not tail.num_rows:
             uncounted = tail_exchange.count_remnants(plan, tail.remnants)
         self._log.record_end(dropped, uncounted)
         self.close()
-
-    def _count_discarded(self) -> int:
-        """The number of tokens of all ranks from the position to the row at which lanes end."""
-        if not isinstance(self._plan.phase, Foreseen):
-            return self._discarded_tokens
-        ended, now = self._plan.phase.ending.lanes.counts, self._position.counts
-        return int((ended - now)[:, TOKENS].sum())
-
-
-def _find_lanes_end(plan: Plan) -> Position:
-    """The plan's position, with the cursors and residues of the lanes' end if it is foreseen."""
-    if not isinstance(plan.phase, Foreseen):
-        return plan.position
-    ended = plan.phase.ending.lanes
-    return plan.position.with_lanes(cursors=ended.cursors, residues=ended.residues)
-
-
-def join_ranges(
-    ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
-) -> tuple[tuple[int, int], ...]:
-    """Append a range of rows, and merge it with the last one if they adjoin."""
-    if ranges and ranges[-1][1] == new[0]:
-        return (*ranges[:-1], (ranges[-1][0], new[1]))
-    return (*ranges, new)
 
 
 def _close_blocks(blocks: Iterator[list[Block]]) -> None:

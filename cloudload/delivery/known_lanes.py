@@ -8,14 +8,15 @@ A batch costs nothing. Only reading the arrays, as a state or the statistics do,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from cloudload.delivery.exchange import Exchange
-from cloudload.errors import RanksDisagreeError
+from cloudload.errors import DatasetError, RanksDisagreeError
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.run.position import LaneArrays, LaneLog, Position
+from cloudload.workers.block import Block
 
 
 class KnownLanes:
@@ -54,6 +55,19 @@ class _FoundLanes(LaneLog):
             assert self._find is not None
             self._found, self._find = self._find(), None
         return self._found
+
+
+def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
+    """Raise `DatasetError` if a lane ended before row `stop`, although its lengths say otherwise.
+
+    `blocks` are the current ones of the rank's workers.
+    """
+    first_dry = min(block.first_dry for block in blocks)
+    if first_dry < stop:
+        raise DatasetError(
+            f"lane {first_dry % num_lanes} ended at row {first_dry:,}, but has more tokens in the "
+            "token lengths. Run cloudload count again, or set lengths='off'"
+        )
 
 
 def start_check(exchange: Exchange, stop: int) -> Callable[[], None]:

@@ -21,9 +21,11 @@ from cloudload.arrays import Ints
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_SIZE, SIZE_ABSENT
 from cloudload.packing.tail import Stages, Tail, counts_of_sizes
+from cloudload.run.position import Position
 from cloudload.run.run_tail import pack_run_tail
+from cloudload.stats import TOKENS
 from cloudload.workers.block import Block
-from cloudload.workers.plan import Plan
+from cloudload.workers.plan import Foreseen, Plan
 
 _HEADER = 2
 
@@ -64,6 +66,25 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
 def sum_tokens(messages: Sequence[Ints]) -> int:
     """The number of discarded tokens of all ranks."""
     return sum(int(message[1]) for message in messages)
+
+
+def find_lanes_end(plan: Plan) -> Position:
+    """The plan's position, with the cursors and residues of the lanes' end if it is foreseen."""
+    if not isinstance(plan.phase, Foreseen):
+        return plan.position
+    ended = plan.phase.ending.lanes
+    return plan.position.with_lanes(cursors=ended.cursors, residues=ended.residues)
+
+
+def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
+    """The number of tokens of all ranks from a position to the row at which the lanes end.
+
+    `discarded` is that number, unless the end was foreseen.
+    """
+    if not isinstance(plan.phase, Foreseen):
+        return discarded
+    left = plan.phase.ending.lanes.counts - position.counts
+    return int(left[:, TOKENS].sum())
 
 
 def count_remnants(plan: Plan, remnants: Ints) -> Ints:
