@@ -3,15 +3,17 @@
     Plan: recipe of the rows, place in the world, position of the lanes, phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
-A run is in one of three phases. Only a finite run (`epochs=N`) leaves the first one:
+A run is in one of these phases. Only a finite run (`epochs=N`) leaves the first one:
 
     Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged ──► InTail ──► end
+    Foreseen ── the token lengths tell the row `start` and the tail beforehand ────────────► end
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,9 @@ import numpy as np
 from cloudload.arrays import NEVER, Ints
 from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
+from cloudload.lengths.ending import Ending
 from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
 from cloudload.run.position import Position
@@ -56,7 +60,19 @@ class InTail:
     tail: Tail
 
 
-Phase = Steady | Measuring | InTail
+@dataclass(frozen=True)
+class Foreseen:
+    """The lanes end at row `start`, and the run at row `end`, as the token lengths say."""
+
+    ending: Ending
+
+    @property
+    def start(self) -> int:
+        """The first row of the tail."""
+        return self.ending.start
+
+
+Phase = Steady | Measuring | InTail | Foreseen
 
 
 @dataclass(frozen=True)
@@ -78,16 +94,29 @@ class Plan:
     phase: Phase
     lengths: CorpusLengths | None = None
     """The lengths of the samples, with which documents are compared as they are read."""
+    has_jumped: bool = False
+    """Whether the position was found from lengths, and this rank compares some of them first."""
 
     @property
     def num_lanes(self) -> int:
         """Number of lanes of the run."""
         return self.recipe.num_lanes
 
-    @property
+    @cached_property
     def tail(self) -> Tail | None:
-        """The tail, or None before it is packed."""
+        """The tail, or None before it is packed. If it is foreseen, the first use packs it."""
+        if isinstance(self.phase, Foreseen):
+            assert self.lengths is not None
+            lengths = RunLengths(self.recipe, self.cache_root, self.lengths)
+            return lengths.pack_tail(self.phase.ending)
         return self.phase.tail if isinstance(self.phase, InTail) else None
+
+    @property
+    def end(self) -> int | None:
+        """The number of rows in the run, or None if it is not known."""
+        if isinstance(self.phase, Foreseen):
+            return self.phase.ending.end
+        return self.phase.tail.end if isinstance(self.phase, InTail) else None
 
     @property
     def batches_at_once(self) -> int:

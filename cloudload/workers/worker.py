@@ -20,6 +20,7 @@ from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
 from cloudload.workers.block import Block, BlockBuilder, Pieces
 from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.lane_reader import LaneReader
+from cloudload.workers.length_check import check_some_lengths
 from cloudload.workers.plan import Measuring, Plan
 from cloudload.workers.tail_reader import TailReader, measure_rest
 
@@ -66,6 +67,8 @@ class _Worker:
         if isinstance(plan.phase, Measuring):
             yield self._measure()
             return
+        if plan.has_jumped and self._worker == 0:
+            check_some_lengths(plan, self._documents)
         for start, stop in plan.replays():
             yield self._make_block(start, [stop], keeps_tokens=False)
         step = plan.global_batch
@@ -120,7 +123,8 @@ class _Worker:
         """Cut the block's rows: from the lanes before row `phase.start`, then from the tail."""
         num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
         pieces = self._cut_lanes(block, block.rows[:num_of_lanes], num_batches)
-        if self._plan.tail is not None:
+        if num_of_lanes < len(block.rows):
+            assert self._plan.tail is not None
             pieces += self._tail.cut(block, self._plan.tail, num_of_lanes)
         return pieces
 
