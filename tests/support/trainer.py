@@ -70,6 +70,14 @@ def meet_in_files(out: Path, run: int, step: int) -> None:
         time.sleep(0.001)
 
 
+def append_data(index: str | None, folder: str, *, is_due: bool) -> None:
+    """Meet the other rank where rank 0 has opened the data; if it `is_due`, append to the data."""
+    if index:
+        dist.barrier()
+        if is_due:
+            shutil.copy(index, Path(folder, "index.json"))
+
+
 def train(options: dict[str, Any]) -> None:
     is_alone = options.get("alone", False)
     if not is_alone:
@@ -84,9 +92,8 @@ def train(options: dict[str, Any]) -> None:
         settings |= slow_once(rank, slow_rank)
         log_waits_early(out / f"log-{rank}.txt")
     appended = options.get("append")
-    if appended and rank == 1:  # after rank 0 has opened the data
-        dist.barrier()
-        shutil.copy(appended, Path(options["folders"][0], "index.json"))
+    if rank == 1:
+        append_data(appended, options["folders"][0], is_due=True)
     loader = CloudLoader(
         streams_of(*options["folders"]) if is_mixed else options["folders"][0],
         local=options["cache"],
@@ -102,8 +109,8 @@ def train(options: dict[str, Any]) -> None:
         **place_of(options, rank),
         **settings,
     )
-    if appended and rank == 0:
-        dist.barrier()
+    if rank == 0:
+        append_data(appended, options["folders"][0], is_due=False)
     state_file = out / "state.json"
     if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
         loader.load_state_dict(json.loads(state_file.read_text()))
