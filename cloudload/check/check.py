@@ -50,8 +50,8 @@ def check_dataset(
         text_key: the column that holds the document.
         sample: number of shards to read, spread evenly over the dataset. By default all. 0
             checks only the index, and the names and sizes of the objects.
-        processes: number of worker processes, one per available core by default. With 1, all work
-            is done in this process.
+        processes: number of worker processes, one per available core by default, and at most one
+            per 512 MiB of raw shards. With 1, all work is done in this process.
         executor: check the shards on this `concurrent.futures.Executor` instead, such as a
             `cloudload.engines.ray.RayExecutor`. Its workers must have access to the dataset.
         worker: check only one share of the shards, as one of several jobs: `I/N`, with I from 0 to

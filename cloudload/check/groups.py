@@ -25,8 +25,7 @@ from cloudload.storage.urls import is_local
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.ordered_results import run_in_order
 
-_LEAST_GROUP_BYTES, _EXECUTOR_GROUP_BYTES, _MOST_GROUP_BYTES = 32 << 20, 256 << 20, 1 << 30
-_GROUPS_PER_PROCESS = 8
+_GROUP_BYTES = 512 << 20  # a process needs a second or two, and about as long to start
 _THREADS_ALONE, _THREADS = 8, 4
 
 
@@ -57,8 +56,10 @@ def check_shards(
     The groups run on the executor, or else on `processes` processes. `on_bytes` receives stored
     bytes. Raises `WorkerError` if a process or the executor fails.
     """
-    groups = cut_groups(shards, _choose_group_bytes(shards, processes, executor))
+    groups = cut_groups(shards, _GROUP_BYTES)
     is_alone = executor is None and min(processes, len(groups)) <= 1
+    if is_alone and groups:
+        groups = [tuple(shards)]
     place = os.path.abspath(url) if is_local(url) else url  # other processes may be elsewhere
     work = CheckWork(place, text_key, retry, _THREADS_ALONE if is_alone else _THREADS)
     with (
@@ -96,16 +97,3 @@ def cut_groups(shards: Sequence[ShardInfo], group_bytes: int) -> list[tuple[Shar
             groups.append(tuple(group))
             group, filled = [], 0
     return [*groups, tuple(group)] if group else groups
-
-
-def _choose_group_bytes(
-    shards: Sequence[ShardInfo], processes: int, executor: Executor | None
-) -> int:
-    """Small enough for several groups per process. In this process, one group has all shards."""
-    if executor is not None:
-        return _EXECUTOR_GROUP_BYTES
-    total = sum(shard.raw.bytes for shard in shards)
-    if processes == 1:
-        return total + 1
-    share = total // (processes * _GROUPS_PER_PROCESS)
-    return min(max(share, _LEAST_GROUP_BYTES), _MOST_GROUP_BYTES)

@@ -143,7 +143,7 @@ def test_a_cluster_finds_the_damage_that_one_process_finds(
     for shard in sorted(tmp_path.glob("out/*/shard.00001.*"))[:30]:
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(groups, "_EXECUTOR_GROUP_BYTES", 50_000)
+    monkeypatch.setattr(groups, "_GROUP_BYTES", 50_000)
     expected = check_dataset("out", processes=1, progress=False)
     assert expected.counts["hash-mismatch"] == 30
     with RayExecutor() as executor:

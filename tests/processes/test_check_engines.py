@@ -51,8 +51,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_groups(monkeypatch: pytest.MonkeyPatch, damaged: Path) -> None:
     """Cut the dataset into 20 groups of 3 shards."""
     three = 3 * (damaged / "shard.00000.mds").stat().st_size
-    for name in ("_LEAST_GROUP_BYTES", "_EXECUTOR_GROUP_BYTES", "_MOST_GROUP_BYTES"):
-        monkeypatch.setattr(groups, name, three)
+    monkeypatch.setattr(groups, "_GROUP_BYTES", three)
 
 
 def change(path: Path, old: bytes, new: bytes) -> None:
