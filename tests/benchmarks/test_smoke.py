@@ -129,11 +129,17 @@ def test_trace_finds_what_the_run_read(corpus: Path) -> None:
     assert row["s to trace 10 steps"] > 0
 
 
-def test_convert_reports_speed_and_hashes(corpus: Path) -> None:
-    tables = run_json("convert", "--corpus", str(corpus))
-    *speeds, hashes = tables.values()
-    assert [row["processes"] for rows in speeds for row in rows] == [1, 2, 1, 2]
-    assert all(row["MB/s"][0] > 0 for rows in speeds for row in rows)
+def test_convert_reports_each_way_and_hashes(corpus: Path) -> None:
+    forms = ("jsonl.gz", "parquet")
+    tables = run_json("convert", "--corpus", str(corpus), "--megabytes", "0.8", "--forms", *forms)
+    (lines, lines_in_s3, parquet, parquet_in_s3, hashes) = tables.values()
+    for rows in (lines, parquet):
+        ways = [(row["way"], row["processes"]) for row in rows]
+        both = [(way, number) for way in ("cloudload", "MDSWriter") for number in (1, 2)]
+        assert ways == [*both, ("llm-foundry", 1)]
+    for rows in (lines, parquet, lines_in_s3, parquet_in_s3):
+        assert all(row["MB per CPU s"][0] > 0 and row["peak MB of memory"] > 10 for row in rows)
+        assert all((row["coordinator's share"] is None) == (row["processes"] == 1) for row in rows)
     assert [row["processes"] for row in hashes] == [1, 2, 5]
     assert len({row["SHA-256"] for row in hashes}) == 1
 
