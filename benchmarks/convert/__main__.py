@@ -130,7 +130,7 @@ def take_turn(
         question = {"inputs": inputs, "out": out or f"{work}/out", "processes": processes}
         with Sampler(side.pid, scratch) as sampler:
             answer = side.take_turn(question | {"scratch": str(scratch)})
-        return answer | {"memory": sampler.memory_of_workers(), "disk": sampler.disk}
+        return answer | {"memory": sampler.memory(processes), "disk": sampler.disk}
 
 
 def row_of(way: str, processes: int, turns: list[Message], data: Input) -> Row:

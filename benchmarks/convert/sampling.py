@@ -37,10 +37,12 @@ class Sampler:
         self._thread.join()
         self._sample()
 
-    def memory_of_workers(self) -> int:
-        """The largest resident set of a worker in bytes; of the process itself if it has none."""
-        workers = [peak for pid, peak in self._peaks.items() if pid != self._pid]
-        return max(workers or [self._peaks.get(self._pid, 0)])
+    def memory(self, processes: int) -> int:
+        """The largest resident set, in bytes, of a process that works: of the first, or others."""
+        if processes == 1:
+            return self._peaks[self._pid]
+        others = [peak for pid, peak in self._peaks.items() if pid != self._pid]
+        return max(others, default=self._peaks[self._pid])
 
     def _run(self) -> None:
         while not self._end.wait(INTERVAL_S):

@@ -22,7 +22,8 @@ from tests.support.warm_start import stand_in
 
 pytestmark = pytest.mark.timeout(900)
 
-COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "trace"}
+COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
+COVERED |= {"trace"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -171,6 +172,19 @@ def test_cold_start_reports_first_batches_and_epochs(corpus: Path, tmp_path: Pat
         assert 0.9 < share < 2
         assert len(shares[loader, 2]) == 2
     assert "How it was measured" in (tmp_path / "COLD_START.md").read_text()
+
+
+@pytest.mark.long
+def test_shard_sizes_reports_first_batches_and_epochs(corpus: Path) -> None:
+    sizes = ("--shard-mb", "0.25", "1")
+    [[small, large]] = run_json("shard_sizes", "--corpus", str(corpus), *sizes).values()
+    assert (small["shards"], large["shards"]) == (17, 5)
+    assert small["requests of an epoch"] >= large["requests of an epoch"] + 12
+    for row in (small, large):
+        assert row["s to the first batch"][0] > 0
+        assert row["MB until then"][0] > 0
+        assert 0.9 < row["bytes of an epoch / dataset"] < 2
+        assert row["raw bytes per stored byte"] > 1
 
 
 def test_the_race_reports_every_side_of_this_environment(corpus: Path, tmp_path: Path) -> None:
