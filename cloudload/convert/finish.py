@@ -24,6 +24,7 @@ from cloudload.errors import StoreError
 from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import list_objects
 from cloudload.storage.urls import join_url
+from cloudload.system.ordered_results import run_in_order
 
 _NUM_THREADS = 16
 
@@ -122,10 +123,13 @@ def _base(name: str) -> str:
 def read_notes(
     location: str, numbers: Sequence[int], plan: str
 ) -> Iterator[tuple[int, Note | None]]:
-    """Yield (number, note) of each segment, in order; None for one that is not finished."""
+    """Yield (number, note) of each segment, in order; None for one that is not finished.
+
+    Few notes are in memory at a time.
+    """
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        read = partial(read_note, location, plan=plan)
-        yield from zip(numbers, threads.map(read, numbers), strict=True)
+        read = partial(threads.submit, read_note, location, plan=plan)
+        yield from run_in_order(read, numbers, 4 * _NUM_THREADS)
 
 
 def join_notes(
