@@ -40,7 +40,7 @@ def write_inputs(
     """
     place = folder / form
     place.mkdir()
-    found = []
+    found: list[tuple[Path, int, int]] = []
     for rows in _cut(_vary(pool, distinct), FILE_TEXT_BYTES):
         path = place / f"{len(found):05}.{form}"
         FORMS[form](rows, path)

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from cloudload.convert.output import segment_folder
@@ -128,8 +127,11 @@ def read_notes(
     Few notes are in memory at a time.
     """
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        read = partial(threads.submit, read_note, location, plan=plan)
-        yield from run_in_order(read, numbers, 4 * _NUM_THREADS)
+        yield from run_in_order(
+            lambda number: threads.submit(read_note, location, number, plan),
+            numbers,
+            4 * _NUM_THREADS,
+        )
 
 
 def join_notes(
