@@ -41,7 +41,7 @@ def recipe(source: Path, out: Path) -> str:
     ):
         code, count = re.subn(pattern, value, code)
         assert count == 1, pattern
-    return code
+    return str(code)
 
 
 def run(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
