@@ -1,4 +1,5 @@
-"""Ray runs the segments of a conversion, and whatever it kills, the objects are the same."""
+"""Ray runs the segments of a conversion, and whatever it kills, the objects are the same; and Ray
+checks them."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from cloudload import cli
+from cloudload.check import check_dataset, groups
 from cloudload.convert import convert_to_mds
 from cloudload.engines.ray import RayExecutor, parse_resources
 from cloudload.engines.units import run_units
@@ -131,6 +133,23 @@ def test_an_error_of_a_task_is_raised_as_it_was(tmp_path: Path) -> None:
     options: dict[str, Any] = {"segment_bytes": 50, "progress": False}
     with RayExecutor() as executor, pytest.raises(ConvertError, match=r"a\.jsonl:@140: invalid JS"):
         convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", executor=executor, **options)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_finds_the_damage_that_one_process_finds(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert_to_mds(corpus, tmp_path / "out", **SETTINGS)
+    for shard in sorted(tmp_path.glob("out/*/shard.00001.*"))[:30]:
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(groups, "_GROUP_BYTES", 50_000)
+    expected = check_dataset("out", processes=1, progress=False)
+    assert expected.counts["hash-mismatch"] == 30
+    with RayExecutor() as executor:
+        found = check_dataset("out", executor=executor, progress=False)
+    assert (found.findings, found.counts) == (expected.findings, expected.counts)
+    assert cli.main(["check", "out", "--engine", "ray", "--quiet"]) == 1
 
 
 @pytest.mark.usefixtures("cluster")
