@@ -185,10 +185,7 @@ class CloudLoader:
         self._environment = current_environment()
         self._is_first = self._environment.is_first_process(self._delivery)
         self._start_log = StartLog(created_at, is_shown=self._is_first)
-        if num_lanes is not None:
-            check_world(num_lanes, self._find_world().size)
         self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
-        check_world(self.num_lanes, self._find_world().size)
         local = self._delivery.local
         self._cache_root = Path(local).expanduser() if local else default_cache()
         asked_backend = self._delivery.tokenizer_backend
@@ -209,6 +206,7 @@ class CloudLoader:
         self._opened_lengths = self._found_lengths = find_lengths(
             self._recipe, os.fspath(self._delivery.lengths), self._delivery.retry
         )
+        self._check_world(self.num_lanes)
 
     # ------------------------------------------------------------ iterating
 
@@ -351,7 +349,7 @@ class CloudLoader:
         Also creates the cache folder and builds the orders of the current epochs. Raises
         `CacheError` if the cache folder cannot be used, if an order cannot be written, or if
         `cache_limit` is below the working set. Raises `ValueError` if the world size does not
-        divide `num_lanes`.
+        divide `num_lanes`, and there are no token lengths with which it need not.
         """
         plan, world = self._plan(), self._find_world()
         asked = self._delivery.num_workers
@@ -385,8 +383,8 @@ class CloudLoader:
         world, position = self._find_world(), self._log.position
         if position.table_rows < position.rows:
             position = self._advance(position, position.rows) or position
-        check_world(self.num_lanes, world.size)
-        lanes_of_rank = self.num_lanes // world.size
+        self._check_world(self.num_lanes)
+        lanes_of_rank = max(1, self.num_lanes // world.size)
         num_workers = self._delivery.num_workers
         if num_workers is None:
             num_workers = default_num_workers(world.ranks_per_node, *count_cores())
@@ -397,6 +395,7 @@ class CloudLoader:
             cache_root=self._cache_root,
             world_index=world.index,
             world_size=world.size,
+            hosts=world.hosts,
             num_workers=min(max(1, num_workers), lanes_of_rank),
             position=position,
             phase=Steady() if position.tail is None else Measuring(position.table_rows),
@@ -456,7 +455,7 @@ class CloudLoader:
         lengths = self._open_run_lengths()
         if lengths is None or self._asked.epochs is None:
             return plan
-        is_needed = exchange.is_alone and plan.world_size > 1
+        is_needed = (exchange.is_alone and plan.world_size > 1) or not plan.is_even
         if not lengths.can_foresee(plan.position, is_needed=is_needed):
             return plan
         return replace(plan, phase=Foreseen(lengths.find_ending(plan.position)))
@@ -485,6 +484,11 @@ class CloudLoader:
                     world.size,
                 )
         self._knows_all_lanes = known is not None
+
+    def _check_world(self, num_lanes: int) -> None:
+        """Raise `ValueError` if the ranks cannot share `num_lanes` lanes."""
+        has_lengths = self._found_lengths is not None and not self._recipe.packing.has_residue
+        check_world(num_lanes, self._find_world().size, has_lengths=has_lengths)
 
     def _find_world(self) -> World:
         return self._environment.find_world(self._delivery)
@@ -538,6 +542,7 @@ class CloudLoader:
     ) -> None:
         """Continue from the position of a saved state, with any world size that divides its lanes.
 
+        With token lengths (not with `best_fit`), the world size may be any.
         All options of `DeliveryConfig` may change, too, and so may `seq_len` if the state was saved
         at an exchange. For mixed streams, new proportions, a new schedule, and streams added at the
         end take effect with the next row. Any other change that could affect the rows is refused.
@@ -554,10 +559,10 @@ class CloudLoader:
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
-        a world size that does not divide the lanes.
+        a world size that cannot share the lanes.
         """
         saved = read_state(state)
-        check_world(saved.layout.num_lanes, self._find_world().size)
+        self._check_world(saved.layout.num_lanes)
         opened = keep_beginning(saved, self._opened)
         recipe = keep_framing(saved, opened.settle(saved.layout))
         position = resume_position(saved, recipe, on_change or {})
@@ -605,10 +610,10 @@ class CloudLoader:
         the canonical nodes come from the state. Rows and statistics count from 0.
 
         Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
-        if the world size does not divide the lanes.
+        if the ranks cannot share the lanes.
         """
         recipe, position = start_from_streaming(self._opened, state)
-        check_world(recipe.num_lanes, self._find_world().size)
+        self._check_world(recipe.num_lanes)
         self._use_recipe(recipe)
         self._opened = recipe
         self._stop_iteration("a state was loaded")

@@ -51,6 +51,17 @@ class Advanced:
     is not meaningful."""
 
 
+@dataclass(frozen=True)
+class Located:
+    """Cursors that were found by units."""
+
+    cursors: Ints
+    """int64 [places, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on; the size is not
+    set."""
+    is_dry: Flags
+    """bool [places]; see `Advanced.is_dry`."""
+
+
 class Walker:
     """Advances the lanes of one component."""
 
@@ -267,6 +278,58 @@ class Walker:
         numbers, within = np.divmod(cursors[lanes, CURSOR_ORDINAL], self._tables.num_ordinals)
         sums = -self._sums_before(lanes, numbers, within)
         targets = needed - sums[:, UNITS]
+        is_dry = self._pass_tables(lanes, numbers, targets, sums)
+        live = np.flatnonzero(~is_dry)
+        ordinals, into, last = self._find(lanes[live], numbers[live], targets[live])
+        sums[live] += last
+        counts += sums[live][:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
+        self._set_cursors(lanes[live], ordinals, into, cursors, counts)
+        return is_dry
+
+    def locate(self, starts: Ints, lanes: Ints, units: Ints) -> Located:
+        """Find the cursor `units` after the start of its lane, for each place.
+
+        `starts` is int64 [all lanes, 3]; `lanes` and `units` are int64 [places], where a lane may
+        be repeated. Raises `CacheError` if a table cannot be built, and `StreamChangedError` if a
+        start does not match the length of its document.
+        """
+        cursors, units = starts[lanes], units.copy()
+        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET] > 0)
+        offsets = cursors[begun, CURSOR_OFFSET]
+        left = units_of(self._packing, self._measure_begun(lanes[begun], starts).whole - offsets)
+        is_past = units[begun] >= left
+        cursors[begun, CURSOR_ORDINAL] += is_past
+        cursors[begun, CURSOR_OFFSET] = np.where(
+            is_past, 0, offsets + units[begun] * self._unit_tokens
+        )
+        units[begun] -= left
+        further = np.flatnonzero(units >= 0)
+        is_dry = np.zeros(len(lanes), np.bool_)
+        is_dry[further] = self._locate(lanes[further], cursors, further, units[further])
+        return Located(cursors, is_dry)
+
+    def _locate(self, lanes: Ints, cursors: Ints, places: Ints, units: Ints) -> Flags:
+        """Move the cursors at `places`, which are between documents, by `units`.
+
+        Changes `cursors`. Returns which of them are dry: bool [places].
+        """
+        ordinals = cursors[places, CURSOR_ORDINAL]
+        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
+        sums = self._sums_before(lanes, numbers, within)
+        targets = units + sums[:, UNITS]
+        is_dry = self._pass_tables(lanes, numbers, targets, sums)
+        live = np.flatnonzero(~is_dry)
+        ordinals, into, _ = self._find(lanes[live], numbers[live], targets[live])
+        cursors[places[live], CURSOR_ORDINAL] = ordinals
+        cursors[places[live], CURSOR_OFFSET] = into * self._unit_tokens
+        return is_dry
+
+    def _pass_tables(self, lanes: Ints, numbers: Ints, targets: Ints, sums: Ints) -> Flags:
+        """Pass the tables before each target.
+
+        Changes `numbers`; `targets`, which become relative to their tables; and `sums`, to which it
+        adds the totals of the tables. Returns which lanes are dry: bool [lanes].
+        """
         is_dry, barren = np.zeros(len(lanes), np.bool_), np.zeros(len(lanes), np.int64)
         while (short := self._find_short(lanes, numbers, targets, is_dry)).size:
             totals = self._totals(lanes[short], numbers[short])
@@ -277,11 +340,6 @@ class Walker:
             is_dry |= barren > self._tables.most_barren
             if self._tables.end is not None:
                 is_dry |= numbers >= self._tables.end
-        live = np.flatnonzero(~is_dry)
-        ordinals, into, last = self._find(lanes[live], numbers[live], targets[live])
-        sums[live] += last
-        counts += sums[live][:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
-        self._set_cursors(lanes[live], ordinals, into, cursors, counts)
         return is_dry
 
     def _find_short(self, lanes: Ints, numbers: Ints, targets: Ints, is_dry: Flags) -> Ints:

@@ -38,8 +38,18 @@ class RunLengths:
         self._packed: tuple[Ending, Tail, TailCounts] | None = None
 
     @cached_property
+    def sizes(self) -> list[LaneSizes]:
+        """The sizes of the documents of each component."""
+        return [self._open_sizes(component) for component in self.recipe.components]
+
+    @cached_property
     def walkers(self) -> list[Walker]:
-        return [self._open_walker(component) for component in self.recipe.components]
+        """Walks the lanes of each component."""
+        root, packing = self._root / LENGTHS_FOLDER, self.recipe.packing
+        return [
+            Walker(LaneTables(root, sizes, packing, self._lengths.digest), sizes, packing)
+            for sizes in self.sizes
+        ]
 
     @property
     def units_of_row(self) -> int:
@@ -64,10 +74,10 @@ class RunLengths:
             yield row, start, stop
             row, start, into = row + 1, stop, 0
 
-    def _open_walker(self, component: Component) -> Walker:
+    def _open_sizes(self, component: Component) -> LaneSizes:
         recipe = self.recipe
         frames = recipe.tokenizer.frames
-        sizes = LaneSizes(
+        return LaneSizes(
             component,
             component.orders(self._root),
             self._lengths.of,
@@ -75,10 +85,6 @@ class RunLengths:
             np.array([sum(token is not None for token in frame) for frame in frames], np.int64),
             recipe.config.min_tokens,
         )
-        tables = LaneTables(
-            self._root / LENGTHS_FOLDER, sizes, recipe.packing, self._lengths.digest
-        )
-        return Walker(tables, sizes, recipe.packing)
 
     @property
     def locates_rows(self) -> bool:

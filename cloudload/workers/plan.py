@@ -11,7 +11,7 @@ A run is in one of these phases. Only a finite run (`epochs=N`) leaves the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from cloudload.config.delivery import DeliveryConfig
 from cloudload.lengths.ending import Ending
 from cloudload.lengths.files import CorpusLengths
 from cloudload.lengths.run_lengths import RunLengths
+from cloudload.order.dealing import Dealing, share_lanes
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
 from cloudload.run.position import Position
@@ -87,6 +88,8 @@ class Plan:
     world_index: int
     """The virtual index of the rank; see `World.index`."""
     world_size: int
+    hosts: tuple[int, ...]
+    """The machine of each rank, by virtual index."""
     num_workers: int
     """Number of workers of the rank, at least 1."""
     position: Position
@@ -101,6 +104,22 @@ class Plan:
     def num_lanes(self) -> int:
         """Number of lanes of the run."""
         return self.recipe.num_lanes
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the world size divides the number of lanes, so that ranks own the rows of lanes.
+
+        Otherwise, rows are dealt, and found by number from token lengths.
+        """
+        return self.num_lanes % self.world_size == 0
+
+    @cached_property
+    def _dealing(self) -> Dealing:
+        finest = max(
+            (component.lanes for component in self.recipe.components),
+            key=lambda lanes: lanes.num_nodes,
+        )
+        return share_lanes(finest, np.array(self.hosts))
 
     @cached_property
     def tail(self) -> Tail | None:
@@ -146,27 +165,43 @@ class Plan:
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)
 
-    def own_lanes(self, worker: int) -> range:
+    def own_lanes(self, worker: int) -> Sequence[int]:
         """The lanes of one worker, ascending."""
-        return range(self.world_index, self.num_lanes, self.world_size)[worker :: self.num_workers]
+        if self.is_even:
+            own: Sequence[int] = range(self.world_index, self.num_lanes, self.world_size)
+        else:
+            own = np.flatnonzero(self._dealing.owners == self.world_index).tolist()
+        return own[worker :: self.num_workers]
 
-    def rank_rows(self, start: int, stop: int) -> range:
-        """The rows of this rank within [start, stop)."""
-        return rank_rows(start, stop, self.world_index, self.world_size)
+    def rank_rows(self, start: int, stop: int) -> range | Ints:
+        """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].
 
-    def rows_by_worker(self, rows: range) -> list[slice | Ints]:
+        They are a range if the world is even.
+        """
+        if self.is_even:
+            return rank_rows(start, stop, self.world_index, self.world_size)
+        dealt = [
+            self._dealing.deal(first, self.delivery.batch_size)[self.world_index]
+            for first in range(start, stop, self.global_batch)
+        ]
+        rows: Ints = np.concatenate(dealt)
+        return rows
+
+    def rows_by_worker(self, rows: range | Ints) -> list[slice | Ints]:
         """The indices of each worker's rows within the rank's `rows`.
 
         int64 [rows] for each worker; a slice if there is only one.
         """
         if self.num_workers == 1:
             return [slice(None)]
-        workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
+        if isinstance(rows, range):
+            workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
+        else:
+            workers = self._dealing.workers_of(rows, self.num_workers)
         return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
 
     def worker_rows(self, worker: int, start: int, stop: int) -> Ints:
         """The rows of one worker within [start, stop): int64 [rows], ascending."""
         rows = self.rank_rows(start, stop)
-        numbers = np.arange(rows.start, rows.stop, rows.step)
-        own: Ints = numbers[self.rows_by_worker(rows)[worker]]
+        own: Ints = np.asarray(rows, np.int64)[self.rows_by_worker(rows)[worker]]
         return own

@@ -78,11 +78,8 @@ def append_data(index: str | None, folder: str, *, is_due: bool) -> None:
             shutil.copy(index, Path(folder, "index.json"))
 
 
-def train(options: dict[str, Any]) -> None:
-    is_alone = options.get("alone", False)
-    if not is_alone:
-        dist.init_process_group("gloo")
-    rank, out = int(os.environ["RANK"]), Path(options["out"])
+def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
+    """The loader of a rank, as `options` ask for it."""
     differing = options.get("differ_in") if rank == options.get("differ_on", 1) else None
     if options.get("differ_in") == "nodes":
         os.environ["LOCAL_WORLD_SIZE"] = str(1 + rank)
@@ -111,6 +108,15 @@ def train(options: dict[str, Any]) -> None:
     )
     if rank == 0:
         append_data(appended, options["folders"][0], is_due=False)
+    return loader
+
+
+def train(options: dict[str, Any]) -> None:
+    is_alone = options.get("alone", False)
+    if not is_alone:
+        dist.init_process_group("gloo")
+    rank, out = int(os.environ["RANK"]), Path(options["out"])
+    loader = open_loader(options, rank, out)
     state_file = out / "state.json"
     if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
         loader.load_state_dict(json.loads(state_file.read_text()))
@@ -120,10 +126,7 @@ def train(options: dict[str, Any]) -> None:
         (out / "start.json").write_text(json.dumps(loader.rows))
     log = (out / f"run-{options['run']}-rank-{rank}.jsonl").open("a")
     for step, batch in enumerate(loader, 1):
-        rows = {
-            batch.first_row + place * batch.row_step: ids
-            for place, ids in enumerate(batch["input_ids"].tolist())
-        }
+        rows = dict(zip(batch.rows.tolist(), batch["input_ids"].tolist(), strict=True))
         log.write(json.dumps(rows) + "\n")
         log.flush()
         is_last = step == options["batches"]
