@@ -47,6 +47,8 @@ def test_a_misspelled_word_is_answered_with_the_one_that_was_meant(
         ("trace state.pt --stesp 3", "trace", "--steps"),
         ("rows --steps 1 --rwo 0:2", "rows", "--row"),
         ("count mds --tokenizr gpt2", "count", "--tokenizer"),
+        ("head mds --text body", "head", "--text-key"),
+        ("count mds --tok=gpt2", "count", "--tokenizer"),
         ("head mds -x", "head", None),
     ],
 )
