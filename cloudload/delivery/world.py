@@ -163,8 +163,9 @@ def explain_few_cores(
     if num_workers <= most:
         return None
     ranks = f" in each of {num_ranks} ranks on a node" if num_ranks > 1 else ""
+    cores = f"{own_cores} core{'s' * (own_cores != 1)}"
     return (
-        f"num_workers is {num_workers}{ranks}, but this process may use {own_cores} cores, and the "
+        f"num_workers is {num_workers}{ranks}, but this process may use {cores}, and the "
         f"node has {node_cores}. Workers then slow each other and the training process down. Use "
         f"num_workers={most}"
     )
