@@ -92,6 +92,17 @@ def test_a_tokenizer_that_count_needs_is_missed_before_anything_is_read(
     assert ": error: --tokenizer is missing. If the data is token IDs" in capsys.readouterr().err
 
 
+def test_a_check_of_what_is_not_a_dataset_reports_no_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("text\none\n")
+    assert cli.main(["check", str(table)]) == 1
+    _, kind, what, _ = capsys.readouterr().out.splitlines()
+    assert kind.startswith("  error: index-missing")
+    assert what.startswith(f"    {table} is a file, not the folder")
+
+
 def test_a_changed_recipe_is_told_in_the_words_of_the_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
