@@ -28,7 +28,8 @@ class StreamStats:
     tokens: int
     """Number of tokens in rows, bos and eos included."""
     documents: int
-    """Number of documents with tokens that were read completely, over all epochs."""
+    """Number of finished documents with tokens, over all epochs. A document that continues in a
+    later row is not counted yet."""
     filtered: int
     """Number of documents filtered out by the transform or `min_tokens`."""
     empty: int
@@ -132,6 +133,7 @@ class Stats:
     """Number of rows that all ranks together have handed out, skipped, or passed by `seek`."""
     tokens: int
     documents: int
+    """Number of finished documents with tokens, summed over the streams."""
     filtered: int
     empty: int
     truncated: int

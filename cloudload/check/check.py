@@ -16,7 +16,7 @@ from cloudload.config.stream import Stream
 from cloudload.engines.shares import Share
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import read_index
-from cloudload.mds.index import INDEX_NAME, ShardInfo
+from cloudload.mds.index import ShardInfo
 from cloudload.option_names import suggests_names
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
@@ -116,12 +116,12 @@ def _check_dataset(
         data, _ = read_index(stream, retry)
     except DatasetError as error:
         what, _, advice = str(error).partition(". ")
-        findings.add([find("index-missing", INDEX_NAME, what, advice=advice)])
+        findings.add([find("index-missing", "", what, advice=advice)])
         return [], []
     except StoreError as error:
         if not error.is_missing:
             raise
-        findings.add([find("index-missing", INDEX_NAME, str(error))])
+        findings.add([find("index-missing", "", str(error))])
         return [], []
     shards, is_complete = check_index(data, text_key, findings)
     findings.add(check_url(stream.url, shards))

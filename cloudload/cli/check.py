@@ -94,12 +94,13 @@ def _summary(report: CheckReport) -> str:
     for kind, count in report.counts.items():
         if more := count - sum(finding.kind == kind for finding in report.findings):
             lines.append(f"  and {more:,} more of the kind {kind}")
-    lines += [
-        f"  shards     {report.shards:,} ({report.shards_read:,} read)",
-        f"  samples    {report.samples:,}",
-        f"  bytes      {report.stored_bytes:,} ({report.raw_bytes:,} raw)",
-        f"  seconds    {report.seconds:.1f}",
-    ]
+    if "index-missing" not in report.counts:
+        lines += [
+            f"  shards     {report.shards:,} ({report.shards_read:,} read)",
+            f"  samples    {report.samples:,}",
+            f"  bytes      {report.stored_bytes:,} ({report.raw_bytes:,} raw)",
+            f"  seconds    {report.seconds:.1f}",
+        ]
     return "\n".join(lines)
 
 

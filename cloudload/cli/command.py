@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudload.option_names import names_of_ours
 
@@ -20,6 +20,9 @@ class CommandParser(argparse.ArgumentParser):
     The parser of a command reports an unknown option itself, so that the usage is the command's.
     """
 
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(allow_abbrev=False, **arguments)
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
@@ -27,16 +30,12 @@ class CommandParser(argparse.ArgumentParser):
         if args is not None and not any(isinstance(each.choices, dict) for each in self._actions):
             for word in args[: args.index("--")] if "--" in args else args:
                 name = word.partition("=")[0]
-                if name.startswith("--") and not self._has_option(name):
+                if name.startswith("--") and name not in self._option_string_actions:
                     self.error(f"unrecognized arguments: {word}")
         options, unknown = super().parse_known_args(args, namespace)
         if unknown and hasattr(options, "parser"):
             options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
-
-    def _has_option(self, name: str) -> bool:
-        """Whether there is an option `name`, or one that begins with it."""
-        return any(option.startswith(name) for option in self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error, and exit with status 2."""

@@ -71,8 +71,9 @@ def parse_share(text: str) -> float:
 
 
 def _count(options: argparse.Namespace) -> int:
+    if options.tokenizer is None and options.tokens_key is None:
+        options.parser.error("--tokenizer is missing. If the data is token IDs, pass --tokens-key")
     from cloudload.count.count import count_tokens, estimate_tokens
-    from cloudload.provenance.state_run import import_transform
 
     names = (
         "tokenizer",
@@ -84,7 +85,10 @@ def _count(options: argparse.Namespace) -> int:
         "on_error",
     )
     documents = {name: getattr(options, name) for name in names}
-    documents["transform"] = options.transform and import_transform(options.transform)
+    if options.transform:
+        from cloudload.provenance.state_run import import_transform
+
+        documents["transform"] = import_transform(options.transform)
     if options.sample is not None:
         found = estimate_tokens(options.dataset, options.sample, **documents)
         print(found.to_json() if options.json else describe_estimate(found))

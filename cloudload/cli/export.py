@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps, or a
-state saved before the first batch. The output is a dataset with one column, `tokens`, and one
+state saved before the first batch. If the run was resumed from that state with other options, use a
+state saved after the resume. The output is a dataset with one column, `tokens`, and one
 sample per row. Nothing can read it before the export is complete.
 
 example:
@@ -51,7 +52,7 @@ def add_export(commands: Commands) -> None:
 def _export(options: argparse.Namespace) -> int:
     from cloudload.export import export_rows
 
-    [run], delivery = open_runs_of(options, takes_one=True)
+    [run], delivery = open_runs_of(options)
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         if options.steps:
             loader.seek(run.rows_of_step(options.steps[0]).start)

@@ -51,13 +51,14 @@ def add_head(commands: Commands) -> None:
     add("--id", metavar="DOC", help="only documents with this value in the column id")
     add("--grep", metavar="PATTERN", help="only documents that contain this regular expression")
     text = "column that holds the document (default: text)"
-    add("--text-key", default="text", metavar="COLUMN", help=text)
+    add("--text-key", metavar="COLUMN", help=text)
     add("--full", action="store_true", help="print the full text, not only its beginning")
     add("--json", action="store_true", help="print JSON Lines, also on a terminal")
     add("--quiet", action="store_true", help="log only warnings")
 
 
 def _head(options: argparse.Namespace) -> int:
+    from cloudload.config.rows import TEXT_KEY
     from cloudload.inspect import read_samples
 
     is_terminal = sys.stdout.isatty()
@@ -75,7 +76,7 @@ def _head(options: argparse.Namespace) -> int:
             print(_to_line(sample, is_terminal))
             continue
         columns = shutil.get_terminal_size().columns
-        lines = [*describe(sample, options.text_key, columns, is_full=options.full)]
+        lines = [*describe(sample, options.text_key or TEXT_KEY, columns, is_full=options.full)]
         print("\n".join([f"{_BOLD}{lines[0]}{_PLAIN}", *lines[1:], ""]))
     if not num_found:
         print("cloudload: no document matches", file=sys.stderr)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cloudload.provenance import Occurrence, Run
     from cloudload.workers.trace import TracedSpan
 
-logger = logging.getLogger(__name__)
 
 _START_LOGGERS = tuple(
     f"cloudload.{name}" for name in ("delivery.start_log", "tokenization.backend", "lengths.open")
@@ -156,12 +155,9 @@ def without_start_log() -> Iterator[None]:
 
 
 def open_runs_of(
-    options: argparse.Namespace, *, takes_one: bool = False
+    options: argparse.Namespace,
 ) -> tuple[list[Run], dict[str, Any]]:
-    """Open the parts of the run that the options name. Also returns options of `DeliveryConfig`.
-
-    `takes_one` says that the command takes only one state, for the note on later ones.
-    """
+    """Open the parts of the run that the options name. Also returns options of `DeliveryConfig`."""
     from cloudload.provenance import load_state, open_runs
 
     runs = open_runs(
@@ -171,8 +167,6 @@ def open_runs_of(
         transform=options.transform,
         global_batch=options.global_batch,
     )
-    advice = "use a checkpoint saved after that" if takes_one else "also pass a later checkpoint"
-    logger.info("If you resumed this run later with other options, %s", advice)
     return runs, {"local": options.local, "num_workers": options.workers}
 
 

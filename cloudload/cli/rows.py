@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS, _ROWS_PER_STEP = 1_024, 8
 _EXAMPLE = """\
-Steps count from 1. Reading starts at the state, so pass the last state saved before the steps.
+Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. If
+the run was resumed from that state with other options, use a state saved after the resume.
 Without a state, the run begins with the options given: --data and --tokenizer, or --yaml, and
 --option for any argument of CloudLoader. A step then has 8 rows unless you set
 --global-batch. Open the page in a browser; it needs no other file.
@@ -112,7 +113,7 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
             )
         if len(options.states) > 1:
             raise ValueError("there is more than one state. Pass the last one before the steps")
-        [run], delivery = open_runs_of(options, takes_one=True)
+        [run], delivery = open_runs_of(options)
         return run, delivery
     from cloudload.provenance import start_run
 

@@ -2,6 +2,7 @@
 
 compression is 'zst'. Use zstd or None    ─►    --compression is 'zst'. Use zstd or none
 text_key was 'text' and is now 'body'     ─►    --text-key was 'text' and is now 'body'
+tokenizer is None, but …                  ─►    --tokenizer is missing, but …
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def _translate(message: str, action: argparse.Action) -> str:
         takes_none = re.search(r"\bnone\b", action.help or "")
         message = message.replace("or None", "or none" if takes_none else "or omit it")
         message = option + message.removeprefix(name)
+        message = message.replace(f"{option} is None", f"{option} is missing", 1)
     # some messages name both
     message = re.sub(rf"\b{name}(=\w+)? \({option}\)", option, message)
     if "_" in name:

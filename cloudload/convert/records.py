@@ -11,6 +11,7 @@ process makes all blocks, in order. Any process may read their records.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -177,6 +178,12 @@ def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def sum_bytes(files: Iterable[InputFile]) -> int:
     """The sum of the files' stored bytes; a file of unknown size counts as 0."""
     return sum(file.bytes or 0 for file in files)
+
+
+def describe_not_json(error: json.JSONDecodeError) -> str:
+    """Describe why text is not JSON, without the position."""
+    # some of Python's messages end where a position would follow
+    return error.msg.rstrip(": ").removesuffix(" at").removesuffix(" starting")
 
 
 def describe_not_utf8(error: UnicodeDecodeError) -> str:

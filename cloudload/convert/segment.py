@@ -258,10 +258,10 @@ def _encode(
 
 def _describe_bad(first: BadRecord, counts: Counts) -> str:
     """Describe the first bad record of a block, which has these counts, and the next step."""
-    more, others = "", counts.bad - 1
+    more, others, good = "", counts.bad - 1, counts.documents + counts.empty
     if others:
-        more = f", and {others:,} more record{'' if others == 1 else 's'} nearby"
-    are_all_bad = not (counts.documents or counts.empty)
+        more = f", the first of {counts.bad:,} bad records in a block of {counts.bad + good:,}"
+    are_all_bad = not good
     if are_all_bad and first.has_no_text:
         advice = "Name the field that holds the text with text_key (--text-key)"
     elif are_all_bad and others:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from cloudload.config.choices import AUTO
@@ -20,6 +21,7 @@ from cloudload.storage.redaction import redact
 from cloudload.workers.plan import Plan
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
+DERIVED = "from batch_size and ranks"
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Setting:
     name: str
     value: Any
     origin: str
-    """`given`, `from the data`, `from the state` or `default`. An argument that equals the default
-    also counts as `default`."""
+    """`given`, `from the data`, `from the state`, `default`, or the names of other settings. An
+    argument that equals the default also counts as `default`."""
     note: str = ""
     """The unit of the value, or details."""
 
@@ -48,7 +50,12 @@ class Description:
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of a setting. Raises `KeyError` for an unknown name."""
-        return {setting.name: setting.value for setting in self.settings}[name]
+        values = self.as_dict()
+        if name not in values:
+            close = get_close_matches(name, values, n=2)
+            advice = f"Did you mean {' or '.join(close)}?" if close else f"Use {', '.join(values)}"
+            raise KeyError(f"describe() has no setting {name!r}. {advice}")
+        return values[name]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values by name, as plain JSON types."""
@@ -124,7 +131,7 @@ def _tokenizer(plan: Plan) -> Iterator[Setting]:
         yield Setting("tokenizer", name, GIVEN, note)
     else:
         yield Setting("tokenizer", None, DEFAULT, "(all data is pre-tokenized)")
-    yield Setting("framing", spec.framing, DATA)
+    yield Setting("bos_eos", spec.framing, DATA)
     origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
     versions = f"{backend.versions}, " * plan.recipe.has_text
     yield Setting("tokenizer_backend", backend.name, origin, f"({versions}because {backend.why})")
@@ -133,14 +140,18 @@ def _tokenizer(plan: Plan) -> Iterator[Setting]:
 def _lengths(plan: Plan) -> Iterator[Setting]:
     asked = os.fspath(plan.delivery.lengths)
     if plan.lengths is not None:
-        yield Setting("lengths", plan.lengths.digest, DATA if asked == AUTO else GIVEN)
+        place, *others = plan.lengths.places
+        note = f"from {place}{f' and {len(others):,} more' if others else ''}"
+        yield Setting("lengths", plan.lengths.digest, DATA if asked == AUTO else GIVEN, note)
     else:
         yield Setting("lengths", None, DEFAULT if asked == AUTO else GIVEN)
 
 
 def _ranks(plan: Plan, world: World) -> Iterator[Setting]:
     yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows per rank")
-    yield Setting("global_batch", plan.global_batch, DATA, f"rows on {counted(world.size, 'rank')}")
+    yield Setting(
+        "global_batch", plan.global_batch, DERIVED, f"rows on {counted(world.size, 'rank')}"
+    )
     origin = _option(plan.delivery, "num_workers").origin
     yield Setting("num_workers", plan.num_workers, origin, "per rank")
 

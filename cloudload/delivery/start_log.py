@@ -45,7 +45,7 @@ class StartLog:
         seconds = time.monotonic() - self._opened_at - recipe.index_s
         logger.info("index read in %.2f s: %s", recipe.index_s, _describe_data(recipe))
         logger.info(
-            "tokenizer ready in %.2f s: %s; each document has %s",
+            "tokenizer ready in %.2f s: %s; documents get %s",
             *(seconds, _describe_tokenizer(recipe), recipe.tokenizer.framing),
         )
         if (warning := recipe.tokenizer.framing_warning) is not None:

@@ -154,18 +154,20 @@ def _most_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:
 def explain_few_cores(
     num_workers: int, num_ranks: int, own_cores: int, node_cores: int
 ) -> str | None:
-    """Say that the workers of a node's ranks have too few cores; None if they have enough.
+    """Say that the workers of a node's ranks have too few cores; None if fewer would not help.
 
     Each of `num_ranks` ranks on the node has `num_workers` workers. This process may use
     `own_cores` of the `node_cores` cores.
     """
-    if num_workers <= own_cores and num_workers * num_ranks <= node_cores:
+    most = _most_workers(num_ranks, own_cores, node_cores)
+    if num_workers <= most:
         return None
     ranks = f" in each of {num_ranks} ranks on a node" if num_ranks > 1 else ""
+    cores = f"{own_cores} core{'s' * (own_cores != 1)}"
     return (
-        f"num_workers is {num_workers}{ranks}, but this process may use {own_cores} cores, and the "
+        f"num_workers is {num_workers}{ranks}, but this process may use {cores}, and the "
         f"node has {node_cores}. Workers then slow each other and the training process down. Use "
-        f"num_workers={_most_workers(num_ranks, own_cores, node_cores)}"
+        f"num_workers={most}"
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from cloudload.config.rows import TEXT_KEY
 from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError
 from cloudload.inspect.shard_start import open_shard_start, open_temporary
@@ -87,7 +88,7 @@ def read_samples(
     limit: int | None = None,
     id: str | None = None,
     pattern: str | None = None,
-    text_key: str = "text",
+    text_key: str | None = None,
     retry: Retry | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of an MDS dataset, in the order in which they are stored.
@@ -98,7 +99,8 @@ def read_samples(
         limit: yield at most this many; by default 5, or 1 with `id`.
         id: yield only samples whose column `id` is this text.
         pattern: yield only samples whose text contains this regular expression.
-        text_key: the column that holds the document; used only by `pattern`.
+        text_key: the column that holds the document, by default `text`. It is checked if it is
+            given, and used only by `pattern`.
         retry: how long to retry a request to the store.
 
     Raises:
@@ -113,7 +115,9 @@ def read_samples(
     retry, stream = retry or Retry(), Stream(os.fspath(dataset), split=split)
     expression = _compile(pattern)
     [found] = open_corpus([stream], retry).datasets
-    chosen = _Filter(id, expression, text_key)
+    chosen = _Filter(id, expression, text_key or TEXT_KEY)
+    if text_key is not None or pattern is not None:
+        check_text_column([found], chosen.text_key)
     chosen.check(found)
     is_searched = id is not None or expression is not None
     return _read(found, _open_whole if is_searched else open_shard_start, limit, retry, chosen)
@@ -147,9 +151,7 @@ class _Filter:
         return match is not None, match and match.span()
 
     def check(self, dataset: Dataset) -> None:
-        """Raise `DatasetError` unless every shard has the columns that are searched."""
-        if self.pattern is not None:
-            check_text_column([dataset], self.text_key)
+        """Raise `DatasetError` unless documents can be found by ID, if one is given."""
         sets = dict.fromkeys(shard.columns for shard in dataset.shards)
         if self.id is not None and any(ID_KEY not in _names(columns) for columns in sets):
             raise DatasetError(

@@ -109,6 +109,8 @@ class CorpusLengths:
     """First sample of each dataset, and the total number of samples: int64 [datasets + 1]."""
     digest: str
     """16 hex digits that identify the lengths."""
+    places: tuple[str, ...]
+    """Where they were found, without secrets."""
 
     def of(self, samples: Ints) -> Ints:
         """The lengths of samples of the corpus, with `FILTERED`: int64, shaped as `samples`."""

@@ -42,7 +42,8 @@ def open_lengths(
     """
     datasets = tuple(open_dataset_lengths(counted, root, retry) for counted in found)
     digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
-    return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16])
+    places = tuple(dict.fromkeys(redact(counted.place) for counted in found))
+    return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16], places)
 
 
 def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:

@@ -60,7 +60,7 @@ def _describe_other_data(saved: Mapping[str, Any], found: Mapping[str, Any]) -> 
     difference = ""
     if all(map(str.isdecimal, before)) and (old := sum(map(int, before))) != sum(map(int, now)):
         difference = f": {sum(map(int, now)):,} samples instead of {old:,}"
-    return f"This is other data{difference}. Check the location"
+    return f"This is a different dataset{difference}. Check the location"
 
 
 def _list_differing(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -164,16 +164,16 @@ class _Request:
         self._received_at = None
         self._kind, self._error = kind, _explain(error)
         self._store = _name_store(self._backend, self._url, error)
+        if type(error) is TimeoutError:  # our own, which names no server
+            self._store = redact(self._backend.describe_endpoint(self._url))
         self._num_failed = self.attempts
         if self._watch is not None:
             self._watch.count_retry()
             self._watch.describe(self._summarize())
         if self.attempts & (self.attempts - 1) == 0:
             logger.info(
-                "cannot %s yet (attempt %d): %s. Trying again in %.1f s",
-                self._what,
-                self.attempts,
-                self._error,
+                "%s. Trying again in %.1f s",
+                self._begin_message(time.monotonic() - self._began, is_brief=True),
                 pause_s,
             )
 
@@ -215,17 +215,22 @@ class _Request:
         return "; ".join(parts)
 
     def _describe_wait(self, waited_s: float) -> str:
-        if self._kind in _WRONG_ADDRESS:
+        begin = self._begin_message(waited_s, is_brief=False)
+        return f"{begin}. Retrying for up to {max(0.0, self.left_s):.0f} s more"
+
+    def _begin_message(self, waited_s: float, *, is_brief: bool) -> str:
+        """Say what the request waits for; a brief message has no advice."""
+        if self._kind in _WRONG_ADDRESS and (self._store or not is_brief):
             why = _advise(self._kind, self._store)
+            why = why.partition(". ")[0] if is_brief else why
+        elif self._kind is FailureKind.TIMED_OUT and self._store:
+            why = f"{self._store} has not answered"
         elif self._error:
             why = f"The last error was {self._error}"
         else:
             what = "stopped sending" if self._received_at else "not answered"
             why = f"{redact(self._backend.describe_endpoint(self._url)) or 'The store'} has {what}"
-        return (
-            f"cannot {self._what} yet ({self._count_attempts()}, {waited_s:.0f} s). {why}. "
-            f"Retrying for up to {max(0.0, self.left_s):.0f} s more"
-        )
+        return f"cannot {self._what} yet ({self._count_attempts()}, {waited_s:.0f} s). {why}"
 
     def failure(self, error: BaseException, kind: FailureKind) -> StoreError:
         """The final error of the request."""

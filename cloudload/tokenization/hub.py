@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ from cloudload.errors import TokenizerError
 from cloudload.storage.hub import find_obstacle
 
 logger = logging.getLogger(__name__)
+_CACHES_OF_TRANSFORMERS = (
+    "TRANSFORMERS_CACHE",
+    "PYTORCH_TRANSFORMERS_CACHE",
+    "PYTORCH_PRETRAINED_BERT_CACHE",
+)
 
 
 def load_by_name(name: str) -> tuple[Any, Path | None]:
@@ -19,17 +25,20 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
     `name` may also be a folder without a tokenizer.json. Returns a transformers tokenizer. Raises
     `TokenizerError` if it cannot be loaded.
     """
-    from transformers import AutoTokenizer
+    obstacle = None if Path(name).exists() else find_obstacle()
+    if obstacle and _is_absent_from_cache(name):
+        raise TokenizerError(_explain_offline(name, obstacle))
+    from transformers import AutoTokenizer  # takes seconds
     from transformers.utils import cached_file
 
-    obstacle = None if Path(name).exists() else find_obstacle()
     options = {"local_files_only": True} if obstacle else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name, use_fast=True, trust_remote_code=False, **options
         )
     except (OSError, ValueError, KeyError) as error:
-        raise TokenizerError(_explain(name, error, obstacle)) from None
+        explained = _explain_offline(name, obstacle) if obstacle else _explain(name, error)
+        raise TokenizerError(explained) from None
     if obstacle:
         logger.warning("%s, so the tokenizer %r is from the local cache", obstacle, name)
     with contextlib.suppress(OSError):  # not all tokenizers have the file
@@ -37,13 +46,29 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
     return tokenizer, None
 
 
-def _explain(name: str, error: Exception, obstacle: str | None) -> str:
-    advice = "Pass a name on the Hugging Face Hub, a folder, or a tokenizer.json"
-    if obstacle:
-        return (
-            f"cannot load the tokenizer {name!r}: {obstacle}, and it is not in the local cache. "
-            "Pass a folder or a tokenizer.json, or load it once on a machine with a connection "
-            "and copy the cache (HF_HOME)"
-        )
+def _is_absent_from_cache(name: str) -> bool:
+    """Whether the Hub's cache has no folder for `name`. False if transformers has its own cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    if any(variable in os.environ for variable in _CACHES_OF_TRANSFORMERS):
+        return False
+    return not Path(
+        constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")
+    ).exists()
+
+
+def _explain_offline(name: str, obstacle: str) -> str:
+    return (
+        f"cannot load the tokenizer {name!r}: {obstacle}, and it is not in the local cache. "
+        "Pass a folder or a tokenizer.json, or load it once on a machine with a connection "
+        "and copy the cache (HF_HOME)"
+    )
+
+
+def _explain(name: str, error: Exception) -> str:
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
-    return f"cannot load the tokenizer {name!r}: {reason}. {advice}"
+    return (
+        f"cannot load the tokenizer {name!r}: {reason}. Pass a name on the Hugging Face Hub, a "
+        "folder, or a tokenizer.json"
+    )

@@ -151,7 +151,7 @@ def test_another_number_of_samples_is_other_data_and_not_a_matter_of_compression
     state, _ = save_within_documents(ranks(before, tmp_path / "cache"))
     with pytest.raises(StreamChangedError) as refusal:
         run_leg(ranks(now, tmp_path / "cache"), Leg(), state)
-    assert f"This is other data: {message}. Check the location" in str(refusal.value)
+    assert f"This is a different dataset: {message}. Check the location" in str(refusal.value)
     assert "compression" not in str(refusal.value)
 
 

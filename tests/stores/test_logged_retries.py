@@ -38,8 +38,10 @@ def test_retries_are_logged_at_first_and_then_rarely(
     read_object(join_url(url, "key"), Retry(deadline_s=60, pause_s=0.001))
     logged = messages(caplog, logging.INFO)
     assert [
-        f"cannot read {url}/key yet (attempt {number}): " in text
-        for number, text in zip((1, 2, 4, 8), logged, strict=True)
+        f"cannot read {url}/key yet ({number}, " in text
+        for number, text in zip(
+            ("1 attempt", "2 attempts", "4 attempts", "8 attempts"), logged, strict=True
+        )
     ] == [True] * 4
     assert all("a fault of the test" in text and "Trying again in" in text for text in logged)
     assert messages(caplog, logging.WARNING) == []
@@ -100,6 +102,23 @@ def test_silence_is_a_warning_and_again_after_twice_the_time(
     assert all(text.startswith(f"cannot read {url}/key yet (1 attempt, ") for text in logged)
     assert ("stopped sending" if action == "stall" else "not answered") in logged[-1]
     assert f"{proxy.endpoint} (from " in logged[0]
+
+
+def test_silence_after_a_timeout_still_names_the_setting_of_the_endpoint(
+    faulty: tuple[str, FaultProxy],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 0.5)
+    url, proxy = faulty
+    write_object(join_url(url, "key"), b"data")
+    proxy.set_faults([Fault("GET .*key", "delay", seconds=30)])
+    with pytest.raises(StoreError):
+        read_object(join_url(url, "key"), Retry(timeout_s=1.0, deadline_s=4.0, pause_s=0.05))
+    logged = messages(caplog, logging.WARNING) + messages(caplog, logging.INFO)
+    assert any("(2 attempts, " in text for text in logged)
+    assert all("The last error was" not in text for text in logged)
+    assert all(f"{proxy.endpoint} (from " in text and "not answered" in text for text in logged)
 
 
 def test_a_listing_that_is_not_answered_is_a_warning(

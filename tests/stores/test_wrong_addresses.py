@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,10 +74,13 @@ def test_a_wrong_address_is_a_warning_at_once_and_the_error_names_it_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (url, named), (_, kind, what) = location, wrong
+    caplog.set_level(logging.INFO, "cloudload.storage")
     with pytest.raises(StoreError, match=r"cannot read .*attempts, ") as failure:
         read_object(url, SHORT)
     assert failure.value.kind is kind
-    for text in (warnings_of(caplog)[0], str(failure.value)):
+    informed = [each.getMessage() for each in caplog.records if each.levelno == logging.INFO]
+    assert re.fullmatch(r"cannot read .* yet \(1 attempt, \d+ s\)\. .*in \d\.\d s", informed[0])
+    for text in (informed[0], warnings_of(caplog)[0], str(failure.value)):
         assert named in text
         assert what in text
         assert "did not answer in time" not in text
@@ -199,7 +203,6 @@ def test_the_command_line_prints_the_warning(
         text=True,
     ) as process:
         assert process.stderr is not None
-        line = next(each for each in process.stderr if "refused the connection" in each)
+        line = next(each for each in process.stderr if "Retrying for up to" in each)
         process.kill()
     assert f"{closed_port} (from S3_ENDPOINT_URL) refused the connection" in line
-    assert "Retrying for up to" in line

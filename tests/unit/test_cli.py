@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import cli, convert_to_mds, export_rows
+from cloudload.cli.words import in_words_of_options
 from tests.support.corpora import byte_tokenizer
 
 
@@ -47,6 +49,8 @@ def test_a_misspelled_word_is_answered_with_the_one_that_was_meant(
         ("trace state.pt --stesp 3", "trace", "--steps"),
         ("rows --steps 1 --rwo 0:2", "rows", "--row"),
         ("count mds --tokenizr gpt2", "count", "--tokenizer"),
+        ("head mds --text body", "head", "--text-key"),
+        ("count mds --tok=gpt2", "count", "--tokenizer"),
         ("head mds -x", "head", None),
     ],
 )
@@ -80,6 +84,25 @@ def test_errors_of_the_command_line_use_its_words(
     assert re.search(expected, capsys.readouterr().err.strip())
 
 
+def test_a_tokenizer_that_count_needs_is_missed_before_anything_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["count", "no/such/folder"])
+    assert ": error: --tokenizer is missing. If the data is token IDs" in capsys.readouterr().err
+
+
+def test_a_check_of_what_is_not_a_dataset_reports_no_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("text\none\n")
+    assert cli.main(["check", str(table)]) == 1
+    _, kind, what, _ = capsys.readouterr().out.splitlines()
+    assert kind.startswith("  error: index-missing")
+    assert what.startswith(f"    {table} is a file, not the folder")
+
+
 def test_a_changed_recipe_is_told_in_the_words_of_the_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +117,13 @@ def test_a_changed_recipe_is_told_in_the_words_of_the_options(
     said = capsys.readouterr().err
     assert "text_key.jsonl" in said, "the name of a file stays"
     assert "holds the text with --text-key\n" in said
+
+
+def test_a_value_that_is_none_is_missing_on_the_command_line() -> None:
+    command = argparse.ArgumentParser()
+    command.add_argument("--tokenizer")
+    said = in_words_of_options("tokenizer is None, but the documents are text", command)
+    assert said == "--tokenizer is missing, but the documents are text"
 
 
 def test_quiet_prints_nothing_and_keeps_the_report_that_was_asked_for(

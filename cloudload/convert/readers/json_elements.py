@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-from cloudload.convert.records import BYTE_ORDER_MARK
+from cloudload.convert.records import BYTE_ORDER_MARK, describe_not_json
 
 MOST_ELEMENT_BYTES = 1 << 30
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -88,8 +88,7 @@ class _Scan:
                 _, end = _DECODER.raw_decode(self._text, self._start)
             except (ValueError, RecursionError) as error:
                 if not _may_be_cut(error, len(self._text)) or not self._read(size):
-                    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-                    raise BrokenArrayError(f"invalid JSON ({reason})") from None
+                    raise BrokenArrayError(f"invalid JSON ({_describe(error)})") from None
                 continue
             is_whole = self._text[end - 1] in '}]"' or self._text[end : end + 1] in _AFTER_NUMBER
             is_cut = not is_whole and len(self._text) - end < _MOST_TOKEN_CHARACTERS
@@ -109,6 +108,10 @@ class _Scan:
             read += len(chunk)
         self._before, self._start, self._text = self.offset, 0, "".join(parts)
         return read
+
+
+def _describe(error: Exception) -> str:
+    return describe_not_json(error) if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _may_be_cut(error: Exception, size: int) -> bool:

@@ -33,6 +33,7 @@ from cloudload.convert.records import (
     FileUnit,
     InputBlock,
     Record,
+    describe_not_json,
     describe_not_utf8,
 )
 
@@ -167,7 +168,7 @@ def parse_object(data: bytes) -> _Parsed:
     except UnicodeDecodeError as error:
         return None, describe_not_utf8(error)
     except json.JSONDecodeError as error:
-        return None, f"{_NOT_JSON} ({error.msg} at column {error.colno})"
+        return None, f"{_NOT_JSON} ({describe_not_json(error)} at column {error.colno})"
     except (ValueError, RecursionError) as error:
         return None, f"{_NOT_JSON} ({error})"
     if isinstance(value, dict):

@@ -93,7 +93,7 @@ def test_a_number_that_arrives_in_pieces_is_one_element(number: str) -> None:
 
 BROKEN = {
     '[{"text": "a"}, {"text": "b"': ("a.json:2: invalid JSON (Expecting ',' delimiter)", 1),
-    '[{"text": "a"}, {"text": "b': ("a.json:2: invalid JSON (Unterminated string", 1),
+    '[{"text": "a"}, {"text": "b': ("a.json:2: invalid JSON (Unterminated string)", 1),
     '[{"text": "a"} {"text": "b"}]': ("a.json:2: the array has no comma after the previous", 1),
     '[{"text": "a"}, {"text": b}, {"text": "c"}]': ("a.json:2: invalid JSON (Expecting val", 1),
     '[{"text": "a"}': ("a.json:2: the array ends after the previous element", 1),

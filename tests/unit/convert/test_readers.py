@@ -274,6 +274,9 @@ def test_paths_on_the_hugging_face_hub_are_files(
 
 BAD_LINES = {
     '{"text": "a"': "invalid JSON",
+    '{"text": "a': "invalid JSON (Unterminated string at column 10)",
+    '{"text": "\x01"}': "invalid JSON (Invalid control character at column 11)",
+    '{"text": "\\x"}': "invalid JSON (Invalid \\escape at column 11)",
     "[1]": "a JSON list, not an object",
     '{"body": "a"}': "no field 'text'. The fields are: body",
     '{"text": 7}': "'text' is int, not a string",
@@ -303,8 +306,8 @@ WRONG_KEYS = {
     "all": (
         '{"body": "a"}',
         400,
-        "in/a.jsonl:1, and 399 more records nearby: no field 'text'. The fields are: body. Name "
-        "the field that holds the text with text_key (--text-key)",
+        "in/a.jsonl:1, the first of 400 bad records in a block of 400: no field 'text'. The "
+        "fields are: body. Name the field that holds the text with text_key (--text-key)",
     ),
     "one": (
         '{"body": "a"}',
@@ -315,8 +318,8 @@ WRONG_KEYS = {
     "type": (
         '{"text": ["a"]}',
         2,
-        "in/a.jsonl:1, and 1 more record nearby: 'text' is list, not a string. Check format "
-        "(--format), text_key (--text-key) and keep (--keep)",
+        "in/a.jsonl:1, the first of 2 bad records in a block of 2: 'text' is list, not a string. "
+        "Check format (--format), text_key (--text-key) and keep (--keep)",
     ),
 }
 
@@ -333,8 +336,9 @@ def test_the_number_of_bad_records_follows_the_location_of_the_first(tmp_path: P
     with pytest.raises(ConvertError) as raised:
         convert_lines(tmp_path, ['{"text": "a"}', '{"body": "b"}', '{"body": "c"}'])
     assert str(raised.value).endswith(
-        "in/a.jsonl:2, and 1 more record nearby: no field 'text'. The fields are: body. Repair the "
-        "input, or run again with skip_bad (--skip-bad) to leave bad records out"
+        "in/a.jsonl:2, the first of 2 bad records in a block of 3: no field 'text'. The fields "
+        "are: body. Repair the input, or run again with skip_bad (--skip-bad) to leave bad records "
+        "out"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Stream
+from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.delivery.description import counted
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
@@ -64,6 +64,32 @@ def test_a_loader_of_one_rank_and_one_shard_is_described_as_such(tmp_path: Path)
     text = str(make_loader(write_mds(tmp_path / "mds", random_documents(7, 60))).describe())
     assert "rows on 1 rank " in text
     assert "in 1 shard, from" in text
+
+
+def test_the_global_batch_follows_from_batch_size_and_ranks(tmp_path: Path) -> None:
+    loader = make_loader(write_mds(tmp_path / "mds", random_documents(7, 60)))
+    assert origins(loader)["global_batch"] == "from batch_size and ranks"
+
+
+def test_lengths_are_described_by_the_place_where_they_were_found(tmp_path: Path) -> None:
+    folder = str(write_mds(tmp_path / "mds", random_documents(7, 60)))
+    places = [f"{folder}/lengths", str(tmp_path / "elsewhere")]
+    for place, lengths in zip(places, ["auto", places[1]], strict=True):
+        count_tokens(folder, tokenizer=byte_tokenizer(), out=place, processes=1, progress=False)
+        [found] = [
+            each
+            for each in make_loader(folder, lengths=lengths).describe().settings
+            if each.name == "lengths"
+        ]
+        assert str(found) == f"{found.value} from {place}"
+
+
+def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    description = make_loader(write_mds(tmp_path / "mds", random_documents(7, 60))).describe()
+    with pytest.raises(KeyError, match=r"'working_set'\. Did you mean working_set_bytes\?"):
+        description["working_set"]
+    with pytest.raises(KeyError, match=r"'zzz'\. Use num_lanes, "):
+        description["zzz"]
 
 
 def test_a_description_is_plain_values_text_and_a_table(tmp_path: Path) -> None:

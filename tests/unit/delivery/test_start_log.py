@@ -60,7 +60,7 @@ def test_each_step_of_a_start_is_one_line_in_order(
     stored = sum(entry["zip_data"]["bytes"] for entry in index)
     said = f"60 samples, {len(index)} shards, {stored:,} bytes, 1 stream ({compressed})"
     assert find_line(log, "index").endswith(said)
-    assert "; each document has no bos (" in find_line(log, "tokenizer ready")
+    assert "; documents get no bos (" in find_line(log, "tokenizer ready")
     assert ": 12 lanes on 1 canonical node, shuffled by py1e" in find_line(log, "order")
     assert "from row 0:" in find_line(log, "first batch")
     url, size = re.findall(r": (.*), ([\d,]+) bytes$", find_line(log, "first shard"))[0]

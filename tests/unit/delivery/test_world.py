@@ -144,6 +144,7 @@ def test_a_broken_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, 8, 1, 4, 1),
         (4, 1, 4, 4, None),
         (4, 8, 4, 32, None),
+        (1, 4, 2, 2, None),
     ],
 )
 def test_more_workers_than_cores_hear_how_many_would_do(

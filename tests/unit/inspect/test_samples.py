@@ -93,6 +93,13 @@ def test_a_pattern_needs_a_text_column(tmp_path: Path) -> None:
     assert len([*read_samples(tmp_path, pattern="the", text_key="content")]) == 5
 
 
+def test_a_given_text_column_is_checked_without_a_pattern(tmp_path: Path) -> None:
+    write_mds(tmp_path, TEXTS, column="content")
+    with pytest.raises(DatasetError, match="has no column 'body'"):
+        read_samples(tmp_path, text_key="body")
+    assert len([*read_samples(tmp_path)]) == 5
+
+
 def test_token_ids_are_lists(tmp_path: Path) -> None:
     rows = [np.arange(4, dtype=np.uint16), np.array([65_535, 0, 1], np.uint16)]
     write_mds(tmp_path, rows, column="tokens", encoding="ndarray:uint16")
