@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Protocol
 
 from cloudload.arrays import Ints
 from cloudload.cache.counters import TrafficCounter
@@ -48,6 +49,21 @@ _CLOSE_S = 2.0
 
 def _report_wait(waited_s: float, what: str) -> None:
     logger.warning("waited %.0f s for a shard: %s", waited_s, what)
+
+
+class Shards(Protocol):
+    """The shards of a corpus, by index."""
+
+    def shard(self, number: int) -> Shard:
+        """Return the shard with index `number`, and fetch it if necessary.
+
+        Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid.
+        """
+        ...
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
+        ...
 
 
 class ShardCache:
@@ -90,7 +106,7 @@ class ShardCache:
             if time.monotonic() - used_at > _TOUCH_EVERY_S:
                 self._keep(number, shard)
             return shard
-        dataset, info = self._info(number)
+        dataset, info = self._corpus.find_shard(number)
         if is_in_place(dataset, info):
             shard = self._map_in_place(dataset, info)
         else:
@@ -104,7 +120,7 @@ class ShardCache:
         for number in numbers:
             if number in self._open or number in self._fetches:
                 continue
-            dataset, info = self._info(number)
+            dataset, info = self._corpus.find_shard(number)
             if not is_in_place(dataset, info):
                 self._fetches[number] = self._threads.submit(self._prefetch, number, dataset, info)
 
@@ -116,11 +132,6 @@ class ShardCache:
         self._threads.close(_CLOSE_S)
         self._open.clear()
         self._fetches.clear()
-
-    def _info(self, number: int) -> tuple[Dataset, ShardInfo]:
-        owner, shard = self._corpus.shard_owners[number]
-        dataset = self._corpus.datasets[owner]
-        return dataset, dataset.shards[shard]
 
     def _prefetch(self, number: int, dataset: Dataset, info: ShardInfo) -> Path | None:
         # if another process is fetching this shard, do not wait, so that this thread fetches others
@@ -164,7 +175,7 @@ class ShardCache:
         return shard
 
     def _keep(self, number: int, shard: Shard) -> None:
-        dataset, info = self._info(number)
+        dataset, info = self._corpus.find_shard(number)
         shard.url = redact(join_url(dataset.url, info.stored.name))
         if not is_in_place(dataset, info):
             mark_used(shard.path)

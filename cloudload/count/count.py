@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from cloudload.cache.folder import default_cache
@@ -16,7 +18,7 @@ from cloudload.config.rows import TEXT_KEY, RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform
 from cloudload.count.estimate import CountEstimate, estimate
-from cloudload.count.group import GroupJob, count_group, read_group
+from cloudload.count.group import CountWork, GroupJob, count_group, read_group
 from cloudload.count.report import CountReport, Distribution
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
@@ -107,15 +109,15 @@ def count_tokens(
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     place = place_of(recipe.corpus.datasets[0], None if out is None else os.fspath(out))
-    jobs = list_jobs(recipe, backend, place, retry)
-    left = _list_uncounted(jobs)
+    work, jobs = list_jobs(recipe, backend, place, retry)
+    left = _list_uncounted(work, jobs)
     own = left if worker is None else _take_share(worker, jobs, left)
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    _count(own, min(processes, len(own)) or 1, executor, progress=progress)
-    if missing := _list_uncounted(jobs) if worker is not None else []:
+    _count(work, own, min(processes, len(own)) or 1, executor, progress=progress)
+    if missing := _list_uncounted(work, jobs) if worker is not None else []:
         logger.info("%d of %d groups are not counted yet, by other jobs", len(missing), len(jobs))
         return None
-    return _finish(recipe, jobs, num_counted=len(own), began=began)
+    return _finish(recipe, work, jobs, num_counted=len(own), began=began)
 
 
 @suggests_names
@@ -181,15 +183,17 @@ def _open(
     return recipe, choose_backend(text, backend, default_cache()).name
 
 
-def list_jobs(recipe: Recipe, backend: str, place: str, retry: Retry) -> list[GroupJob]:
-    """The jobs of all groups. The recipe of each lists only the group's shards."""
+def list_jobs(
+    recipe: Recipe, backend: str, place: str, retry: Retry
+) -> tuple[CountWork, list[GroupJob]]:
+    """The jobs of all groups, and the data that they share."""
     [dataset], key = recipe.corpus.datasets, make_key(recipe, 0)
-    jobs = []
-    for shards in cut_groups(dataset.shards, key):
-        own = replace(dataset, shards=dataset.shards[shards.first : shards.stop])
-        small = replace(recipe, corpus=Corpus((own,)), components=())
-        jobs.append(GroupJob(small, backend, key, place, retry, shards))
-    return jobs
+    small = replace(recipe, corpus=Corpus(()), components=())
+    jobs = [
+        GroupJob(replace(dataset, shards=dataset.shards[shards.first : shards.stop]), shards)
+        for shards in cut_groups(dataset.shards, key)
+    ]
+    return CountWork(small, backend, key, place, retry), jobs
 
 
 def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
@@ -197,11 +201,11 @@ def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob])
     return [job for job in left if job.shards.number in numbers]
 
 
-def _list_uncounted(jobs: Sequence[GroupJob]) -> list[GroupJob]:
+def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]:
     """The jobs whose files do not exist."""
-    folder = join_url(jobs[0].place, jobs[0].key.digest)
+    folder = join_url(work.place, work.key.digest)
     try:
-        found = {item.url.rpartition("/")[2] for item in list_objects(folder, jobs[0].retry)}
+        found = {item.url.rpartition("/")[2] for item in list_objects(folder, work.retry)}
     except StoreError as error:
         if not error.is_missing:
             raise
@@ -210,33 +214,41 @@ def _list_uncounted(jobs: Sequence[GroupJob]) -> list[GroupJob]:
 
 
 def _count(
-    jobs: Sequence[GroupJob], processes: int, executor: Executor | None, *, progress: bool
+    work: CountWork,
+    jobs: Sequence[GroupJob],
+    processes: int,
+    executor: Executor | None,
+    *,
+    progress: bool,
 ) -> None:
     total = sum(job.raw_bytes for job in jobs)
     with open_progress_bar("count", total, shown=progress and bool(jobs)) as bar:
-        if executor is not None:
-            for _, size in run_units(count_group, jobs, executor):
-                bar.update(size)
-            return
-        with open_processes(processes) as pool:
-            for _, size in run_units(count_group, jobs, pool):
+        count, local = partial(count_group, work), open_processes(processes)
+        with nullcontext(executor) if executor is not None else local as engine:
+            for _, size in run_units(count, jobs, engine):
                 bar.update(size)
 
 
 def _finish(
-    recipe: Recipe, jobs: Sequence[GroupJob], *, num_counted: int, began: float
+    recipe: Recipe,
+    work: CountWork,
+    jobs: Sequence[GroupJob],
+    *,
+    num_counted: int,
+    began: float,
 ) -> CountReport:
     """Read all groups, write the index, and return the report."""
     spread, groups = Distribution(), []
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         for first in range(0, len(jobs), _READ_AT_ONCE):
-            for group, lengths in threads.map(_read_checked, jobs[first : first + _READ_AT_ONCE]):
+            some = jobs[first : first + _READ_AT_ONCE]
+            for group, lengths in threads.map(partial(_read_checked, work), some):
                 groups.append(group)
                 spread.add(lengths)
-    data, key, place = recipe.corpus.fingerprint(range(1)), jobs[0].key, jobs[0].place
-    index = LengthsIndex(asdict(key), data, tuple(groups))
-    url = join_url(place, f"{key.digest}/{index_name(data)}")
-    write_object(url, index.encode(), jobs[0].retry)
+    data = recipe.corpus.fingerprint(range(1))
+    index = LengthsIndex(asdict(work.key), data, tuple(groups))
+    url = join_url(work.place, f"{work.key.digest}/{index_name(data)}")
+    write_object(url, index.encode(), work.retry)
     samples, empty, filtered, failed = (
         index.total(name) for name in ("samples", "empty", "filtered", "failed")
     )
@@ -261,15 +273,15 @@ def _finish(
     )
 
 
-def _read_checked(job: GroupJob) -> Any:
+def _read_checked(work: CountWork, job: GroupJob) -> Any:
     try:
-        group, lengths = read_group(job)
+        group, lengths = read_group(work, job)
         if len(lengths) != job.shards.samples:
             raise ValueError(
                 f"it has {len(lengths):,} samples, but its shards have {job.shards.samples:,}"
             )
     except ValueError as error:
         raise DatasetError(
-            f"{redact(job.url)} is damaged: {error}. Remove it and count again"
+            f"{redact(work.url_of(job.shards))} is damaged: {error}. Remove it and count again"
         ) from error
     return group, lengths

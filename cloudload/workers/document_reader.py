@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
-from cloudload.cache.shard_cache import ShardCache
+from cloudload.cache.shard_cache import Shards
 from cloudload.config.choices import SKIP
 from cloudload.config.transform import show_function
 from cloudload.errors import DatasetError
@@ -68,7 +68,7 @@ def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
 class DocumentReader:
     """Reads the samples of a corpus, given as indices, and fetches their shards."""
 
-    def __init__(self, recipe: Recipe, cache: ShardCache) -> None:
+    def __init__(self, recipe: Recipe, cache: Shards) -> None:
         self._corpus, self._cache = recipe.corpus, cache
         self._text_key, self._transform = recipe.config.text_key, recipe.config.transform
         self._columns = recipe.config.token_columns
