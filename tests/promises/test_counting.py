@@ -51,6 +51,11 @@ def keep_odd(sample: dict[str, Any]) -> str | None:
     return text if int(text.partition(":")[0]) % 2 else None
 
 
+def repeat(sample: dict[str, Any]) -> str:
+    """Each text twice; fails on text that is not UTF-8."""
+    return str(sample["text"], "utf-8") * 2
+
+
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A dataset of some 30 shards, in groups of at least 100 samples."""
@@ -145,6 +150,19 @@ def test_the_report_counts_documents_tokens_and_what_was_left_out(
     assert sum(each.documents for each in report.stats.histogram) == 450
     for each in report.stats.fits:
         assert each.documents == sum(size <= each.seq_len for size in sizes) / 450
+
+
+def test_the_bytes_of_text_are_those_that_were_tokenized(tmp_path: Path) -> None:
+    """Neither of other columns, nor of documents that were left out."""
+    documents = ["été", b"\xff\xfe", "狐", "", "plain"]
+    values = [text.encode() if isinstance(text, str) else text for text in documents]
+    extra = {"id": ("str", ["a" * 99] * 5)}
+    write_mds(tmp_path / "mds", values, encoding="bytes", extra=extra)
+    report = count(tmp_path / "mds", tmp_path / "out", on_error="skip")
+    assert (report.documents, report.empty, report.failed) == (3, 1, 1)
+    assert report.text_bytes == report.tokens == 5 + 3 + 5
+    upper = count(tmp_path / "mds", tmp_path / "out", on_error="skip", transform=repeat)
+    assert upper.text_bytes == upper.tokens == 10 + 6 + 10
 
 
 def test_a_dataset_that_grew_keeps_the_files_of_its_first_shards(
