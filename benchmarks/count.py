@@ -30,8 +30,8 @@ import numpy as np
 from cloudload import Stream
 from cloudload.cache.folder import default_cache
 from cloudload.config.rows import RowsConfig
-from cloudload.count.count import list_jobs
-from cloudload.count.group import BYTES_AT_ONCE, count_group, open_meter
+from cloudload.count.count import prepare
+from cloudload.count.group import BYTES_AT_ONCE, count_group, list_groups, open_meter
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.storage.base import Retry
 from cloudload.tokenization.backend import choose_backend
@@ -74,9 +74,9 @@ def time_count(recipe: Recipe, backend: str, folder: Path) -> dict[str, Any]:
     """CPU seconds to count all groups."""
     DocumentTokenizer(recipe.tokenizer, backend).encode_flat(_WARM_UP)
     wait_until_idle()
-    work, groups = list_jobs(recipe, backend, str(folder), Retry())
+    work = prepare(recipe, backend, str(folder), Retry())
     began = time.process_time()
-    for group in groups:
+    for group in list_groups(work, recipe.corpus.datasets[0]):
         count_group(work, group)
     spent = time.process_time() - began
     return {

@@ -57,7 +57,7 @@ def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
     began = time.process_time()
     table = tables[0]
     table_s = time.process_time() - began
-    walker, start = Walker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 2), np.int64)
+    walker, start = Walker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 3), np.int64)
     rows = int(lengths.sum() + documents) // SEQ_LEN // NUM_LANES
     found = {}
     for share in (0.01, 0.5, 0.99):

@@ -24,6 +24,7 @@ recognizes its input by file names and sizes.
 
 examples:
   cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
+  cloudload convert corpus/ s3://bucket/mds --tokenizer gpt2     count the tokens, too
   cloudload convert s3://bucket/raw s3://bucket/mds --engine ray --address auto
   cloudload convert s3://bucket/raw s3://bucket/mds --worker 3/64
 """
@@ -63,6 +64,13 @@ def add_convert(commands: Commands) -> None:
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
     parts = "stored input bytes of a segment, the part that a process converts (default: 256m)"
     add("--segment-bytes", type=_bytes, default="256m", metavar="SIZE", help=parts)
+    tokens = "also count the tokens, as cloudload count does: name, folder or tokenizer.json"
+    add("--tokenizer", metavar="NAME", help=tokens)
+    function = "the transform of the runs that will use the token counts; changes no shard"
+    add("--transform", metavar="MODULE:FUNCTION", help=function)
+    add("--transform-id", metavar="ID", help="the transform_id of the run, if it has one")
+    on_error = "skip leaves documents out of the count if the transform fails (default: raise)"
+    add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     share = "convert a share of the segments: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
     add("--worker", metavar="I/N", help=share)
@@ -98,6 +106,7 @@ def _bytes(text: str) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from cloudload.convert import convert_to_mds
+    from cloudload.provenance.state_run import import_transform
 
     if options.plan:
         return _print_outline(options)
@@ -107,7 +116,7 @@ def _convert(options: argparse.Namespace) -> int:
             "it first"
         )
     names = "text_key id_key keep format split shard_bytes segment_bytes processes worker finish "
-    names += "skip_bad overwrite append"
+    names += "skip_bad overwrite append tokenizer transform_id on_error"
     with _open_engine(options) as executor:
         report = convert_to_mds(
             options.inputs,
@@ -116,6 +125,7 @@ def _convert(options: argparse.Namespace) -> int:
             hashes=() if options.hashes == "none" else options.hashes.split(","),
             progress=not options.quiet,
             executor=executor,
+            transform=options.transform and import_transform(options.transform),
             **{name: getattr(options, name) for name in names.split()},
         )
     if options.report:
@@ -179,4 +189,6 @@ def _summary(report: ConvertReport) -> str:
         f"({report.raw_bytes:,} raw)",
         f"  columns    {columns}",
     ]
+    if report.tokens is not None:
+        lines.append(f"  tokens     {report.tokens:,}")
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from typing import Any
 
 from cloudload.convert.finish import Joined
 from cloudload.convert.journal import (
+    LENGTHS_FIELD,
     REPORT_NAME,
     ConvertReport,
     Counts,
@@ -49,8 +50,10 @@ def read_base(location: str, claim: Mapping[str, Any]) -> dict[str, Any]:
             "convert without append (--append)"
         )
     stored = json.loads(report)
-    recipe = {key: value for key, value in claim["recipe"].items() if key != "segment_bytes"}
-    compare_claims(location, stored["claim"], {"recipe": recipe, "inputs": {}})
+    free = ("segment_bytes", LENGTHS_FIELD)
+    recipe = {key: value for key, value in claim["recipe"].items() if key not in free}
+    before = {key: value for key, value in stored["claim"]["recipe"].items() if key not in free}
+    compare_claims(location, {"recipe": before, "inputs": {}}, {"recipe": recipe, "inputs": {}})
     entries = json.loads(index)["shards"]
     following = max(map(_segment_of, entries), default=0) + 1
     return {"index": _digest(entries), "stored": stored, "segments": following}

@@ -13,21 +13,31 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from typing import Any
 
+from cloudload.config.choices import OnError
+from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
-from cloudload.convert.journal import ConvertReport, Journal, compare_claims, read_if_exists
+from cloudload.convert.journal import (
+    LENGTHS_FIELD,
+    ConvertReport,
+    Journal,
+    compare_claims,
+    read_if_exists,
+)
 from cloudload.convert.listing import describe_inputs, describe_mixture
 from cloudload.convert.plan import PLAN_NAME, Plan
 from cloudload.convert.planning import agree_on_plan, has_segments
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
 from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES
+from cloudload.count.group import CountWork
+from cloudload.count.new_shards import open_count_work
 from cloudload.engines.shares import Share
 from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
@@ -53,6 +63,10 @@ def convert_to_mds(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    tokenizer: Any = None,
+    transform: Transform | None = None,
+    transform_id: str | None = None,
+    on_error: OnError = "raise",
     processes: int | None = None,
     executor: Executor | None = None,
     worker: str | None = None,
@@ -104,6 +118,12 @@ def convert_to_mds(
             Parquet files larger than this are cut. A compressed file is never cut. Each segment
             ends with a shard that may be short. An iterator, a `datasets` object and stdin are one
             segment.
+        tokenizer: also count the tokens of each document, with this tokenizer, and keep the
+            lengths as `count_tokens` does for the finished dataset. As for `CloudLoader`.
+        transform: the transform of the runs that will use the lengths, as for `CloudLoader`. It
+            does not change what is written.
+        transform_id: as for `CloudLoader`.
+        on_error: as for `CloudLoader`; it applies to the transform.
         processes: number of worker processes, one per available core by default. Each takes one
             segment at a time. With 1, all work is done in this process.
         executor: run the segments on this `concurrent.futures.Executor` instead, such as a
@@ -130,6 +150,8 @@ def convert_to_mds(
             field is not found, a package is not installed, there are no documents, `out` holds a
             dataset or conversion that differs or cannot be compared, or a new index at `out` would
             hide datasets in its folders.
+        TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
+        DatasetError: the transform failed on a document.
         StoreError: an input is missing or cannot be read, or the output cannot be written.
         WorkerError: a worker process failed or died.
     """
@@ -156,7 +178,10 @@ def convert_to_mds(
     _check_not_within(location, inputs)
     recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
     recipe["segment_bytes"] = segment_bytes
-    run = Run(location, config, processes, executor, share, finish, skip_bad, progress)
+    documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
+    count = _open_count(location, tokenizer, documents)
+    recipe |= {LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
+    run = Run(location, config, processes, executor, share, finish, skip_bad, progress, count)
     if (share or finish) and (data := read_if_exists(join_url(location, PLAN_NAME))):
         # do not list a million files in each of a thousand workers
         plan = Plan.parse(data)
@@ -177,6 +202,17 @@ def convert_to_mds(
     if overwrite:
         journal.clear()
     return _convert(run, listed, units, journal, append)
+
+
+def _open_count(location: str, tokenizer: Any, documents: Mapping[str, Any]) -> CountWork | None:
+    if tokenizer is not None:
+        return open_count_work(location, tokenizer, **documents)
+    for name, default in {"transform": None, "transform_id": None, "on_error": "raise"}.items():
+        if documents[name] != default:
+            raise ValueError(
+                f"{name} applies only to the count of tokens. Pass the tokenizer, too, or remove it"
+            )
+    return None
 
 
 def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:

@@ -36,11 +36,16 @@ from cloudload.storage.urls import is_local, join_url, local_path
 
 REPORT_NAME = "convert-report.json"
 MAX_LISTED = 20
+LENGTHS_FIELD = "lengths"
+"""The field of a claim's recipe with the key of the token lengths, if they are counted."""
 _SEGMENT_BYTES = "segment_bytes"
 _SEGMENT = r"(\d{5,}/)?"
 _SHARD_NAME = re.compile(_SEGMENT + r"shard\.\d{5,}\.mds(\.\w+)?")
 _JOURNAL_NAME = re.compile(_SEGMENT + re.escape(JOURNAL_FOLDER) + "/.+")
 _ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
+_LENGTHS_NAME = re.compile(
+    r"lengths/[0-9a-f]{16}/(\d{5,}-[0-9a-f]{16}\.lengths|index-[0-9a-f]{16}\.json)"
+)
 _LEFTOVER_NAME = re.compile(
     _SEGMENT + r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp"
 )
@@ -120,6 +125,8 @@ class ConvertReport:
     unfinished_segments: int = 0
     """Number of segments that other workers have not finished. If there are any, all counts are
     those of this worker's share, and the dataset is not complete."""
+    tokens: int | None = None
+    """Number of tokens, without bos and eos; None if they are not counted, or not by now."""
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
@@ -162,10 +169,12 @@ class FinishedWork:
     `entries` are the index entries of its shards. `columns` are the columns of the kept fields, or
     None until they are known. `position` is where the next shard begins, or None after the last.
     `counts` covers the blocks before the one in which it begins; after the last shard, all blocks.
-    `resumed` is the number of shards that earlier runs wrote.
+    `resumed` is the number of shards that earlier runs wrote. If tokens are counted, `lengths` are
+    the lengths of each shard, as `ShardLengths` encodes them.
     """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
+    lengths: list[str] = field(default_factory=list)
     columns: tuple[Column, ...] | None = None
     position: InputPosition | None = field(default_factory=InputPosition)
     counts: Counts = field(default_factory=Counts)
@@ -202,6 +211,7 @@ class Journal:
                 or _JOURNAL_NAME.fullmatch(name)
                 or _LEFTOVER_NAME.fullmatch(name)
                 or _SHARD_NAME.fullmatch(name)
+                or _LENGTHS_NAME.fullmatch(name)
             ):
                 delete_object(join_url(self.location, name))
         self._remove_empty_folders()
@@ -267,6 +277,7 @@ class Journal:
                 if not self._is_stored(entry["shard"], names):
                     break
                 done.entries.append(entry["shard"])
+                done.lengths.extend(entry.get("lengths", []))
                 following = InputPosition.from_json(entry["next"]) if entry["next"] else None
                 done = replace(done, position=following, counts=Counts.from_json(entry["counts"]))
         return replace(done, resumed=len(done.entries))
@@ -370,7 +381,8 @@ class Journal:
     def _remove_empty_folders(self) -> None:
         if not is_local(self.location):
             return
-        for pattern in (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*"):
+        folders = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
+        for pattern in folders:
             for folder in local_path(self.location).glob(pattern):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
@@ -405,8 +417,8 @@ def compare_claims(
     `files_before` and `files_now` are the sizes of the files, to say which of them changed.
     """
     for part in ("recipe", "inputs"):
-        for key in claim[part]:
-            before, now = stored[part].get(key), claim[part][key]
+        for key in [*claim[part], *({LENGTHS_FIELD} & stored[part].keys() - claim[part].keys())]:
+            before, now = stored[part].get(key), claim[part].get(key)
             if before == now or (key == _SEGMENT_BYTES and before is None):
                 continue
             change = f"{key} was {before!r} and is now {now!r}"
@@ -434,16 +446,20 @@ def record_shard(
     entry: Mapping[str, Any],
     following: InputPosition | None,
     counts: Counts,
+    *,
+    lengths: Sequence[str] = (),
 ) -> None:
     """Write the journal entry of a stored shard.
 
     `number` is the shard's index, `entry` its entry for the index, `following` the position of the
-    next shard (None after the last), and `counts` the counts before that position.
+    next shard (None after the last), and `counts` the counts before that position. `lengths` are
+    the shard's token lengths, if they are counted.
     """
     content = {
         "shard": entry,
         "next": asdict(following) if following else None,
         "counts": asdict(counts),
+        **({"lengths": list(lengths)} if lengths else {}),
     }
     write_object(join_url(location, _entry_name(number)), json.dumps(content).encode())
 

@@ -17,13 +17,15 @@ from typing import Any
 from cloudload.convert.append import join_base, read_report_if_joined
 from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.finish import Joined, join_notes, list_finished
+from cloudload.convert.finish import Joined, join_notes, list_finished, read_notes
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.journal import ConvertReport, Journal
+from cloudload.convert.lengths import write_lengths
 from cloudload.convert.plan import Plan
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.segment import SegmentWork, convert_segment, convert_units
 from cloudload.convert.segments import Segment, count_bytes
+from cloudload.count.group import CountWork
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
 from cloudload.engines.units import Engine, run_units
@@ -49,6 +51,8 @@ class Run:
     finish: bool
     skip_bad: bool
     progress: bool
+    count: CountWork | None = None
+    """The count of the tokens, if they are counted."""
 
 
 def already_complete(report: ConvertReport, location: str) -> ConvertReport:
@@ -83,11 +87,13 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
             columns=None,
             skip_bad=run.skip_bad,
             on_bytes=bar.update,
+            count=run.count,
         )
     joined = Joined()
     joined.add("", done.entries, done.counts)
     files = sum(len(unit.files) for unit in units)
     report = _report(run, joined, files, done.columns or (), resumed=done.resumed)
+    report = _write_lengths(run, joined, 0, done.lengths, report)
     return _finish(journal, joined, report, [unit.name for unit in units])
 
 
@@ -126,6 +132,9 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     )
     if report.unfinished_segments:
         return replace(report, seconds=journal.seconds())
+    notes = read_notes(run.location, numbers, plan.digest)
+    lengths = (text for _, note in notes if note is not None for text in note.lengths)
+    report = _write_lengths(run, joined, joined.shards.get("", 0), lengths, report)
     return _finish(journal, joined, report, list(sizes), plan.base)
 
 
@@ -137,7 +146,7 @@ def _run_segments(
     if finished and waiting:
         logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
     work = SegmentWork(
-        run.location, run.config, plan.columns, plan.versions, plan.digest, run.skip_bad
+        run.location, run.config, plan.columns, plan.versions, plan.digest, run.skip_bad, run.count
     )
     total, left = (
         sum(count_bytes(part) for _, parts in items for part in parts) for items in (mine, waiting)
@@ -197,6 +206,19 @@ def _report(
         segments=segments,
         unfinished_segments=unfinished,
     )
+
+
+def _write_lengths(
+    run: Run, joined: Joined, num_old: int, lengths: Iterable[str], report: ConvertReport
+) -> ConvertReport:
+    """Write the token lengths, if they are counted, and add the tokens to the report."""
+    if run.count is None or not joined.texts:
+        return report
+    with _open_executor(run, 1) as engine:
+        tokens = write_lengths(
+            run.count, run.location, joined, num_old=num_old, lengths=lengths, engine=engine
+        )
+    return replace(report, tokens=tokens)
 
 
 def _finish(

@@ -42,6 +42,7 @@ from cloudload.convert.shards import (
     encode_block,
     store_shard,
 )
+from cloudload.count.group import CountWork
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.mds.survey import JOURNAL_FOLDER
@@ -69,14 +70,20 @@ class SegmentWork:
     plan: str
     """The digest of the plan."""
     skip_bad: bool
+    count: CountWork | None = None
+    """The count of the tokens, if they are counted."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A finished segment: the entries of its shards, with their names in its folder; its counts."""
+    """A finished segment: the entries of its shards, with their names in its folder; its counts.
+
+    `lengths` are the token lengths of its shards, if they are counted.
+    """
 
     entries: list[dict[str, Any]]
     counts: Counts
+    lengths: list[str]
 
 
 def segment_folder(number: int) -> str:
@@ -116,8 +123,11 @@ def convert_segment(
         columns=work.columns,
         skip_bad=work.skip_bad,
         on_bytes=on_bytes,
+        count=work.count,
     )
     note = {"plan": work.plan, "entries": done.entries, "counts": asdict(done.counts)}
+    if work.count is not None:
+        note["lengths"] = done.lengths
     write_object(join_url(work.location, note_name(number)), json.dumps(note).encode())
     journal.remove_entries()
     return size
@@ -138,7 +148,7 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
             "inputs or options write to the same output. Choose another output for one of them, "
             "and start over (--overwrite)"
         )
-    return Note(note["entries"], Counts.from_json(note["counts"]))
+    return Note(note["entries"], Counts.from_json(note["counts"]), note.get("lengths", []))
 
 
 def convert_units(
@@ -149,12 +159,14 @@ def convert_units(
     columns: tuple[Column, ...] | None,
     skip_bad: bool,
     on_bytes: Callable[[int], object],
+    count: CountWork | None = None,
 ) -> FinishedWork:
     """Convert the units into the journal's folder, after the shards that it lists.
 
     The columns of the kept fields are inferred if `columns` is None. `on_bytes` is called with the
-    stored bytes of each block, and of the work that was finished before. Raises `ConvertError`,
-    `StoreError` and the errors of readers.
+    stored bytes of each block, and of the work that was finished before. With `count`, the tokens
+    of each shard are counted. Raises `ConvertError`, `StoreError`, the errors of readers, and those
+    of `measure_shard`.
     """
     done = journal.read()
     if resumed := len(done.entries):
@@ -171,15 +183,19 @@ def convert_units(
                 columns = infer_columns(config, blocks)
             journal.begin(columns)
             done = replace(done, columns=columns)
-        context = ShardContext(config, config.shard_format(done.columns or ()), journal.location)
+        form = config.shard_format(done.columns or ())
+        context = ShardContext(config, form, journal.location, count)
         cutter = ShardCutter(context.form, resumed, position)
         jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes))
         stored = run_in_order(partial(storer.submit, store_shard, context), jobs, 1)
-        entries = [*done.entries, *(entry for _, entry in stored)]
+        entries, lengths = [*done.entries], [*done.lengths]
+        for _, shard in stored:
+            entries.append(shard.entry)
+            lengths += shard.lengths
     finally:
         storer.close(_CLOSE_S)
         reader.close(_CLOSE_S)
-    return replace(done, entries=entries, counts=cutter.counts, resumed=resumed)
+    return replace(done, entries=entries, lengths=lengths, counts=cutter.counts, resumed=resumed)
 
 
 def read_blocks(

@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,17 @@ from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, record_shard
 from cloudload.convert.records import InputBlock, Record, find_field, list_fields
-from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample, pack_shard, shorten
+from cloudload.count.group import CountWork
+from cloudload.count.new_shards import measure_shard
+from cloudload.mds.index import Column, parse_index
+from cloudload.mds.writer import (
+    PackedShard,
+    ShardFormat,
+    encode_index,
+    encode_sample,
+    pack_shard,
+    shorten,
+)
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 
@@ -34,6 +43,8 @@ class ShardContext:
     config: ConvertConfig
     form: ShardFormat
     location: str
+    work: CountWork | None = None
+    """The count of the tokens, if they are counted."""
 
 
 @dataclass(frozen=True)
@@ -187,15 +198,33 @@ def _kept_value(value: Any, column: Column) -> Any:
 # ---------------------------------------------------------------- store
 
 
-def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
-    """Build, compress, hash and store a shard, list it in the journal, and return its index entry.
+class StoredShard(NamedTuple):
+    """A stored shard."""
 
-    Raises `StoreError` if the shard or its journal entry cannot be written.
+    entry: dict[str, Any]
+    """Its entry in the index."""
+    lengths: list[str]
+    """Its token lengths, as `ShardLengths` encodes them, if they are counted."""
+
+
+def store_shard(context: ShardContext, job: ShardJob) -> StoredShard:
+    """Build, compress, hash and store a shard, count its tokens, and list it in the journal.
+
+    Raises `StoreError` if the shard or its journal entry cannot be written, and the errors of
+    `measure_shard`.
     """
     shard = pack_shard(context.form, job.number, job.sizes, job.parts)
+    lengths = _count(context, shard)
     write_object(join_url(context.location, shard.name), shard.data)
-    record_shard(context.location, job.number, shard.entry, job.next, job.counts)
-    return shard.entry
+    record_shard(context.location, job.number, shard.entry, job.next, job.counts, lengths=lengths)
+    return StoredShard(shard.entry, lengths)
+
+
+def _count(context: ShardContext, shard: PackedShard) -> list[str]:
+    if context.work is None:
+        return []
+    [info] = parse_index(encode_index([shard.entry]), context.location)
+    return [measure_shard(context.work, context.location, info, shard.raw).encode()]
 
 
 # ---------------------------------------------------------------- cut

@@ -6,9 +6,9 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,22 +18,19 @@ from cloudload.config.rows import TEXT_KEY, RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform
 from cloudload.count.estimate import CountEstimate, estimate
-from cloudload.count.group import CountWork, GroupJob, count_group, read_group
-from cloudload.count.report import CountReport, Distribution
+from cloudload.count.finish import Counted, finish_count
+from cloudload.count.group import CountWork, GroupJob, count_group, list_found, list_groups
+from cloudload.count.report import CountReport
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
 from cloudload.engines.units import run_units
-from cloudload.errors import DatasetError, StoreError
 from cloudload.lengths.files import place_of
-from cloudload.lengths.index import LengthsIndex, cut_groups, index_name
 from cloudload.lengths.key import make_key
-from cloudload.mds.dataset import Corpus
+from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.option_names import suggests_names
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import list_objects, write_object
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import join_url
 from cloudload.system.progress_bar import open_progress_bar
 from cloudload.tokenization.backend import choose_backend
 
@@ -108,8 +105,9 @@ def count_tokens(
         "on_error": on_error,
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
-    place = place_of(recipe.corpus.datasets[0], None if out is None else os.fspath(out))
-    work, jobs = list_jobs(recipe, backend, place, retry)
+    [data] = recipe.corpus.datasets
+    work = prepare(recipe, backend, place_of(data, None if out is None else os.fspath(out)), retry)
+    jobs = list_groups(work, data)
     left = _list_uncounted(work, jobs)
     own = left if worker is None else _take_share(worker, jobs, left)
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
@@ -117,7 +115,8 @@ def count_tokens(
     if missing := _list_uncounted(work, jobs) if worker is not None else []:
         logger.info("%d of %d groups are not counted yet, by other jobs", len(missing), len(jobs))
         return None
-    return _finish(recipe, work, jobs, num_counted=len(own), began=began)
+    counted = finish_count(work, data, jobs)
+    return _report(data, work, counted, len(own), time.monotonic() - began)
 
 
 @suggests_names
@@ -183,17 +182,10 @@ def _open(
     return recipe, choose_backend(text, backend, default_cache()).name
 
 
-def list_jobs(
-    recipe: Recipe, backend: str, place: str, retry: Retry
-) -> tuple[CountWork, list[GroupJob]]:
-    """The jobs of all groups, and the data that they share."""
-    [dataset], key = recipe.corpus.datasets, make_key(recipe, 0)
+def prepare(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
+    """The data that all groups of a recipe's only dataset share."""
     small = replace(recipe, corpus=Corpus(()), components=())
-    jobs = [
-        GroupJob(replace(dataset, shards=dataset.shards[shards.first : shards.stop]), shards)
-        for shards in cut_groups(dataset.shards, key)
-    ]
-    return CountWork(small, backend, key, place, retry), jobs
+    return CountWork(small, backend, make_key(recipe, 0), place, retry)
 
 
 def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
@@ -202,14 +194,8 @@ def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob])
 
 
 def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]:
-    """The jobs whose files do not exist."""
-    folder = join_url(work.place, work.key.digest)
-    try:
-        found = {item.url.rpartition("/")[2] for item in list_objects(folder, work.retry)}
-    except StoreError as error:
-        if not error.is_missing:
-            raise
-        found = set()
+    """The groups whose files do not exist."""
+    found = list_found(work)
     return [job for job in jobs if job.shards.name not in found]
 
 
@@ -229,34 +215,18 @@ def _count(
                 bar.update(size)
 
 
-def _finish(
-    recipe: Recipe,
-    work: CountWork,
-    jobs: Sequence[GroupJob],
-    *,
-    num_counted: int,
-    began: float,
+def _report(
+    dataset: Dataset, work: CountWork, counted: Counted, num_counted: int, seconds: float
 ) -> CountReport:
-    """Read all groups, write the index, and return the report."""
-    spread, groups = Distribution(), []
-    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-        for first in range(0, len(jobs), _READ_AT_ONCE):
-            some = jobs[first : first + _READ_AT_ONCE]
-            for group, lengths in threads.map(partial(_read_checked, work), some):
-                groups.append(group)
-                spread.add(lengths)
-    data = recipe.corpus.fingerprint(range(1))
-    index = LengthsIndex(asdict(work.key), data, tuple(groups))
-    url = join_url(work.place, f"{work.key.digest}/{index_name(data)}")
-    write_object(url, index.encode(), work.retry)
+    index = counted.index
     samples, empty, filtered, failed = (
         index.total(name) for name in ("samples", "empty", "filtered", "failed")
     )
     tokens, text_bytes = index.total("tokens"), index.total("text_bytes")
     return CountReport(
-        dataset=redact(recipe.corpus.datasets[0].url),
-        lengths=redact(url),
-        tokenizer=recipe.tokenizer.fingerprint,
+        dataset=redact(dataset.url),
+        lengths=redact(counted.url),
+        tokenizer=work.recipe.tokenizer.fingerprint,
         samples=samples,
         documents=samples - empty - filtered - failed,
         empty=empty,
@@ -265,23 +235,9 @@ def _finish(
         tokens=tokens,
         text_bytes=text_bytes,
         tokens_per_byte=tokens / max(1, text_bytes),
-        stats=spread.summarize(),
-        groups=len(groups),
+        stats=counted.spread.summarize(),
+        groups=len(index.groups),
         length_bytes=index.total("bytes"),
         counted_groups=num_counted,
-        seconds=round(time.monotonic() - began, 3),
+        seconds=round(seconds, 3),
     )
-
-
-def _read_checked(work: CountWork, job: GroupJob) -> Any:
-    try:
-        group, lengths = read_group(work, job)
-        if len(lengths) != job.shards.samples:
-            raise ValueError(
-                f"it has {len(lengths):,} samples, but its shards have {job.shards.samples:,}"
-            )
-    except ValueError as error:
-        raise DatasetError(
-            f"{redact(work.url_of(job.shards))} is damaged: {error}. Remove it and count again"
-        ) from error
-    return group, lengths

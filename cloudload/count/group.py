@@ -17,12 +17,14 @@ from cloudload.arrays import Ints
 from cloudload.cache.memory_shards import MemoryShards
 from cloudload.cache.shard_cache import ShardCache, Shards
 from cloudload.config.choices import ONCE
+from cloudload.errors import DatasetError, StoreError
 from cloudload.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
-from cloudload.lengths.index import Group, LengthsKey, ShardRange
+from cloudload.lengths.index import Group, LengthsKey, ShardRange, cut_groups
 from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.run.recipe import Recipe
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import read_object, write_object
+from cloudload.storage.objects import list_objects, read_object, write_object
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
 from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
 from cloudload.workers.document_reader import DocumentReader
@@ -64,6 +66,25 @@ class GroupJob:
         return sum(shard.raw.bytes for shard in self.dataset.shards)
 
 
+def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
+    """The groups of a dataset, in order."""
+    return [
+        GroupJob(replace(dataset, shards=dataset.shards[shards.first : shards.stop]), shards)
+        for shards in cut_groups(dataset.shards, work.key)
+    ]
+
+
+def list_found(work: CountWork) -> set[str]:
+    """The names of the files that exist. Raises `StoreError` if they cannot be listed."""
+    try:
+        found = list_objects(join_url(work.place, work.key.digest), work.retry)
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        return set()
+    return {item.url.rpartition("/")[2] for item in found}
+
+
 def count_group(work: CountWork, job: GroupJob) -> int:
     """Count a group and write its file. Returns the bytes of the group's shards.
 
@@ -97,10 +118,20 @@ def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: 
 def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
     """Read the file of a counted group: its entry for the index, and its lengths.
 
-    Raises `ValueError` if the file is damaged, and `StoreError` if it cannot be read.
+    Raises `DatasetError` if the file is damaged, and `StoreError` if it cannot be read.
     """
-    data = read_object(work.url_of(job.shards), work.retry)
-    found = decode_group(data)
+    url = work.url_of(job.shards)
+    data = read_object(url, work.retry)
+    try:
+        found = decode_group(data)
+        if len(found.short) != job.shards.samples:
+            raise ValueError(
+                f"it has {len(found.short):,} samples, but its shards have {job.shards.samples:,}"
+            )
+    except ValueError as error:
+        raise DatasetError(
+            f"{redact(url)} is damaged: {error}. Remove it and count again"
+        ) from error
     totals = {
         name: found.header[name] for name in ("tokens", "empty", "filtered", "failed", "text_bytes")
     }
