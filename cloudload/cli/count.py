@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from cloudload.cli.command import Commands
     from cloudload.count.estimate import CountEstimate
     from cloudload.count.report import CountReport, LengthStats
+    from cloudload.count.tally import ValueCount
 
 _COUNT_EXAMPLE = """\
 Run it again to resume. A loader with this data, tokenizer, text column and transform finds the
@@ -23,6 +25,7 @@ examples:
   cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job of an array of 64
 """
 _BAR = 40
+_MOST_VALUES, _MOST_CHARACTERS = 50, 80
 
 
 def add_count(commands: Commands) -> None:
@@ -50,6 +53,8 @@ def add_count(commands: Commands) -> None:
     add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
     out = "where the lengths are kept (default: DATASET/lengths)"
     add("--out", metavar="URL", help=out)
+    by = "also print documents and tokens by the values of this column, such as source"
+    add("--by", metavar="COLUMN", help=by)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     worker = "count every N-th group, as job I of N (from 0), or take both from the environment"
     add("--worker", metavar="I/N|auto", help=worker)
@@ -85,6 +90,8 @@ def _count(options: argparse.Namespace) -> int:
     )
     documents = {name: getattr(options, name) for name in names}
     documents["transform"] = options.transform and import_transform(options.transform)
+    if options.sample is not None and options.by is not None:
+        raise ValueError("--by needs a full count. Remove --sample")
     if options.sample is not None:
         found = estimate_tokens(options.dataset, options.sample, **documents)
         print(found.to_json() if options.json else describe_estimate(found))
@@ -93,6 +100,7 @@ def _count(options: argparse.Namespace) -> int:
         options.dataset,
         **documents,
         out=options.out,
+        by=options.by,
         processes=options.processes,
         worker=options.worker,
         progress=not options.quiet,
@@ -124,9 +132,28 @@ def summarize(report: CountReport) -> str:
         f"  lengths    {report.lengths} ({counted(report.length_bytes, 'byte')})",
         f"  seconds    {report.seconds:.1f}",
     ]
+    if report.by is not None:
+        lines += ["", *_describe_values(report.by, report.values)]
     if report.documents:
         lines += ["", *_describe_lengths(report.stats)]
     return "\n".join(lines)
+
+
+def _describe_values(column: str, values: Sequence[ValueCount]) -> list[str]:
+    from cloudload.cli.terminal_text import escape
+
+    lines = [f"by {escape(column)}", f"  {'documents':>14}  {'tokens':>18}  {'share':>7}"]
+    for each in values[:_MOST_VALUES]:
+        name = escape(each.value[:_MOST_CHARACTERS]) or '""'
+        lines.append(f"  {each.documents:>14,}  {each.tokens:>18,}  {each.share:>7.2%}  {name}")
+    if more := values[_MOST_VALUES:]:
+        documents, tokens = (sum(getattr(e, n) for e in more) for n in ("documents", "tokens"))
+        share = sum(each.share for each in more)
+        lines.append(
+            f"  {documents:>14,}  {tokens:>18,}  {share:>7.2%}  ({len(more):,} other values, in "
+            "--json)"
+        )
+    return lines
 
 
 def describe_estimate(found: CountEstimate) -> str:

@@ -21,6 +21,7 @@ from cloudload.count.estimate import CountEstimate, estimate
 from cloudload.count.finish import Counted, finish_count
 from cloudload.count.group import CountWork, GroupJob, count_group, list_found, list_groups
 from cloudload.count.report import CountReport
+from cloudload.count.tally import Tally, check_column, merge_tallies
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
 from cloudload.engines.units import run_units
@@ -52,6 +53,7 @@ def count_tokens(
     on_error: OnError = "raise",
     tokenizer_backend: TokenizerBackend = "auto",
     out: str | os.PathLike[str] | None = None,
+    by: str | None = None,
     processes: int | None = None,
     executor: Executor | None = None,
     worker: str | None = None,
@@ -76,6 +78,8 @@ def count_tokens(
         on_error: as for `CloudLoader`.
         tokenizer_backend: as for `CloudLoader`.
         out: where the lengths are kept. By default, in the folder `lengths` of the dataset.
+        by: a column, such as `source`. The report then has the documents and tokens of each of its
+            values, up to 10,000. Shards that are counted already are read again for it.
         processes: number of worker processes, one per available core by default.
         executor: runs the units of work instead of local processes: any
             `concurrent.futures.Executor`.
@@ -89,7 +93,7 @@ def count_tokens(
 
     Raises:
         ValueError: an argument is invalid.
-        DatasetError: the dataset or a document is damaged.
+        DatasetError: the dataset or a document is damaged, or has no column `by`.
         TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
         StoreError: the dataset cannot be read, or the lengths cannot be written.
         WorkerError: a worker process failed or died.
@@ -107,16 +111,22 @@ def count_tokens(
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     [data] = recipe.corpus.datasets
     work = prepare(recipe, backend, place_of(data, None if out is None else os.fspath(out)), retry)
+    if by is not None:
+        _check_by(data, by, worker)
     jobs = list_groups(work, data)
     left = _list_uncounted(work, jobs)
     own = left if worker is None else _take_share(worker, jobs, left)
+    units = own if by is None else _mark_counted(jobs, left)
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    _count(work, own, min(processes, len(own)) or 1, executor, progress=progress)
+    tallies = _count(work, units, by, min(processes, len(units)) or 1, executor, progress=progress)
     if missing := _list_uncounted(work, jobs) if worker is not None else []:
         logger.info("%d of %d groups are not counted yet, by other jobs", len(missing), len(jobs))
         return None
     counted = finish_count(work, data, jobs)
-    return _report(data, work, counted, len(own), time.monotonic() - began)
+    report = _report(data, work, counted, len(own), time.monotonic() - began)
+    if by is None:
+        return report
+    return replace(report, by=by, values=merge_tallies(by, tallies).list_values())
 
 
 @suggests_names
@@ -199,20 +209,39 @@ def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]
     return [job for job in jobs if job.shards.name not in found]
 
 
+def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
+    check_column(dataset, by)
+    if worker is not None:
+        raise ValueError(
+            "by needs all groups, and worker counts a share of them. Use by without worker after "
+            "all jobs of the array have finished"
+        )
+
+
+def _mark_counted(jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
+    numbers = {job.shards.number for job in left}
+    return [replace(job, is_counted=job.shards.number not in numbers) for job in jobs]
+
+
 def _count(
     work: CountWork,
     jobs: Sequence[GroupJob],
+    by: str | None,
     processes: int,
     executor: Executor | None,
     *,
     progress: bool,
-) -> None:
+) -> list[Tally | None]:
+    """Count groups, and return their tallies."""
     total = sum(job.raw_bytes for job in jobs)
     with open_progress_bar("count", total, shown=progress and bool(jobs)) as bar:
-        count, local = partial(count_group, work), open_processes(processes)
+        count, local = partial(count_group, work, by=by), open_processes(processes)
+        tallies = []
         with nullcontext(executor) if executor is not None else local as engine:
-            for _, size in run_units(count, jobs, engine):
-                bar.update(size)
+            for _, result in run_units(count, jobs, engine):
+                bar.update(result.raw_bytes)
+                tallies.append(result.tally)
+        return tallies
 
 
 def _report(

@@ -87,7 +87,7 @@ def estimate(recipe: Recipe, backend: str, share: float, retry: Retry) -> CountE
             lengths, read = meter.measure(int(corpus.shard_starts[shard]) + within)
             spread.add(lengths)
             text_bytes += read
-            sizes = meter.sample_bytes(shard)
+            sizes = meter.shard(shard).sample_bytes()
             rows.append((size, len(within), *_sums(lengths, sizes[within]), int(sizes.sum())))
     table = np.array(rows, np.float64)
     all_bytes = _sum_sample_bytes(recipe, chosen, table[:, -1])

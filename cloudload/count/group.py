@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +18,12 @@ from cloudload.arrays import Ints
 from cloudload.cache.memory_shards import MemoryShards
 from cloudload.cache.shard_cache import ShardCache, Shards
 from cloudload.config.choices import ONCE
+from cloudload.count.tally import Tally
 from cloudload.errors import DatasetError, StoreError
 from cloudload.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
 from cloudload.lengths.index import Group, LengthsKey, ShardRange, cut_groups
 from cloudload.mds.dataset import Corpus, Dataset
+from cloudload.mds.shard import Shard
 from cloudload.run.recipe import Recipe
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects, read_object, write_object
@@ -59,6 +62,8 @@ class GroupJob:
     dataset: Dataset
     """The dataset with only the group's shards."""
     shards: ShardRange
+    is_counted: bool = False
+    """Whether the group's file exists, so that only the values of a column are needed."""
 
     @property
     def raw_bytes(self) -> int:
@@ -85,16 +90,34 @@ def list_found(work: CountWork) -> set[str]:
     return {item.url.rpartition("/")[2] for item in found}
 
 
-def count_group(work: CountWork, job: GroupJob) -> int:
-    """Count a group and write its file. Returns the bytes of the group's shards.
+class GroupResult(NamedTuple):
+    """The result of a unit."""
 
-    Raises the errors of `DocumentReader`, `TokenizerError` for a text that cannot be encoded, and
-    `StoreError` if the file cannot be written.
+    raw_bytes: int
+    """Bytes of the group's shards."""
+    tally: Tally | None
+    """Documents and tokens by the values of a column, if one was asked for."""
+
+
+def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupResult:
+    """Count a group and write its file, unless it exists. `by` is a column to tally by.
+
+    Raises the errors of `DocumentReader` and of `Tally.add_shard`, `TokenizerError` for a text that
+    cannot be encoded, and `StoreError` if the file cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder:
-        lengths, text_bytes = _measure(work, job, Path(folder))
-    write_group(work, job.shards, lengths, text_bytes)
-    return job.raw_bytes
+    recipe = replace(work.recipe, corpus=Corpus((job.dataset,)))
+    tally = Tally(by) if by is not None else None
+    with (
+        tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
+        open_meter(recipe, work.backend, Path(folder), work.retry) as meter,
+    ):
+        if job.is_counted:
+            _, lengths = read_group(work, job)
+            _tally(meter, recipe.corpus, lengths, tally)
+        else:
+            lengths, text_bytes = _measure(meter, recipe.corpus, tally)
+            write_group(work, job.shards, lengths, text_bytes)
+    return GroupResult(job.raw_bytes, tally)
 
 
 def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: int) -> None:
@@ -145,14 +168,23 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
     return group, found.widen()
 
 
-def _measure(work: CountWork, job: GroupJob, folder: Path) -> tuple[Ints, int]:
-    """The length of each sample of a group (int64 [samples]), and the bytes of all texts."""
-    recipe = replace(work.recipe, corpus=Corpus((job.dataset,)))
-    with open_meter(recipe, work.backend, folder, work.retry) as meter:
-        starts = itertools.pairwise(recipe.corpus.shard_starts.tolist())
-        found = [meter.measure(np.arange(start, stop)) for start, stop in starts if start < stop]
-    lengths = [np.empty(0, np.int64), *(lengths for lengths, _ in found)]
-    return np.concatenate(lengths), sum(size for _, size in found)
+def _measure(meter: LengthMeter, corpus: Corpus, tally: Tally | None) -> tuple[Ints, int]:
+    """The length of each sample of a corpus (int64 [samples]), and the bytes of all texts."""
+    parts, text_bytes = [np.empty(0, np.int64)], 0
+    for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
+        if start < stop:
+            lengths, size = meter.measure(np.arange(start, stop))
+            if tally is not None:
+                tally.add_shard(meter.shard(number), lengths)
+            parts.append(lengths)
+            text_bytes += size
+    return np.concatenate(parts), text_bytes
+
+
+def _tally(meter: LengthMeter, corpus: Corpus, lengths: Ints, tally: Tally | None) -> None:
+    for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
+        if start < stop and tally is not None:
+            tally.add_shard(meter.shard(number), lengths[start:stop])
 
 
 class LengthMeter:
@@ -173,11 +205,10 @@ class LengthMeter:
         `samples` and the lengths are int64 [samples]. Raises the errors of `DocumentReader`, and
         `TokenizerError` for a text that cannot be encoded.
         """
-        shard = int(self._corpus.shards_of(samples[:1])[0])
-        last = len(self._corpus.shard_sizes)
-        self._shards.prefetch(range(shard, min(shard + 1 + _SHARDS_AHEAD, last)))
-        within = samples - self._corpus.shard_starts[shard]
-        ends = np.cumsum(self.sample_bytes(shard)[within]) // BYTES_AT_ONCE
+        number = int(self._corpus.shards_of(samples[:1])[0])
+        shard = self.shard(number)
+        within = samples - self._corpus.shard_starts[number]
+        ends = np.cumsum(shard.sample_bytes()[within]) // BYTES_AT_ONCE
         parts = np.split(samples, np.flatnonzero(np.diff(ends)) + 1)
         measure = self._measure_tokens if self._tokenizer is None else self._measure_texts
         found = [measure(part) for part in parts]
@@ -186,9 +217,11 @@ class LengthMeter:
             return lengths, sum(size for _, size in found)
         return lengths, int(self._stored_bytes(shard, within)[lengths != FAILED].sum())
 
-    def sample_bytes(self, shard: int) -> Ints:
-        """The stored bytes of each sample of a shard, columns included: int64 [samples]."""
-        return self._shards.shard(shard).sample_bytes()
+    def shard(self, number: int) -> Shard:
+        """The shard with index `number`. Those that follow are fetched ahead."""
+        last = len(self._corpus.shard_sizes)
+        self._shards.prefetch(range(number, min(number + 1 + _SHARDS_AHEAD, last)))
+        return self._shards.shard(number)
 
     def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
         """The lengths of samples, and the bytes of their texts unless the shard says them."""
@@ -203,11 +236,10 @@ class LengthMeter:
         lengths[[isinstance(text, str) for text in texts]] = np.diff(offsets)
         return lengths, size
 
-    def _stored_bytes(self, shard: int, within: Ints) -> Ints:
+    def _stored_bytes(self, shard: Shard, within: Ints) -> Ints:
         """The bytes of the text column of samples of a shard: int64 [samples]."""
         assert self._stored_column is not None
-        opened = self._shards.shard(shard)
-        starts, stops = opened.find_values(within, opened.column_index(self._stored_column))
+        starts, stops = shard.find_values(within, shard.column_index(self._stored_column))
         return stops - starts
 
     def _measure_tokens(self, samples: Ints) -> tuple[Ints, int]:

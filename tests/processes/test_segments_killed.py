@@ -131,7 +131,7 @@ def counted(
 )
 @pytest.mark.parametrize("out", ["s3"], indirect=True)
 def test_a_conversion_that_counts_and_is_killed_ends_in_the_same_objects(
-    mode: str, kills: int, corpus: Path, out: str, tokenizer: str, counted: dict[str, str]
+    *, mode: str, kills: int, corpus: Path, out: str, tokenizer: str, counted: dict[str, str]
 ) -> None:
     assert any(name.startswith("/lengths/") for name in counted)
     commands = [(*command, "--tokenizer", tokenizer) for command in MODES[mode]]

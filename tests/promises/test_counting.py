@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.cli import main
+from cloudload.count import tally
 from cloudload.count.count import count_tokens, estimate_tokens
 from cloudload.count.report import Distribution
 from cloudload.errors import DatasetError
@@ -199,6 +201,87 @@ def test_the_command_prints_the_report(
     shown = capsys.readouterr().out
     assert f"{report['tokens']:,} tokens" in shown
     assert "documents that fit in one row" in shown
+
+
+SOURCES = ["web", "books", "wéb\x1b[31m"]
+
+
+@pytest.fixture
+def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The dataset with a source and a number for each document; every fifth document is empty."""
+    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+    documents = ["" if number % 5 == 0 else text for number, text in enumerate(DOCUMENTS)]
+    extra: dict[str, tuple[str, list[Any]]] = {
+        "source": ("str", [SOURCES[number // 7 % 3] for number in range(900)]),
+        "part": ("json", [None if number % 2 else {"n": number % 4} for number in range(900)]),
+        "number": ("int", list(range(900))),
+    }
+    write_mds(tmp_path / "mds", documents, shard_bytes=8_000, extra=extra)
+    return tmp_path / "mds"
+
+
+def expected_values(names: dict[int, str]) -> list[tuple[str, int, int]]:
+    """(value, documents, tokens) by the names of all samples, largest first."""
+    counts: dict[str, list[int]] = {name: [] for name in names.values()}
+    for number, text in enumerate(DOCUMENTS):
+        if number % 5:
+            counts[names[number]].append(len(text.encode()))
+    found = [(name, len(sizes), sum(sizes)) for name, sizes in counts.items()]
+    return sorted(found, key=lambda each: -each[2])
+
+
+@pytest.mark.parametrize("before", ["nothing", "some groups", "all groups"])
+def test_a_column_divides_documents_and_tokens(sourced: Path, tmp_path: Path, before: str) -> None:
+    out = tmp_path / "out"
+    if before != "nothing":
+        count(sourced, out)
+    if before == "some groups":
+        for victim in sorted(out.rglob("*.lengths"))[1:3]:
+            victim.unlink()
+    found = {}
+    with ThreadPoolExecutor(3) as threads:
+        for column, settings in {"source": {"executor": threads}, "part": {}}.items():
+            report = count(sourced, out, by=column, **settings)
+            assert (report.by, report.groups) == (column, len(list(out.rglob("*.lengths"))))
+            assert sum(each.share for each in report.values) == pytest.approx(1)
+            found[column] = [(each.value, each.documents, each.tokens) for each in report.values]
+    parts = {number: "None" if number % 2 else str({"n": number % 4}) for number in range(900)}
+    assert found["source"] == expected_values({n: SOURCES[n // 7 % 3] for n in range(900)})
+    assert found["part"] == expected_values(parts)
+    count(sourced, tmp_path / "plain")
+    assert digest_of(out) == digest_of(tmp_path / "plain")
+
+
+def test_a_column_that_cannot_divide_is_refused(
+    sourced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(DatasetError, match=r"no column 'sourc' in .* are: number, part, source"):
+        count(sourced, out, by="sourc")
+    with pytest.raises(ValueError, match="by needs all groups"):
+        count(sourced, out, by="source", worker="0/2")
+    monkeypatch.setattr(tally, "MOST_VALUES", 500)
+    with pytest.raises(DatasetError, match="column 'number' has more than 500 values, such as"):
+        count(sourced, out, by="number")
+
+
+def test_the_command_prints_the_values_of_a_column(
+    sourced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["count", str(sourced), "--tokenizer", str(tmp_path / "tokenizer.json"), "--quiet"]
+    assert main([*arguments, "--processes", "2", "--by", "source"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"by source\n +documents +tokens +share\n( +[\d,]+ +[\d,]+ +[\d.]+%  \S+\n)+", shown
+    )
+    assert "wéb\\x1b[31m" in shown
+    assert main([*arguments, "--processes", "1", "--by", "number"]) == 0
+    assert "(850 other values, in --json)" in capsys.readouterr().out
+    assert main([*arguments, "--by", "source", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)["values"]
+    assert sorted(each["value"] for each in values) == sorted(SOURCES)
+    assert main([*arguments, "--by", "source", "--sample", "1%"]) == 2
 
 
 def test_an_estimate_is_as_exact_as_it_says(tmp_path: Path) -> None:
