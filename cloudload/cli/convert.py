@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
+from cloudload.cli.engine import add_engine, open_engine
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -31,7 +30,7 @@ examples:
 
 
 def add_convert(commands: Commands) -> None:
-    add = add_command(
+    parser = add_command(
         commands,
         "convert",
         _convert,
@@ -40,7 +39,8 @@ def add_convert(commands: Commands) -> None:
         "number of processes or machines.",
         epilog=_CONVERT_EXAMPLE,
         after_interrupt="To resume, run the same command again, without --overwrite",
-    ).add_argument
+    )
+    add = parser.add_argument
     where = (
         "a file, folder or glob, local or in a store, such as hf://datasets/OWNER/NAME/PATH; the "
         "folder of an MDS dataset; - for stdin; hf://OWNER/NAME"
@@ -76,12 +76,7 @@ def add_convert(commands: Commands) -> None:
     add("--worker", metavar="I/N", help=share)
     join = "convert nothing; write the index if all segments are finished, or list the others"
     add("--finish", action="store_true", help=join)
-    engine = "run the segments in processes of this machine or on a Ray cluster (default: local)"
-    add("--engine", default="local", choices=["local", "ray"], help=engine)
-    cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: one on this machine)"
-    add("--address", metavar="URL", help=cluster)
-    resources = "resources of each segment on Ray, such as cpus=1,memory=2g (default: cpus=1)"
-    add("--task-resources", metavar="NAME=N,...", help=resources)
+    add_engine(parser, "segments")
     show = "print the files found, the segments, and an estimate, and write nothing"
     add("--plan", action="store_true", help=show)
     skip = "leave out and count bad records instead of stopping"
@@ -117,7 +112,7 @@ def _convert(options: argparse.Namespace) -> int:
         )
     names = "text_key id_key keep format split shard_bytes segment_bytes processes worker finish "
     names += "skip_bad overwrite append tokenizer transform_id on_error"
-    with _open_engine(options) as executor:
+    with open_engine(options) as executor:
         report = convert_to_mds(
             options.inputs,
             options.out,
@@ -133,17 +128,6 @@ def _convert(options: argparse.Namespace) -> int:
     if options.json or not options.quiet:
         print(report.to_json() if options.json else _summary(report))
     return 0
-
-
-def _open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
-    if options.engine != "ray":
-        if options.address or options.task_resources:
-            raise ValueError("--address and --task-resources need --engine ray")
-        return nullcontext()
-    from cloudload.engines.ray import RayExecutor, parse_resources
-
-    resources = parse_resources(options.task_resources) if options.task_resources else {}
-    return RayExecutor(options.address, **resources)
 
 
 def _print_outline(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
+from cloudload.cli.engine import add_engine, open_engine
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -23,13 +24,14 @@ examples:
   cloudload count s3://bucket/mds --tokenizer gpt2
   cloudload count s3://bucket/mds --tokenizer gpt2 --sample 1%       an estimate, in seconds
   cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job of an array of 64
+  cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """
 _BAR = 40
 _MOST_VALUES, _MOST_CHARACTERS = 50, 80
 
 
 def add_count(commands: Commands) -> None:
-    add = add_command(
+    parser = add_command(
         commands,
         "count",
         _count,
@@ -38,7 +40,8 @@ def add_count(commands: Commands) -> None:
         "beside it, at 2 bytes a document.",
         epilog=_COUNT_EXAMPLE,
         after_interrupt="Run the same command again to resume",
-    ).add_argument
+    )
+    add = parser.add_argument
     add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
     add("--tokenizer", metavar="NAME", help="name, folder or tokenizer.json of the tokenizer")
     add("--split", metavar="NAME", help="count DATASET/NAME")
@@ -58,6 +61,7 @@ def add_count(commands: Commands) -> None:
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     worker = "count every N-th group, as job I of N (from 0), or take both from the environment"
     add("--worker", metavar="I/N|auto", help=worker)
+    add_engine(parser, "groups of shards")
     sample = "estimate from this share of the documents, such as 1%%, and write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
     add("--json", action="store_true", help="print the report as JSON")
@@ -96,15 +100,17 @@ def _count(options: argparse.Namespace) -> int:
         found = estimate_tokens(options.dataset, options.sample, **documents)
         print(found.to_json() if options.json else describe_estimate(found))
         return 0
-    report = count_tokens(
-        options.dataset,
-        **documents,
-        out=options.out,
-        by=options.by,
-        processes=options.processes,
-        worker=options.worker,
-        progress=not options.quiet,
-    )
+    with open_engine(options) as executor:
+        report = count_tokens(
+            options.dataset,
+            **documents,
+            out=options.out,
+            by=options.by,
+            processes=options.processes,
+            executor=executor,
+            worker=options.worker,
+            progress=not options.quiet,
+        )
     if report is not None:
         print(report.to_json() if options.json else summarize(report))
     return 0

@@ -82,7 +82,7 @@ def count_tokens(
             values, up to 10,000. Shards that are counted already are read again for it.
         processes: number of worker processes, one per available core by default.
         executor: runs the units of work instead of local processes: any
-            `concurrent.futures.Executor`.
+            `concurrent.futures.Executor`, such as a `cloudload.engines.ray.RayExecutor`.
         worker: `I/N` (from 0) or `auto`, for one job of an array: count every N-th group. The job
             that finds all groups counted writes the index.
         retry: how long to retry a request to the store.

@@ -107,7 +107,10 @@ def test_two_processes_write_what_one_writes(dataset: Path, tmp_path: Path) -> N
     assert digest_of(tmp_path / "one") == digest_of(tmp_path / "two")
 
 
-def test_counting_that_is_killed_resumes_and_writes_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [5, pytest.param(20, marks=pytest.mark.long)])
+def test_counting_that_is_killed_resumes_and_writes_the_same_bytes(
+    tmp_path: Path, most: int
+) -> None:
     write_mds(tmp_path / "mds", DOCUMENTS, shard_bytes=8_000)
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     program = f"""
@@ -123,7 +126,7 @@ count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.jso
     subprocess.run([sys.executable, tmp_path / "count.py", whole], check=True)
     killed, chance = tmp_path / "killed", random.Random(0)
     num_kills = 0
-    while num_kills < 5:
+    while num_kills < most:
         process = subprocess.Popen([sys.executable, tmp_path / "count.py", killed])
         before = len(list(killed.rglob("*.lengths")))
         # after it has written a group or two, or at any moment before
@@ -134,7 +137,7 @@ count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.jso
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         num_kills += 1
-    assert num_kills > 2
+    assert num_kills > most // 2
     subprocess.run([sys.executable, tmp_path / "count.py", killed], check=True)
     assert digest_of(whole) == digest_of(killed)
 
@@ -281,7 +284,7 @@ def test_the_command_prints_the_values_of_a_column(
     assert main([*arguments, "--by", "source", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)["values"]
     assert sorted(each["value"] for each in values) == sorted(SOURCES)
-    assert main([*arguments, "--by", "source", "--sample", "1%"]) == 2
+    assert main([*arguments, "--by", "source", "--sample", "1%"]) == 1
 
 
 def test_an_estimate_is_as_exact_as_it_says(tmp_path: Path) -> None:
