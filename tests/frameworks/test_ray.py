@@ -137,13 +137,20 @@ def test_an_error_of_a_task_is_raised_as_it_was(tmp_path: Path) -> None:
         convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", executor=executor, **options)
 
 
+def read_report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The report that a command printed, after lines that Ray may print about its nodes."""
+    printed = capsys.readouterr().out
+    report: dict[str, Any] = json.loads(printed[printed.index("{\n") :])
+    return report
+
+
 @pytest.mark.usefixtures("cluster")
 def test_the_command_line_runs_on_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 10)
     arguments = [str(tmp_path / "a.jsonl"), str(tmp_path / "out"), "--segment-bytes", "50"]
     arguments += ["--engine", "ray", "--task-resources", "cpus=0.5,memory=100m,b=1", "--json"]
     assert cli.main(["convert", *arguments]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = read_report(capsys)
     assert (report["documents"], report["segments"]) == (10, 3)
 
 
@@ -214,7 +221,7 @@ def test_the_command_counts_on_ray(
     arguments = [str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json")]
     arguments += ["--out", str(tmp_path / "out"), "--engine", "ray", "--quiet", "--json"]
     assert cli.main(["count", *arguments, "--task-resources", "cpus=1,a=1"]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"] > 1_000
+    assert read_report(capsys)["documents"] > 1_000
     assert dataset_bytes(str(tmp_path / "out")) == files
 
 
