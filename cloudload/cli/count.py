@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
@@ -64,6 +65,8 @@ def add_count(commands: Commands) -> None:
     add_engine(parser, "groups of shards")
     sample = "estimate from this share of the documents, such as 1%%, and write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
+    png = "also draw the histogram of lengths to FILE (extra: plot)"
+    add("--png", type=Path, metavar="FILE", help=png)
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -94,10 +97,15 @@ def _count(options: argparse.Namespace) -> int:
     )
     documents = {name: getattr(options, name) for name in names}
     documents["transform"] = options.transform and import_transform(options.transform)
+    if options.png is not None:
+        from cloudload.count.picture import check_picture
+
+        check_picture(options.png)
     if options.sample is not None and options.by is not None:
         raise ValueError("--by needs a full count. Remove --sample")
     if options.sample is not None:
         found = estimate_tokens(options.dataset, options.sample, **documents)
+        _draw(found, options.png)
         print(found.to_json() if options.json else describe_estimate(found))
         return 0
     with open_engine(options) as executor:
@@ -112,8 +120,20 @@ def _count(options: argparse.Namespace) -> int:
             progress=not options.quiet,
         )
     if report is not None:
+        _draw(report, options.png)
         print(report.to_json() if options.json else summarize(report))
     return 0
+
+
+def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
+    if path is None:
+        return
+    from cloudload.cli.terminal_text import escape
+    from cloudload.count.picture import draw_lengths
+
+    # matplotlib reads `$` as the start of a formula
+    name = escape(found.dataset).replace("$", r"\$")
+    draw_lengths(found.stats, f"{found.tokens:,} tokens in {name}", path)
 
 
 def summarize(report: CountReport) -> str:

@@ -6,7 +6,7 @@
     count     count_tokens: the steps above        group       one group: a unit of work
     finish    the index of all groups              new_shards  count shards as they are written
     estimate  a sample of the documents            report      totals, percentiles, histogram
-    tally     documents and tokens by a column
+    tally     documents and tokens by a column   picture     the histogram as a PNG
 
 Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
 order, again, or twice at once.

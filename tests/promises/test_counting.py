@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -285,6 +286,35 @@ def test_the_command_prints_the_values_of_a_column(
     values = json.loads(capsys.readouterr().out)["values"]
     assert sorted(each["value"] for each in values) == sorted(SOURCES)
     assert main([*arguments, "--by", "source", "--sample", "1%"]) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--sample", "50%"]])
+def test_the_command_draws_the_histogram(dataset: Path, tmp_path: Path, more: list[str]) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json"), "--quiet"]
+    pictures = [tmp_path / name for name in ("one.png", "two.png")]
+    for picture in pictures:
+        assert main([*arguments, "--processes", "1", "--png", str(picture), *more]) == 0
+    one, two = (picture.read_bytes() for picture in pictures)
+    assert one == two
+    assert one.startswith(b"\x89PNG")
+    assert struct.unpack(">II", one[16:24]) == (1280, 720)
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_counting(
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json"), "--png"]
+    assert main([*arguments, str(tmp_path / "no" / "a.png")]) == 1
+    assert "no folder" in capsys.readouterr().err
+    monkeypatch.setattr("cloudload.count.picture.find_spec", lambda _: None)
+    assert main([*arguments, str(tmp_path / "a.png")]) == 1
+    assert "matplotlib. Run: pip install 'cloudload[plot]'" in capsys.readouterr().err
+    assert not (dataset / "lengths").exists()
 
 
 def test_an_estimate_is_as_exact_as_it_says(tmp_path: Path) -> None:
