@@ -28,7 +28,7 @@ examples:
   cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """
 _BAR = 40
-_MOST_VALUES, _MOST_CHARACTERS = 50, 80
+_MOST_VALUES, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
 
 
 def add_count(commands: Commands) -> None:
@@ -131,8 +131,10 @@ def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
     from cloudload.cli.terminal_text import escape
     from cloudload.count.picture import draw_lengths
 
-    # matplotlib reads `$` as the start of a formula
-    name = escape(found.dataset).replace("$", r"\$")
+    name = escape(found.dataset)
+    if len(name) > _MOST_TITLE_CHARACTERS:
+        name = f"…{name[-_MOST_TITLE_CHARACTERS:]}"
+    name = name.replace("$", r"\$")  # which begins a formula in matplotlib
     draw_lengths(found.stats, f"{found.tokens:,} tokens in {name}", path)
 
 

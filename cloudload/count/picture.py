@@ -8,6 +8,7 @@ from pathlib import Path
 from cloudload.count.report import LengthStats
 
 _BLUE, _ORANGE, _GRAY = "#2a6fbb", "#e08a1e", "#666666"
+_MOST_WIDE_LABELS = 16
 _UNITS = (("M", 1 << 20), ("k", 1 << 10))
 
 
@@ -42,8 +43,10 @@ def draw_lengths(stats: LengthStats, title: str, path: Path) -> None:
         shares = [100 * value / max(1, sum(values)) for value in values]
         axes.bar([place + shift for place in places], shares, 0.44, color=color, label=name)
     edges = [each.low for each in stats.histogram] + [each.high for each in stats.histogram[-1:]]
-    axes.set_xticks(range(len(edges)), [_shorten(edge) for edge in edges])
+    size = 10 if len(edges) <= _MOST_WIDE_LABELS else 8
+    axes.set_xticks(range(len(edges)), [_shorten(edge) for edge in edges], fontsize=size)
     axes.set_xlabel("tokens per document, without bos and eos")
+    axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:g}%")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e5e5e5")
