@@ -194,10 +194,16 @@ class LengthMeter:
         self._shards, self._corpus = shards, recipe.corpus
         self.reader = DocumentReader(recipe, shards)
         has_text, config = recipe.has_text, recipe.config
-        self._tokenizer = _open_tokenizer(recipe.tokenizer, backend) if has_text else None
+        self._recipe, self._backend = recipe, backend
         # the text of a transform has another size than the column
         has_stored_text = has_text and config.transform is None
         self._stored_column = config.text_key if has_stored_text else None
+
+    @functools.cached_property
+    def _tokenizer(self) -> DocumentTokenizer | None:
+        """The tokenizer, opened when the first sample is measured; None for token IDs."""
+        recipe = self._recipe
+        return _open_tokenizer(recipe.tokenizer, self._backend) if recipe.has_text else None
 
     def measure(self, samples: Ints) -> tuple[Ints, int]:
         """The lengths of samples of one shard, with `FILTERED`, and the bytes of their texts.
