@@ -41,7 +41,7 @@ if _TYPE_CHECKING:
     from cloudload.config.stream import Stream as Stream
     from cloudload.config.transform import Text as Text
     from cloudload.convert.convert import convert_to_mds as convert_to_mds
-    from cloudload.convert.journal import ConvertReport as ConvertReport
+    from cloudload.convert.report import ConvertReport as ConvertReport
     from cloudload.count.count import count_tokens as count_tokens
     from cloudload.count.report import CountReport as CountReport
     from cloudload.errors import CloudloadError as CloudloadError
@@ -61,7 +61,7 @@ _HOMES = {
     "CheckReport": "check.findings",
     "CloudLoader": "loader",
     "CloudloadError": "errors",
-    "ConvertReport": "convert.journal",
+    "ConvertReport": "convert.report",
     "CountReport": "count.report",
     "ExportReport": "export",
     "Finding": "check.findings",

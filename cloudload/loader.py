@@ -61,12 +61,13 @@ from cloudload.delivery.world import (
 )
 from cloudload.errors import RanksDisagreeError
 from cloudload.lengths.files import CorpusLengths
-from cloudload.lengths.open import find_lengths, open_lengths
+from cloudload.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.option_docs import explained_by
 from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
+from cloudload.run.appended import describe_left_out, keep_beginning
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.run.resume import keep_framing, resume_mixture, resume_position
@@ -203,7 +204,7 @@ class CloudLoader:
         self._tracer: Tracer | None = None
         self._run_lengths: RunLengths | None = None
         self._log = RunLog(Position.start(self._recipe))
-        self._found_lengths = find_lengths(
+        self._opened_lengths = self._found_lengths = find_lengths(
             self._recipe, os.fspath(self._delivery.lengths), self._delivery.retry
         )
 
@@ -488,7 +489,8 @@ class CloudLoader:
         has failed so far, for example after a bad document ended the run. If data was written again
         with the same samples in each shard, for example with another compression, nothing is
         dropped. The index of a converted dataset has hashes that show this. For other data,
-        `on_change={"data": "same"}` says that the samples are the same.
+        `on_change={"data": "same"}` says that the samples are the same. If shards were appended to
+        the data, the run continues to read those with which it began.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
@@ -496,9 +498,12 @@ class CloudLoader:
         """
         saved = read_state(state)
         check_world(saved.layout.num_lanes, self._find_world().size)
-        recipe = keep_framing(saved, self._opened.settle(saved.layout))
+        opened = keep_beginning(saved, self._opened)
+        recipe = keep_framing(saved, opened.settle(saved.layout))
         position = resume_position(saved, recipe, on_change or {})
-        self._recipe = replace(recipe, mixture=resume_mixture(saved, recipe))
+        self._use_recipe(replace(recipe, mixture=resume_mixture(saved, recipe)))
+        for line in describe_left_out(recipe) if self._is_first else ():
+            logger.info("%s", line)
         if state["tokenizer_backend"] != self._backend.versions and self._is_first:
             logger.info(
                 "the state was saved with %s, and the run continues with %s, %s",
@@ -511,6 +516,25 @@ class CloudLoader:
         self._stop_iteration("a state was loaded")
         self._log.start_at(position)
         self._knows_all_lanes = self._is_resumed = True
+
+    def _use_recipe(self, recipe: Recipe) -> None:
+        """Use a recipe, which may read fewer shards than the one before, and its lengths."""
+        if recipe.corpus is not self._recipe.corpus:
+            self._found_lengths = (
+                self._opened_lengths
+                if recipe.corpus is self._opened.corpus
+                else find_lengths_of_beginning(
+                    recipe,
+                    os.fspath(self._delivery.lengths),
+                    self._delivery.retry,
+                    self._opened_lengths,
+                )
+            )
+            vars(self).pop("_lengths", None)
+            if self._tracer is not None:
+                self._tracer.close()
+                self._tracer = None
+        self._recipe = recipe
 
     def load_streaming_state(self, state: Mapping[str, Any]) -> None:
         """Start after exactly the samples that a StreamingDataset has read.
@@ -525,7 +549,8 @@ class CloudLoader:
         """
         recipe, position = start_from_streaming(self._opened, state)
         check_world(recipe.num_lanes, self._find_world().size)
-        self._opened = self._recipe = recipe
+        self._use_recipe(recipe)
+        self._opened = recipe
         self._stop_iteration("a state was loaded")
         self._log.start_at(position)
         self._knows_all_lanes = self._is_resumed = True

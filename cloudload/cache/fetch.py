@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from cloudload.cache.counters import TrafficCounter
-from cloudload.cache.folder import dataset_folder, reserve
+from cloudload.cache.folder import dataset_folder, reserve, shard_path
 from cloudload.cache.republished import check_fetched
 from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
@@ -89,7 +89,7 @@ class Fetcher:
         the cache or cannot be written to it.
         """
         folder = dataset_folder(self.root, dataset)
-        path = folder / info.raw.name
+        path = shard_path(folder, info)
         if self._is_valid(path, info):
             return path
         self.traffic.count_miss(number)
@@ -163,7 +163,7 @@ class Fetcher:
         return False
 
     def _fetch_locked(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
-        path, url = folder / info.raw.name, join_url(dataset.url, info.stored.name)
+        path, url = shard_path(folder, info), join_url(dataset.url, info.stored.name)
         path.unlink(missing_ok=True)
         for part in path.parent.glob(f"{path.name}.*{PART_SUFFIX}"):
             part.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ class Fetcher:
             self._waits.pop(url, None)
 
     def _download(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
-        path, url = folder / info.raw.name, join_url(dataset.url, info.stored.name)
+        path, url = shard_path(folder, info), join_url(dataset.url, info.stored.name)
 
         began = time.monotonic()
         with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):

@@ -2,17 +2,18 @@
 
     root/<dataset>-<hash>/CACHEDIR.TAG                        marks a folder made by cloudload
     root/<dataset>-<hash>/STARTED                             if there are shards without a hash
-    root/<dataset>-<hash>/shard.00000.mds                     a complete raw shard
-    root/<dataset>-<hash>/shard.00000.mds.lock                held while the shard is fetched
-    root/<dataset>-<hash>/shard.00000.mds.<random>.part       a partial download
+    root/<dataset>-<hash>/shard.00000-<hash>.mds              a complete raw shard
+    root/<dataset>-<hash>/shard.00000-<hash>.mds.lock         held while the shard is fetched
+    root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
     root/space.lock                                           held while bytes are reserved
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
     root/tokenizers/                                          tokenizer backend comparisons
 
-A dataset folder belongs to one published version of a dataset, because its name contains a hash of
-the URL and the index. If shards have no hash, another version may have the same index, so the name
-also depends on the store's version of `index.json` (`storage.versions`). Only shards and partial
-downloads count toward `cache_limit`.
+A dataset folder's name contains a hash of the URL, and a file's name a hash of its shard's
+index entry. So a file belongs to one shard as published, and stays valid when others are appended.
+If shards have no hash, another version may have the same index, so the name of the folder also
+depends on the index and on the store's version of `index.json` (`storage.versions`). Only shards
+and partial downloads count toward `cache_limit`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import BinaryIO
 
 from cloudload.errors import CacheError
 from cloudload.mds.dataset import Corpus, Dataset
+from cloudload.mds.index import ShardInfo
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
 from cloudload.system.file_locks import locked, remove_if_orphaned
@@ -40,6 +42,9 @@ from cloudload.system.temp_files import (
 
 ORDERS_FOLDER = "orders"
 
+# file systems allow 255 bytes, and partial files and locks append up to 18
+_MOST_STEM_BYTES, _MOST_SUFFIX = 180, 10
+
 STARTED = "STARTED"
 """The file that holds the time at which a folder of shards without hashes was started, in seconds
 since 1970; see `republished`."""
@@ -52,14 +57,25 @@ def default_cache() -> Path:
 
 
 def dataset_folder(root: Path, dataset: Dataset) -> Path:
-    """The folder of one published version of a dataset."""
+    """The folder of a dataset; if it has shards without hashes, of one published version of it."""
     url = redact(dataset.url)
     name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-40:]
-    parts = [url, dataset.index_hash]
-    if dataset.num_without_hash and dataset.version.is_known:
-        parts.append(dataset.version.key)
+    parts = [url]
+    if dataset.num_without_hash:
+        parts += [dataset.index_hash, *[dataset.version.key] * dataset.version.is_known]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return root / f"{name}-{digest}"
+
+
+def shard_path(folder: Path, info: ShardInfo) -> Path:
+    """The path of a raw shard in the folder of its dataset. Another shard has another path."""
+    files = [
+        (file.name, file.bytes, sorted(file.hashes.items())) for file in (info.raw, info.stored)
+    ]
+    digest = hashlib.sha256(repr((info.samples, files)).encode()).hexdigest()[:12]
+    path = folder / info.raw.name
+    stem = path.stem.encode()[:_MOST_STEM_BYTES].decode(errors="ignore")
+    return path.with_name(f"{stem}-{digest}{path.suffix[:_MOST_SUFFIX]}")
 
 
 def open_cache_folder(root: Path, corpus: Corpus) -> None:

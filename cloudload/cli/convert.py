@@ -11,11 +11,12 @@ from cloudload.cli.engine import add_engine, open_engine
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
-    from cloudload.convert.journal import ConvertReport
+    from cloudload.convert.report import ConvertReport
 
 # `config.choices.INPUT_FORMATS`, whose import would make the help slow; a test compares them
 _NAMES = "auto jsonl json csv tsv parquet arrow webdataset mds text lines"
 FORMATS = tuple(_NAMES.split())
+_MOST_BAD_FILES = 5
 
 _CONVERT_EXAMPLE = """\
 A conversion that was stopped or killed resumes when you run it again, without --overwrite. It
@@ -47,7 +48,9 @@ def add_convert(commands: Commands) -> None:
     )
     add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="location of the dataset: a folder or URL")
-    add("--split", metavar="NAME", help="write to OUT/NAME; also the split of hf:// inputs")
+    split = "write to OUT/NAME (also the split of hf:// inputs); or NAME=SHARE,... such as "
+    split += "train=0.999,val=0.001 to divide the documents by a hash into OUT/train and OUT/val"
+    add("--split", metavar="NAME", help=split)
     form = "format of all files (default: by file name; text if unknown, jsonl for stdin)"
     add("--format", default="auto", choices=FORMATS, help=form)
     text = "field that holds the document (default: text)"
@@ -81,6 +84,8 @@ def add_convert(commands: Commands) -> None:
     add("--plan", action="store_true", help=show)
     skip = "leave out and count bad records instead of stopping"
     add("--skip-bad", action="store_true", help=skip)
+    lines = "with --skip-bad, write the bad records to FILE, or a URL, as JSON Lines"
+    add("--rejects", metavar="FILE", help=lines)
     remove = "first remove the dataset or unfinished conversion at OUT"
     add("--overwrite", action="store_true", help=remove)
     more = "add the documents to the finished dataset at OUT, whose shards do not change"
@@ -103,6 +108,9 @@ def _convert(options: argparse.Namespace) -> int:
     from cloudload.convert import convert_to_mds
     from cloudload.provenance.state_run import import_transform
 
+    options.splits = None
+    if options.split and "=" in options.split:
+        options.split, options.splits = None, options.split
     if options.plan:
         return _print_outline(options)
     if options.report and not options.report.absolute().parent.is_dir():
@@ -110,8 +118,8 @@ def _convert(options: argparse.Namespace) -> int:
             f"--report is {options.report}, but there is no folder {options.report.parent}. Create "
             "it first"
         )
-    names = "text_key id_key keep format split shard_bytes segment_bytes processes worker finish "
-    names += "skip_bad overwrite append tokenizer transform_id on_error"
+    names = "text_key id_key keep format split splits shard_bytes segment_bytes processes worker "
+    names += "finish skip_bad rejects overwrite append tokenizer transform_id on_error"
     with open_engine(options) as executor:
         report = convert_to_mds(
             options.inputs,
@@ -167,12 +175,30 @@ def _summary(report: ConvertReport) -> str:
         f"  documents  {report.documents:,} ({counted(report.text_bytes, 'byte')} of text)",
         f"  left out   {report.empty:,} empty, {report.bad:,} bad",
         *bad,
+        *_list_worst(report),
         f"  input      {counted(report.files, 'file')}, "
         f"{counted(report.input_bytes, 'byte')}{speed}",
         f"  output     {counted(report.shards, 'shard')}, {counted(report.stored_bytes, 'byte')} "
         f"({report.raw_bytes:,} raw)",
+        *_list_splits(report),
         f"  columns    {columns}",
     ]
     if report.tokens is not None:
         lines.append(f"  tokens     {report.tokens:,}")
     return "\n".join(lines)
+
+
+def _list_splits(report: ConvertReport) -> list[str]:
+    """A line with the documents of each split, if there are any."""
+    parts = [f"{name} {split['documents']:,}" for name, split in report.splits.items()]
+    return [f"  splits     {', '.join(parts)} (documents)"] if parts else []
+
+
+def _list_worst(report: ConvertReport) -> list[str]:
+    """A line with the files that have the most bad records, if there are any."""
+    from cloudload.delivery.description import counted
+
+    worst = [f"{number:,} in {name}" for name, number in report.bad_files.items()]
+    if more := worst[_MOST_BAD_FILES:]:
+        worst = [*worst[:_MOST_BAD_FILES], f"fewer in {counted(len(more), 'other file')}"]
+    return [f"  bad        {', '.join(worst)}"] if worst else []

@@ -9,12 +9,13 @@
     convert   the public function              config, columns   options that change the output
     segments, plan, planning   what each       inputs, input_files, records, readers
         worker converts                        segment, shards   encode, cut, store
-    run       one segment, or those of a plan  journal           resume, report
+    run       one segment, or those of a plan  journal, work, claims, report   resume, counts
+    rejects   bad records that are left out    output, hidden    where datasets are
     finish, append   join the segments         outline           what a conversion would do
     listing   a table of the inputs            saved_datasets, mds_datasets   folders that are
     split_by_hash   documents to splits            one dataset
 
-Other packages use `convert_to_mds`, `journal.ConvertReport` and `outline`. Everything else is
+Other packages use `convert_to_mds`, `report.ConvertReport` and `outline`. Everything else is
 internal.
 """
 

@@ -14,19 +14,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
+from cloudload.convert.claims import compare_claims, without_lengths, without_segment_bytes
 from cloudload.convert.finish import Joined
-from cloudload.convert.journal import (
-    LENGTHS_FIELD,
-    REPORT_NAME,
-    ConvertReport,
-    Counts,
-    compare_claims,
-    read_if_exists,
-)
+from cloudload.convert.output import Output, does_exist, read_if_exists
 from cloudload.convert.plan import Plan
+from cloudload.convert.report import REPORT_NAME, ConvertReport
 from cloudload.errors import ConvertError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.writer import encode_index
@@ -36,27 +30,27 @@ from cloudload.storage.urls import join_url
 _FOLDER = re.compile(r"(\d{5,})/")
 
 
-def read_base(location: str, claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `base` of a plan, for the dataset at a location: its digest and its report.
+def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `base` of a plan, for the datasets at a location: their digest and their report.
 
     `segments` is the number of the first segment that can be appended. Raises `ConvertError` if
     there is no dataset, or if its recipe differs from that of the claim.
     """
-    index = read_if_exists(join_url(location, INDEX_NAME))
-    report = read_if_exists(join_url(location, REPORT_NAME))
-    if index is None or report is None:
+    location, recipe = output.home, without_segment_bytes(claim["recipe"])
+    report = _read_report(output)
+    if report is None or not all(map(does_exist, _index_urls(output))):
         raise ConvertError(
             f"{redact(location)} holds no finished conversion to append to. Finish it first, or "
             "convert without append (--append)"
         )
-    stored = json.loads(report)
-    free = ("segment_bytes", LENGTHS_FIELD)
-    recipe = {key: value for key, value in claim["recipe"].items() if key not in free}
-    before = {key: value for key, value in stored["claim"]["recipe"].items() if key not in free}
-    compare_claims(location, {"recipe": before, "inputs": {}}, {"recipe": recipe, "inputs": {}})
-    entries = json.loads(index)["shards"]
-    following = max(map(_segment_of, entries), default=0) + 1
-    return {"index": _digest(entries), "stored": stored, "segments": following}
+    compare_claims(
+        location,
+        {"recipe": without_lengths(report["claim"]["recipe"]), "inputs": {}},
+        {"recipe": without_lengths(recipe), "inputs": {}},
+    )
+    entries = _read_entries(output)
+    numbers = (_segment_of(entry) for several in entries.values() for entry in several)
+    return {"index": _digest(entries), "stored": report, "segments": max(numbers, default=0) + 1}
 
 
 def find_appended(
@@ -69,7 +63,7 @@ def find_appended(
     """
     stored = base["stored"]
     if claim["inputs"] in stored.get("appended", []):
-        return ConvertReport.from_dict(stored["report"])
+        return ConvertReport.of_stored(stored)
     first = stored["claim"]["inputs"]
     if all(claim["inputs"].get(key) == value for key, value in first.items()):
         raise ConvertError(
@@ -85,38 +79,56 @@ def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:
     return tuple(Column.of(name, kind) for name, kind in columns if name not in ("text", "id"))
 
 
-def join_base(location: str, plan: Plan) -> Joined:
-    """Return the shards of the dataset to which the plan appends; none if it makes a new one.
+def join_base(output: Output, plan: Plan) -> Joined:
+    """Return the shards of the datasets to which the plan appends; none if it makes new ones.
 
-    They are the same whether or not the index has the appended shards already. Raises
-    `ConvertError` if something else changed the dataset.
+    They are the same whether or not the indexes have the appended shards already. Raises
+    `ConvertError` if something else changed a dataset.
     """
-    joined = Joined()
+    joined = Joined.none(output.splits)
     if plan.base is None:
         return joined
-    index = json.loads(read_if_exists(join_url(location, INDEX_NAME)) or b'{"shards": []}')
-    entries = [entry for entry in index["shards"] if _segment_of(entry) < plan.first_segment]
+    entries = {
+        split: [entry for entry in several if _segment_of(entry) < plan.first_segment]
+        for split, several in _read_entries(output).items()
+    }
     if _digest(entries) != plan.base["index"]:
         raise ConvertError(
-            f"the index of {redact(location)} changed since data began to be appended. Restore "
+            f"the index of {redact(output.home)} changed since data began to be appended. Restore "
             "it, and run again to resume"
         )
-    report = ConvertReport.from_dict(plan.base["stored"]["report"])
-    names = (item.name for item in fields(Counts))
-    joined.add("", entries, Counts(**{name: getattr(report, name) for name in names}))
+    joined.add("", entries, ConvertReport.of_stored(plan.base["stored"]).counts())
     return joined
 
 
-def read_report_if_joined(location: str, plan: Plan) -> ConvertReport | None:
-    """Return the dataset's report if the segments of the plan are in its index, otherwise None."""
-    index = json.loads(read_if_exists(join_url(location, INDEX_NAME)) or b'{"shards": []}')
-    report = read_if_exists(join_url(location, REPORT_NAME))
-    is_joined = any(_segment_of(entry) >= plan.first_segment for entry in index["shards"])
-    return ConvertReport.from_dict(json.loads(report)["report"]) if report and is_joined else None
+def read_report_if_joined(output: Output, plan: Plan) -> ConvertReport | None:
+    """Return the report if the segments of the plan are in the indexes, otherwise None."""
+    report, entries = _read_report(output), _read_entries(output)
+    numbers = (_segment_of(entry) for several in entries.values() for entry in several)
+    is_joined = any(number >= plan.first_segment for number in numbers)
+    return ConvertReport.of_stored(report) if report and is_joined else None
 
 
-def _digest(entries: list[dict[str, Any]]) -> str:
-    return hashlib.sha256(encode_index(entries)).hexdigest()
+def _read_report(output: Output) -> dict[str, Any] | None:
+    """The report that was stored last."""
+    data = read_if_exists(join_url(output.dataset(output.splits[-1]), REPORT_NAME))
+    return None if data is None else dict(json.loads(data))
+
+
+def _index_urls(output: Output) -> list[str]:
+    return [join_url(output.dataset(split), INDEX_NAME) for split in output.splits]
+
+
+def _read_entries(output: Output) -> dict[str, list[dict[str, Any]]]:
+    """The entries of the indexes by split; none for an index that does not exist."""
+    texts = [read_if_exists(url) or b'{"shards": []}' for url in _index_urls(output)]
+    return {
+        split: json.loads(text)["shards"] for split, text in zip(output.splits, texts, strict=True)
+    }
+
+
+def _digest(entries: Mapping[str, list[dict[str, Any]]]) -> str:
+    return hashlib.sha256(b"".join(map(encode_index, entries.values()))).hexdigest()
 
 
 def _segment_of(entry: Mapping[str, Any]) -> int:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
 
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, Fields
+from cloudload.convert.split_by_hash import SplitShares, parse_shares
 from cloudload.mds.index import Column
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES, ShardFormat
 
 _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
+
+_SEGMENT_FOLDER = re.compile(r"\d{5,}")
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class ConvertConfig:
     """The maximum raw size, in bytes, of a shard that holds several documents."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
     """Approximate bytes of input per block. A block is the unit of work."""
+    splits: str | None = None
+    """The splits into which documents are divided and their shares, or None."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]
@@ -64,6 +71,25 @@ class ConvertConfig:
                 "MDS shard"
             )
         self.shard_format([])
+        if folders := [name for name in self.split_names if _SEGMENT_FOLDER.fullmatch(name)]:
+            raise ValueError(f"a split has the name {folders[0]!r}, which segments use. Rename it")
+
+    @cached_property
+    def shares(self) -> SplitShares | None:
+        """The splits and their shares, or None."""
+        return None if self.splits is None else parse_shares(self.splits)
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The names of the splits; "" if all documents are in one dataset."""
+        return self.shares.names if self.shares else ("",)
+
+    def recipe(self) -> dict[str, Any]:
+        """The options that a rerun must match."""
+        values = asdict(self)
+        if self.splits is None:
+            del values["splits"]  # recipes of earlier versions have none
+        return values
 
     def kept(self) -> list[tuple[str, str | None]]:
         """(name, encoding) of each field to keep; the encoding is None if it was not given."""

@@ -21,19 +21,16 @@ from typing import Any
 from cloudload.config.choices import OnError
 from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
+from cloudload.convert.claims import LENGTHS_FIELD, compare_claims
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
-from cloudload.convert.journal import (
-    LENGTHS_FIELD,
-    ConvertReport,
-    Journal,
-    compare_claims,
-    read_if_exists,
-)
+from cloudload.convert.journal import Journal
 from cloudload.convert.listing import describe_inputs, describe_mixture
+from cloudload.convert.output import Output, read_if_exists
 from cloudload.convert.plan import PLAN_NAME, Plan
 from cloudload.convert.planning import agree_on_plan, has_segments
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
+from cloudload.convert.report import ConvertReport
 from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES
 from cloudload.count.group import CountWork
@@ -58,6 +55,7 @@ def convert_to_mds(
     keep: Sequence[str] = (),
     format: str = "auto",
     split: str | None = None,
+    splits: str | Mapping[str, float] | None = None,
     compression: str | None = "zstd",
     hashes: Sequence[str] = ("xxh64",),
     shard_bytes: int = DEFAULT_SHARD_BYTES,
@@ -72,6 +70,7 @@ def convert_to_mds(
     worker: str | None = None,
     finish: bool = False,
     skip_bad: bool = False,
+    rejects: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     append: bool = False,
     progress: bool = True,
@@ -83,9 +82,9 @@ def convert_to_mds(
     in folders `00000`, `00001`, and so on; a single segment has no folder.
 
     To resume a conversion that was stopped or killed, call this again with the same arguments, but
-    without `overwrite`. `processes`, `executor`, `worker`, `finish`, `skip_bad` and `progress` may
-    differ. File names and sizes identify the input; a file that changes during the conversion is
-    refused if its store has ETags, generations, or times of change.
+    without `overwrite`. `processes`, `executor`, `worker`, `finish`, `skip_bad`, `rejects` and
+    `progress` may differ. File names and sizes identify the input; a file that changes during the
+    conversion is refused if its store has ETags, generations, or times of change.
 
     Args:
         inputs: one input or a list of them: a file, folder or glob, local or in a store, such as
@@ -108,6 +107,10 @@ def convert_to_mds(
             `lines` (one document per line).
         split: write to this folder below `out`. Also the split to read from a `DatasetDict`, in
             memory or saved, or from an `hf://` input without `?split=`.
+        splits: divide the documents into the datasets `out/train`, `out/val`, and so on, by their
+            shares: `{"train": 0.999, "val": 0.001}` or `"train=0.999,val=0.001"`. A hash of a
+            document's own ID, or of its text if it has no ID, chooses its split, so the same
+            document is always in the same split.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: hash algorithms. The index lists these hashes of each shard.
         shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
@@ -119,7 +122,8 @@ def convert_to_mds(
             ends with a shard that may be short. An iterator, a `datasets` object and stdin are one
             segment.
         tokenizer: also count the tokens of each document, with this tokenizer, and keep the
-            lengths as `count_tokens` does for the finished dataset. As for `CloudLoader`.
+            lengths as `count_tokens` does for the finished dataset. As for `CloudLoader`. It cannot
+            be combined with `splits`: count each split after the conversion.
         transform: the transform of the runs that will use the lengths, as for `CloudLoader`. It
             does not change what is written.
         transform_id: as for `CloudLoader`.
@@ -135,6 +139,9 @@ def convert_to_mds(
         finish: convert nothing. Write the index if all segments are finished, or raise
             `ConvertError` with those that are not.
         skip_bad: leave out and count bad records instead of raising `ConvertError`.
+        rejects: with `skip_bad`, also write the bad records to this file or URL, as JSON Lines: the
+            file, the place in it, the error, and the record as text, up to 65,536 characters. The
+            worker that finishes last writes it. With `append`, it has the records of this run.
         overwrite: first remove the dataset, or an unfinished conversion, at `out`.
         append: add the documents to the finished dataset at `out`, after its own and with its
             columns. Its shards do not change, and it stays readable. The other options must be
@@ -167,21 +174,35 @@ def convert_to_mds(
         tuple(sorted(set(hashes))),  # the order that Streaming's writer uses
         shard_bytes,
         block_bytes,
+        _join_shares(splits),
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     for name, number in {"processes": processes, "segment_bytes": segment_bytes}.items():
         if number < 1:
             raise ValueError(f"{name} is {number}. Use at least 1")
+    if rejects is not None and not (skip_bad or finish):
+        raise ValueError("rejects (--rejects) needs skip_bad (--skip-bad)")
+    if splits is not None and tokenizer is not None:
+        raise ValueError(
+            "splits (--split NAME=SHARE,...) and tokenizer (--tokenizer) cannot be combined yet. "
+            "Convert with splits, then run cloudload count on each split"
+        )
     share = Share.parse(worker) if worker is not None else None
     _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
     location = _output_location(os.fspath(out), split)
     _check_not_within(location, inputs)
-    recipe = asdict(config) | {"keep": list(keep), "hashes": list(hashes)}
+    rejects_url = None if rejects is None else _output_location(os.fspath(rejects), None)
+    if rejects_url:
+        _check_not_within(rejects_url, inputs)
+    recipe = config.recipe() | {"keep": list(keep), "hashes": list(hashes)}
     recipe["segment_bytes"] = segment_bytes
+    output = Output(location, config.split_names)
     documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
     count = _open_count(location, tokenizer, documents)
     recipe |= {LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
-    run = Run(location, config, processes, executor, share, finish, skip_bad, progress, count)
+    run = Run(
+        output, config, processes, executor, share, finish, skip_bad, rejects_url, progress, count
+    )
     if (share or finish) and (data := read_if_exists(join_url(location, PLAN_NAME))):
         # do not list a million files in each of a thousand workers
         plan = Plan.parse(data)
@@ -198,10 +219,17 @@ def convert_to_mds(
             f"the output {redact(location)} contains inputs. Choose a folder beside them"
         )
     claim = {"recipe": recipe, "inputs": _identify(units, with_tags=append)}
-    journal = Journal(location, claim, list_sizes(units))
+    journal = Journal(output, claim, list_sizes(units))
+    journal.parent = "" if split is None else _output_location(os.fspath(out), None)
     if overwrite:
         journal.clear()
     return _convert(run, listed, units, journal, append)
+
+
+def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
+    if isinstance(splits, Mapping):
+        return ",".join(f"{name}={share}" for name, share in splits.items())
+    return None if splits is None else "".join(splits.split())
 
 
 def _open_count(location: str, tokenizer: Any, documents: Mapping[str, Any]) -> CountWork | None:
@@ -243,12 +271,12 @@ def _convert(
                 f"{redact(run.location)} is already complete, but cloudload cannot check that it "
                 f"was made from {unknown[0]}. Choose another output, or overwrite it (--overwrite)"
             )
-        return already_complete(report, run.location)
+        return already_complete(report, run)
     segment_bytes = journal.claim["recipe"]["segment_bytes"]
     if append or (is_files and has_segments(folders, segment_bytes, journal)):
         plan = agree_on_plan(journal, run.config, folders, units, append)
         if isinstance(plan, ConvertReport):
-            return already_complete(plan, run.location)
+            return already_complete(plan, run)
         return convert_segments(run, plan, [file for item in folders for file in item.files])
     return convert_one_segment(run, units, journal)
 

@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cloudload.convert.journal import Counts
-from cloudload.convert.segment import Note, note_name, read_note, segment_folder
+from cloudload.convert.output import segment_folder
+from cloudload.convert.rejects import rejects_name
+from cloudload.convert.report import Counts, sum_counts
+from cloudload.convert.segment import Note, note_name, read_note
+from cloudload.convert.work import Entries
 from cloudload.errors import StoreError
 from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import list_objects
@@ -26,20 +29,17 @@ _NUM_THREADS = 16
 
 
 @dataclass
-class Joined:
+class JoinedShards:
     """The shards of a dataset: the text of its index, and sums."""
 
     texts: list[str] = field(default_factory=list)
     stored: dict[str, int] = field(default_factory=dict)
     """The size in bytes of each stored file, by its name."""
+    documents: int = 0
     raw_bytes: int = 0
-    shards: dict[str, int] = field(default_factory=dict)
-    """The number of shards in each folder."""
-    counts: Counts = field(default_factory=Counts)
 
-    def add(self, folder: str, entries: Iterable[Mapping[str, Any]], counts: Counts) -> None:
+    def add(self, folder: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Add the shards of a folder, "" for the dataset's own."""
-        before = len(self.texts)
         for entry in entries:
             files = {
                 kind: {**entry[kind], "basename": join_url(folder, entry[kind]["basename"])}
@@ -50,21 +50,54 @@ class Joined:
             self.texts.append(json.dumps({**entry, **files}, sort_keys=True))
             file = files["zip_data"] or files["raw_data"]
             self.stored[file["basename"]] = file["bytes"]
+            self.documents += entry["samples"]
             self.raw_bytes += files["raw_data"]["bytes"]
-        self.shards[folder] = len(self.texts) - before
-        self.counts = self.counts.plus(counts)
-
-    def shards_of(self, segment: int) -> int:
-        """The number of a segment's shards."""
-        return self.shards.get(segment_folder(segment), 0)
 
     def index(self) -> bytes:
         """The bytes of `index.json`, as `mds.writer.encode_index` gives them."""
         return f'{{"shards": [{", ".join(self.texts)}], "version": 2}}'.encode()
 
 
-def list_finished(location: str, numbers: Iterable[int]) -> list[int]:
-    """Return the segments that have a note, in order."""
+@dataclass
+class Joined:
+    """The datasets of a conversion by split, and their counts."""
+
+    datasets: dict[str, JoinedShards]
+    shards: dict[str, int] = field(default_factory=dict)
+    """The number of shards in each folder."""
+    parts: list[Counts] = field(default_factory=list)
+    with_bad: list[int] = field(default_factory=list)
+    """The segments that have bad records."""
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all folders."""
+        return sum_counts(self.parts)
+
+    @staticmethod
+    def none(splits: Iterable[str]) -> Joined:
+        """Datasets without shards."""
+        return Joined({split: JoinedShards() for split in splits})
+
+    def add(self, folder: str, entries: Entries, counts: Counts) -> None:
+        """Add the shards of a folder, "" for each dataset's own."""
+        for split, several in entries.items():
+            self.datasets[split].add(folder, several)
+        self.shards[folder] = sum(map(len, entries.values()))
+        self.parts.append(counts)
+
+    def shards_of(self, segment: int) -> int:
+        """The number of a segment's shards."""
+        return self.shards.get(segment_folder(segment), 0)
+
+
+def list_finished(
+    location: str, numbers: Iterable[int], plan: str, *, with_rejects: bool
+) -> list[int]:
+    """Return the segments that have a note, in order.
+
+    With `with_rejects`, those with bad records must have rejects, too.
+    """
     try:
         found = list_objects(join_url(location, JOURNAL_FOLDER))
     except StoreError as error:
@@ -72,7 +105,18 @@ def list_finished(location: str, numbers: Iterable[int]) -> list[int]:
             raise
         found = []
     names = {item.url.rpartition("/")[2] for item in found}
-    return [number for number in numbers if note_name(number).rpartition("/")[2] in names]
+    noted = [number for number in numbers if _base(note_name(number)) in names]
+    if not with_rejects:
+        return noted
+    # normally none, because each segment that is converted with rejects has a file of them
+    unsure = [number for number in noted if _base(rejects_name(number)) not in names]
+    notes = read_notes(location, unsure, plan)
+    lacking = {number for number, note in notes if note and note.counts.bad}
+    return [number for number in noted if number not in lacking]
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def read_notes(
@@ -94,4 +138,5 @@ def join_notes(
             missing.append(number)
         else:
             joined.add(segment_folder(number), note.entries, note.counts)
+            joined.with_bad += [number] if note.counts.bad else []
     return joined, missing

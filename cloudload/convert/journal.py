@@ -17,28 +17,34 @@ removed once the index is stored. A conversion in segments has a plan instead
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
-from cloudload.convert.changed_files import describe_changes
-from cloudload.convert.records import BlockStart
+from cloudload.convert.claims import claim_one_segment, compare_claims
+from cloudload.convert.hidden import describe_hidden, refuse_to_hide
+from cloudload.convert.output import (
+    Output,
+    does_exist,
+    is_stored,
+    list_sizes_at,
+    name_in,
+    read_if_exists,
+)
+from cloudload.convert.report import REPORT_NAME, ConvertReport, Counts
+from cloudload.convert.work import FinishedWork, InputPosition
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.survey import JOURNAL_FOLDER
-from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
+from cloudload.storage.objects import delete_object, write_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
-REPORT_NAME = "convert-report.json"
-MAX_LISTED = 20
-LENGTHS_FIELD = "lengths"
-"""The field of a claim's recipe with the key of the token lengths, if they are counted."""
-_SEGMENT_BYTES = "segment_bytes"
 _SEGMENT = r"(\d{5,}/)?"
 _SHARD_NAME = re.compile(_SEGMENT + r"shard\.\d{5,}\.mds(\.\w+)?")
 _JOURNAL_NAME = re.compile(_SEGMENT + re.escape(JOURNAL_FOLDER) + "/.+")
@@ -51,134 +57,19 @@ _LEFTOVER_NAME = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
-
-    `bad_records` describes the first 20 bad records.
-    """
-
-    documents: int = 0
-    empty: int = 0
-    bad: int = 0
-    bad_records: tuple[str, ...] = ()
-    input_bytes: int = 0
-    text_bytes: int = 0
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Counts:
-        """Create the counts from a journal entry."""
-        return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
-
-    def plus(self, other: Counts) -> Counts:
-        """Return the sums of both, with the first 20 bad records."""
-        return Counts(
-            self.documents + other.documents,
-            self.empty + other.empty,
-            self.bad + other.bad,
-            (self.bad_records + other.bad_records)[:MAX_LISTED],
-            self.input_bytes + other.input_bytes,
-            self.text_bytes + other.text_bytes,
-        )
+_PLANS = {f"{JOURNAL_FOLDER}/config.json", f"{JOURNAL_FOLDER}/plan.json"}
+_EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
 
 
-@dataclass(frozen=True)
-class ConvertReport:
-    """The result of a conversion.
+class Finished(Protocol):
+    """The shards of a finished dataset."""
 
-    `seconds`, `resumed_shards` and `already_complete` describe this run. All other fields describe
-    the whole dataset.
-    """
+    stored: dict[str, int]
+    """The size in bytes of each stored file, by its name."""
 
-    out: str
-    """The dataset's location, without secrets."""
-    documents: int
-    """Number of documents written."""
-    empty: int
-    """Number of empty documents, which are left out."""
-    bad: int
-    """Number of bad records, which are left out."""
-    bad_records: tuple[str, ...]
-    """Location and problem of each of the first 20 bad records."""
-    files: int
-    """Number of input files; datasets and iterators are not counted."""
-    input_bytes: int
-    """Stored bytes of the input files; 0 for datasets and iterators."""
-    text_bytes: int
-    """Bytes of UTF-8 text in the documents."""
-    raw_bytes: int
-    """Bytes of the shards before compression."""
-    stored_bytes: int
-    """Bytes of the shards as stored."""
-    shards: int
-    """Number of shards."""
-    columns: Mapping[str, str]
-    """The MDS encoding of each column, by name."""
-    seconds: float = 0.0
-    """Duration of this run in seconds; 0 if the dataset was already complete."""
-    resumed_shards: int = 0
-    """Number of shards that earlier runs wrote."""
-    already_complete: bool = False
-    """Whether the dataset was complete before this run."""
-    segments: int = 1
-    """Number of segments."""
-    unfinished_segments: int = 0
-    """Number of segments that other workers have not finished. If there are any, all counts are
-    those of this worker's share, and the dataset is not complete."""
-    tokens: int | None = None
-    """Number of tokens, without bos and eos; None if they are not counted, or not by now."""
-
-    def to_json(self) -> str:
-        """Return the report as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> ConvertReport:
-        """Create a report from a mapping with the fields that `to_json` writes."""
-        return ConvertReport(**dict(values) | {"bad_records": tuple(values["bad_records"])})
-
-
-@dataclass(frozen=True)
-class InputPosition:
-    """Where a shard begins in the input: at a sample of a block of a unit.
-
-    `unit` is the index of the unit, `start` the start of the block, and `sample` an index among the
-    block's samples. `counts` covers the blocks before this one.
-    """
-
-    unit: int = 0
-    start: BlockStart = field(default_factory=BlockStart)
-    sample: int = 0
-    counts: Counts = field(default_factory=Counts)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> InputPosition:
-        """Create the position from a journal entry."""
-        return InputPosition(
-            value["unit"],
-            BlockStart(**value["start"]),
-            value["sample"],
-            Counts.from_json(value["counts"]),
-        )
-
-
-@dataclass(frozen=True)
-class FinishedWork:
-    """The finished part of a conversion.
-
-    `entries` are the index entries of its shards. `columns` are the columns of the kept fields, or
-    None until they are known. `position` is where the next shard begins, or None after the last.
-    `counts` covers the blocks before the one in which it begins; after the last shard, all blocks.
-    `resumed` is the number of shards that earlier runs wrote. If tokens are counted, `lengths` are
-    the lengths of each shard, as `ShardLengths` encodes them.
-    """
-
-    entries: list[dict[str, Any]] = field(default_factory=list)
-    lengths: list[str] = field(default_factory=list)
-    columns: tuple[Column, ...] | None = None
-    position: InputPosition | None = field(default_factory=InputPosition)
-    counts: Counts = field(default_factory=Counts)
-    resumed: int = 0
+    def index(self) -> bytes:
+        """The bytes of `index.json`."""
+        ...
 
 
 class Journal:
@@ -189,32 +80,45 @@ class Journal:
     """
 
     def __init__(
-        self, location: str, claim: Mapping[str, Any], files: Mapping[str, int | None]
+        self, output: Output, claim: Mapping[str, Any], files: Mapping[str, int | None]
     ) -> None:
-        self.location, self.claim, self.files = location, claim, files
+        self.output, self.location = output, output.journal
+        self.claim, self.files = claim, files
+        self.parent = ""
+        """The location of which the output is a split; "" if it is none."""
         self._began = time.monotonic()
         self._is_cleared = False
 
     def clear(self) -> None:
-        """Remove the dataset and its journal, starting with the index.
+        """Remove the datasets and their journal, starting with the indexes.
 
         Raises `ConvertError` if a new index would hide other datasets.
         """
         names = self._list()
         self._refuse_to_hide(names)
         self._is_cleared = True
+        owned = {name: self._name_in_dataset(name) for name in names}
         for name in sorted(
-            names, key=lambda name: (name != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name)
+            names,
+            key=lambda name: (owned[name] != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name),
         ):
+            own = owned[name] or ""
             if (
-                name in (INDEX_NAME, REPORT_NAME)
+                own in (INDEX_NAME, REPORT_NAME)
                 or _JOURNAL_NAME.fullmatch(name)
-                or _LEFTOVER_NAME.fullmatch(name)
-                or _SHARD_NAME.fullmatch(name)
-                or _LENGTHS_NAME.fullmatch(name)
+                or _LEFTOVER_NAME.fullmatch(own)
+                or _SHARD_NAME.fullmatch(own)
+                or _LENGTHS_NAME.fullmatch(own)
             ):
                 delete_object(join_url(self.location, name))
         self._remove_empty_folders()
+
+    def _name_in_dataset(self, name: str) -> str | None:
+        """The name of an object within its dataset, or None if it is in none of the splits."""
+        for split in self.output.splits:
+            if not split or name.startswith(f"{split}/"):
+                return name.removeprefix(f"{split}/") if split else name
+        return None
 
     def finished_report(self) -> ConvertReport | None:
         """Return the report if this conversion is already complete, otherwise None.
@@ -225,9 +129,13 @@ class Journal:
         """
         names = self._list()
         self._refuse_to_hide(names)
-        if INDEX_NAME in names:
-            data = self._read(REPORT_NAME) if REPORT_NAME in names else None
-            if data is None:
+        indexes = [name_in(split, INDEX_NAME) for split in self.output.splits]
+        is_begun = not _PLANS.isdisjoint(names)
+        found = [name in names for name in indexes]
+        if all(found) or (any(found) and not is_begun):
+            report_name = name_in(self.output.splits[-1], REPORT_NAME)
+            data = self._read(report_name) if report_name in names else None
+            if data is None or not all(found):
                 raise ConvertError(
                     f"{redact(self.location)} already holds a dataset. Choose another output, or "
                     "overwrite it (--overwrite)"
@@ -241,9 +149,9 @@ class Journal:
                     "(--append) and the files that were appended, to finish"
                 )
             self.remove()
-            return ConvertReport.from_dict(stored["report"])
-        journals = {f"{JOURNAL_FOLDER}/config.json", f"{JOURNAL_FOLDER}/plan.json"}
-        if not journals & names.keys() and any(map(_SHARD_NAME.fullmatch, names)):
+            return ConvertReport.of_stored(stored)
+        owned = filter(None, map(self._name_in_dataset, names))
+        if not is_begun and any(map(_SHARD_NAME.fullmatch, owned)):
             raise ConvertError(
                 f"{redact(self.location)} holds shards, but no journal to resume from. "
                 "Choose another output, or overwrite it (--overwrite)"
@@ -255,45 +163,46 @@ class Journal:
 
         Raises `ConvertError` if the journal belongs to a different conversion that stored a shard.
         """
-        names = self._list()
-        if f"{JOURNAL_FOLDER}/config.json" not in names or not any(
-            map(_SHARD_NAME.fullmatch, names)
-        ):
-            return FinishedWork()
+        names, none = self._list(), FinishedWork.none(self.output.splits)
+        shards = {split: self._list_shards(split, names) for split in self.output.splits}
+        if f"{JOURNAL_FOLDER}/config.json" not in names or not any(shards.values()):
+            return none
         # a copy of this segment's work may finish at the same time, and remove the journal
         if (data := self._read(f"{JOURNAL_FOLDER}/config.json")) is None:
-            return FinishedWork()
+            return none
         config = json.loads(data)
         self._compare(config)
-        done = FinishedWork(
-            columns=tuple(Column.of(name, encoding) for name, encoding in config["columns"])
-        )
+        columns = tuple(Column.of(name, encoding) for name, encoding in config["columns"])
+        done, counts = replace(none, columns=columns), none.counts
         found = sorted(filter(_ENTRY_NAME.fullmatch, names), key=lambda name: (len(name), name))
         with ThreadPoolExecutor(16) as threads:
             for number, data in enumerate(threads.map(self._read, found)):
                 if data is None or found[number] != _entry_name(number):
                     break
                 entry = json.loads(data)
-                if not self._is_stored(entry["shard"], names):
+                split, shard = entry.get("split", ""), entry["shard"]
+                if not is_stored(shard["zip_data"] or shard["raw_data"], shards[split]):
                     break
-                done.entries.append(entry["shard"])
+                done.entries[split].append(shard)
                 done.lengths.extend(entry.get("lengths", []))
                 following = InputPosition.from_json(entry["next"]) if entry["next"] else None
-                done = replace(done, position=following, counts=Counts.from_json(entry["counts"]))
-        return replace(done, resumed=len(done.entries))
+                done.positions[split] = following
+                counts = Counts.from_json(entry["counts"])
+        return replace(done, counts=counts, resumed=sum(map(len, done.entries.values())))
+
+    def _list_shards(self, split: str, names: Mapping[str, int]) -> dict[str, int]:
+        """Map the names of stored shards of a split to their sizes. `names` are the journal's."""
+        found = list_sizes_at(self.output.shards(split)) if split else names
+        return {name: size for name, size in found.items() if _SHARD_NAME.fullmatch(name)}
 
     def is_begun(self) -> bool:
         """Whether the journal lists shards, so that the conversion was begun as one segment."""
         return any(map(_ENTRY_NAME.fullmatch, self._list()))
 
-    def _is_stored(self, entry: Mapping[str, Any], names: Mapping[str, int]) -> bool:
-        stored = entry["zip_data"] or entry["raw_data"]
-        return bool(names.get(stored["basename"]) == stored["bytes"])
-
     def begin(self, columns: Sequence[Column]) -> None:
         """Write the claim, which a rerun must match, and the columns of the kept fields."""
         config = {
-            "claim": self._claim_of_one(),
+            "claim": claim_one_segment(self.claim),
             "files": self.files,
             "columns": [[column.name, column.encoding] for column in columns],
         }
@@ -304,49 +213,51 @@ class Journal:
 
     def finish(
         self,
-        index: bytes,
-        stored: Mapping[str, int],
+        datasets: Mapping[str, Finished],
         report: ConvertReport,
         base: Mapping[str, Any] | None = None,
     ) -> ConvertReport:
-        """Store the report and then the index, remove the journal, and return the report.
+        """Store each report and then its index, remove the journal, and return the report.
 
-        `stored` has the size in bytes of each shard's file. `base` is the stored report of the
-        dataset to which data was appended. Adds the duration to the report. Raises
-        `ConvertError` if a stored shard is missing or has the wrong size.
+        `datasets` are the datasets by split. `base` is the stored report of the dataset to which
+        data was appended. Adds the duration to the report. Raises `ConvertError` if a stored shard
+        is missing or has the wrong size, or if a new index would hide other datasets.
         """
-        names = self._list()
-        if lost := [name for name, size in stored.items() if names.get(name) != size]:
-            raise ConvertError(
-                f"{len(lost)} of {len(stored)} shards in {redact(self.location)} disappeared or "
-                f"changed size during the conversion, such as {lost[0]}. Run again to resume"
-            )
+        for split, found in datasets.items():
+            self._check_stored(self.output.dataset(split), found.stored)
         report = replace(report, seconds=self.seconds())
-        claim = self.claim if report.segments > 1 else self._claim_of_one()
-        content: dict[str, Any] = {"claim": claim, "files": self.files, "report": asdict(report)}
+        claim = self.claim if report.segments > 1 else claim_one_segment(self.claim)
+        content: dict[str, Any] = {"claim": claim, "files": self.files}
         if base is not None:
             appended = [*base.get("appended", []), self.claim["inputs"]]
             content |= {"claim": base["claim"], "files": base["files"], "appended": appended}
-        write_object(join_url(self.location, REPORT_NAME), json.dumps(content, indent=2).encode())
-        write_object(join_url(self.location, INDEX_NAME), index)
+        for split, found in datasets.items():
+            location = self.output.dataset(split)
+            stored = content | report.to_store(split)
+            write_object(join_url(location, REPORT_NAME), json.dumps(stored, indent=2).encode())
+            write_object(join_url(location, INDEX_NAME), found.index())
         self.remove()
         return report
+
+    def _check_stored(self, location: str, stored: Mapping[str, int]) -> None:
+        names = list_sizes_at(location)
+        if INDEX_NAME not in names and not self._is_cleared:
+            refuse_to_hide(location, names)
+        if lost := [name for name, size in stored.items() if names.get(name) != size]:
+            raise ConvertError(
+                f"{len(lost)} of {len(stored)} shards in {redact(location)} disappeared or "
+                f"changed size during the conversion, such as {lost[0]}. Run again to resume"
+            )
 
     def seconds(self) -> float:
         """The duration of this run."""
         return round(time.monotonic() - self._began, 3)
 
-    def _claim_of_one(self) -> dict[str, Any]:
-        """The claim of a single segment, whose bytes do not depend on the size of segments."""
-        recipe = {
-            key: value for key, value in self.claim["recipe"].items() if key != _SEGMENT_BYTES
-        }
-        return {**self.claim, "recipe": recipe}
-
     def remove(self) -> None:
         """Remove the journal, those of all segments, and the temporary files of killed writers."""
         for name in self._list():
-            if _JOURNAL_NAME.fullmatch(name) or _LEFTOVER_NAME.fullmatch(name):
+            own = self._name_in_dataset(name) or ""
+            if _JOURNAL_NAME.fullmatch(name) or _LEFTOVER_NAME.fullmatch(own):
                 delete_object(join_url(self.location, name))
         self._remove_empty_folders()
 
@@ -360,42 +271,40 @@ class Journal:
                 delete_object(join_url(self.location, name))
 
     def _refuse_to_hide(self, names: Mapping[str, int]) -> None:
-        """Raise `ConvertError` if folders of the output hold datasets that a new index would hide.
+        """Raise `ConvertError` if a new index would hide other datasets, or be hidden.
 
-        One that is written again, or a conversion that has begun, is not new.
+        That of a dataset that is written again is not new.
         """
-        suffix = f"/{INDEX_NAME}"
-        folders = [name.removesuffix(suffix) for name in sorted(names) if name.endswith(suffix)]
-        is_begun = INDEX_NAME in names or any(name.startswith(JOURNAL_FOLDER) for name in names)
-        if not folders or is_begun or self._is_cleared:
+        if self._is_cleared:
             return
-        named = ", ".join(map(redact, folders[:MAX_LISTED]))
-        more = f", and {len(folders) - MAX_LISTED:,} more" if len(folders) > MAX_LISTED else ""
-        place = redact(self.location)
-        raise ConvertError(
-            f"{place} has datasets in its folders: {named}{more}. A dataset in {place} itself "
-            "would hide them. Pass split (--split NAME) to write to a folder, or choose another "
-            "output"
-        )
+        if self.output.has_splits and INDEX_NAME in names:
+            raise ConvertError(describe_hidden(self.location, self.output.splits))
+        new = [each for each in self.output.splits if name_in(each, INDEX_NAME) not in names]
+        if new and self.parent and self._is_parent_a_dataset():
+            name = self.location.removeprefix(self.parent).lstrip("/")
+            raise ConvertError(describe_hidden(self.parent, [name]))
+        for split in new:
+            prefix = f"{split}/" if split else ""
+            below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+            refuse_to_hide(self.output.dataset(split), below)
+
+    def _is_parent_a_dataset(self) -> bool:
+        with contextlib.suppress(StoreError):  # access to a folder alone is enough to write to it
+            return does_exist(join_url(self.parent, INDEX_NAME))
+        return False
 
     def _remove_empty_folders(self) -> None:
         if not is_local(self.location):
             return
-        folders = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
-        for pattern in folders:
-            for folder in local_path(self.location).glob(pattern):
+        homes = dict.fromkeys(["", *self.output.splits])
+        for home, pattern in itertools.product(homes, _EMPTY_FOLDERS):
+            for folder in local_path(join_url(self.location, home)).glob(pattern):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
     def _list(self) -> dict[str, int]:
-        """Map the name of each object at the output to its size in bytes."""
-        try:
-            found = list_objects(self.location)
-        except StoreError as error:
-            if error.is_missing:
-                return {}
-            raise
-        return {item.url.removeprefix(self.location).lstrip("/"): item.bytes for item in found}
+        """Map the name of each object at the journal's location to its size in bytes."""
+        return list_sizes_at(self.location)
 
     def _read(self, name: str) -> bytes | None:
         return read_if_exists(join_url(self.location, name))
@@ -405,62 +314,31 @@ class Journal:
         compare_claims(self.location, stored["claim"], self.claim, files, self.files)
 
 
-def compare_claims(
-    location: str,
-    stored: Mapping[str, Any],
-    claim: Mapping[str, Any],
-    files_before: Any = None,
-    files_now: Mapping[str, int | None] | None = None,
-) -> None:
-    """Raise `ConvertError` if the claim of a stored report, config or plan differs.
-
-    `files_before` and `files_now` are the sizes of the files, to say which of them changed.
-    """
-    for part in ("recipe", "inputs"):
-        for key in [*claim[part], *({LENGTHS_FIELD} & stored[part].keys() - claim[part].keys())]:
-            before, now = stored[part].get(key), claim[part].get(key)
-            if before == now or (key == _SEGMENT_BYTES and before is None):
-                continue
-            change = f"{key} was {before!r} and is now {now!r}"
-            if part == "inputs":
-                change = describe_changes(files_before, files_now or {}) or change
-            raise ConvertError(
-                f"the {part} of {redact(location)} changed: {change}. Run with the original "
-                f"{part}, choose another output, or start over (--overwrite)"
-            )
-
-
-def read_if_exists(url: str) -> bytes | None:
-    """Read an object, or return None if there is none."""
-    try:
-        return read_object(url)
-    except StoreError as error:
-        if error.is_missing:
-            return None
-        raise
-
-
 def record_shard(
     location: str,
     number: int,
+    split: str,
     entry: Mapping[str, Any],
+    *,
     following: InputPosition | None,
     counts: Counts,
-    *,
     lengths: Sequence[str] = (),
 ) -> None:
     """Write the journal entry of a stored shard.
 
-    `number` is the shard's index, `entry` its entry for the index, `following` the position of the
-    next shard (None after the last), and `counts` the counts before that position. `lengths` are
-    the shard's token lengths, if they are counted.
+    `number` is the shard's index among those of all splits, `entry` its entry for the index,
+    `following` the position of the next shard of the split (None after the last), and `counts` the
+    counts before that position. `lengths` are the shard's token lengths, if they are counted.
     """
-    content = {
+    content: dict[str, Any] = {
         "shard": entry,
-        "next": asdict(following) if following else None,
-        "counts": asdict(counts),
-        **({"lengths": list(lengths)} if lengths else {}),
+        "next": following.to_json() if following else None,
+        "counts": counts.to_json(),
     }
+    if split:
+        content["split"] = split
+    if lengths:
+        content["lengths"] = list(lengths)
     write_object(join_url(location, _entry_name(number)), json.dumps(content).encode())
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from cloudload.convert.finish import Joined
+from cloudload.convert.finish import JoinedShards
 from cloudload.count.finish import finish_count
 from cloudload.count.group import CountWork, count_group, list_groups
 from cloudload.count.new_shards import ShardLengths, write_groups
@@ -25,7 +25,7 @@ from cloudload.storage.redaction import redact
 def write_lengths(
     work: CountWork,
     location: str,
-    joined: Joined,
+    joined: JoinedShards,
     *,
     num_old: int,
     lengths: Iterable[str],
@@ -34,8 +34,8 @@ def write_lengths(
     """Write the lengths of the joined shards, and return the number of tokens.
 
     `lengths` are those of the shards after the first `num_old`, in order. Groups with older shards
-    that are not counted are counted on the engine. Raises the errors of
-    `count_group` and `finish_count`.
+    that are not counted are counted on the engine. Raises the errors of `count_group` and
+    `finish_count`.
     """
     dataset = Dataset(location, parse_index(joined.index(), redact(location)), "")
     new = map(ShardLengths.decode, lengths)

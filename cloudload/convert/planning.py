@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cloudload.convert.append import base_columns, find_appended, read_base
+from cloudload.convert.claims import compare_claims
 from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles
-from cloudload.convert.journal import (
-    ConvertReport,
-    InputPosition,
-    Journal,
-    compare_claims,
-    read_if_exists,
-)
+from cloudload.convert.journal import Journal
+from cloudload.convert.output import read_if_exists
 from cloudload.convert.plan import (
     PLAN_NAME,
     Plan,
@@ -24,8 +20,10 @@ from cloudload.convert.plan import (
     plan_input,
 )
 from cloudload.convert.records import InputUnit
+from cloudload.convert.report import ConvertReport
 from cloudload.convert.segment import read_blocks
 from cloudload.convert.segments import cut_segments
+from cloudload.convert.work import InputPosition
 from cloudload.errors import ConvertError
 from cloudload.storage.objects import create_object
 from cloudload.storage.redaction import redact
@@ -56,7 +54,7 @@ def agree_on_plan(
     data = read_if_exists(url)
     if data is None:
         if append:
-            base = read_base(journal.location, journal.claim)
+            base = read_base(journal.output, journal.claim)
             if report := find_appended(journal.location, base, journal.claim):
                 return report
         columns = (

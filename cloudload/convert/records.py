@@ -22,15 +22,39 @@ MAX_BLOCK_ROWS = 8192
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+class Named(Protocol):
+    """A file or a dataset, with its name below its root and its name in messages."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def display_name(self) -> str: ...
+
+
 class Record(NamedTuple):
     """A record: its fields, or None and the problem that makes it bad."""
 
-    where: str
-    """The record's location, for messages."""
-    name: str
-    """The ID to use if the record has no usable ID."""
+    source: Named
+    place: str
+    """The line, row, offset, or name of the record in its source; "" if it is the whole source."""
     fields: Mapping[str, Any] | None
     problem: str | None = None
+    raw: bytes | None = None
+    """The bytes of the record; None if the format has no bytes of one record."""
+    own_name: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The record's location, for messages."""
+        name = self.source.display_name
+        return f"{name}:{self.place}" if self.place else name
+
+    @property
+    def name(self) -> str:
+        """The ID to use if the record has no usable ID."""
+        if self.own_name is not None:
+            return self.own_name
+        return f"{self.source.name}:{self.place}" if self.place else self.source.name
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,24 @@ from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.finish import Joined, join_notes, list_finished, read_notes
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.journal import ConvertReport, Journal
+from cloudload.convert.journal import Journal
 from cloudload.convert.lengths import write_lengths
+from cloudload.convert.output import Output, does_exist
 from cloudload.convert.plan import Plan
 from cloudload.convert.records import InputUnit, sum_bytes
+from cloudload.convert.rejects import join_rejects, store_rejects
+from cloudload.convert.report import ConvertReport
 from cloudload.convert.segment import SegmentWork, convert_segment, convert_units
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.count.group import CountWork
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
 from cloudload.engines.units import Engine, run_units
-from cloudload.errors import ConvertError
+from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import Column
 from cloudload.storage.redaction import redact
 from cloudload.system.progress_bar import open_progress_bar
+from cloudload.system.temp_files import scratch_file
 
 logger = logging.getLogger(__name__)
 
@@ -41,24 +45,40 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class Run:
-    """The location of the output, and the options of a run. Only `config` changes the output."""
+    """The output, and the options of a run. Only `config` changes the output."""
 
-    location: str
+    output: Output
     config: ConvertConfig
     processes: int
     executor: Executor | None
     share: Share | None
     finish: bool
     skip_bad: bool
+    rejects: str | None
+    """The location of the file of rejects, or None."""
     progress: bool
     count: CountWork | None = None
     """The count of the tokens, if they are counted."""
 
+    @property
+    def location(self) -> str:
+        """The home of the output."""
+        return self.output.home
 
-def already_complete(report: ConvertReport, location: str) -> ConvertReport:
+
+def already_complete(report: ConvertReport, run: Run) -> ConvertReport:
+    """The report of a dataset that was complete before this run.
+
+    Raises `ConvertError` if it has bad records, and their file is missing.
+    """
+    if run.rejects and report.bad and not does_exist(run.rejects):
+        raise ConvertError(
+            f"{redact(run.location)} is already complete, and its bad records were not written to "
+            f"{redact(run.rejects)}. To write them, convert again with overwrite (--overwrite)"
+        )
     return replace(
         report,
-        out=redact(location),
+        out=redact(run.location),
         already_complete=True,
         seconds=0.0,
         resumed_shards=report.shards,
@@ -77,9 +97,12 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
                 "Convert it without --finish"
             )
         logger.info("the input is one segment, which worker 0 converts")
-        return _report(run, Joined(), len(units), {}, unfinished=1)
+        return _report(run, Joined.none(run.output.splits), len(units), {}, unfinished=1)
     total = _total_bytes(units)
-    with open_progress_bar("convert", total, shown=run.progress) as bar:
+    with (
+        open_progress_bar("convert", total, shown=run.progress) as bar,
+        scratch_file() as rejects,
+    ):
         done = convert_units(
             units,
             run.config,
@@ -87,9 +110,12 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
             columns=None,
             skip_bad=run.skip_bad,
             on_bytes=bar.update,
+            rejects=rejects if run.rejects else None,
             count=run.count,
         )
-    joined = Joined()
+        if run.rejects:
+            store_rejects(rejects, run.rejects)
+    joined = Joined.none(run.output.splits)
     joined.add("", done.entries, done.counts)
     files = sum(len(unit.files) for unit in units)
     report = _report(run, joined, files, done.columns or (), resumed=done.resumed)
@@ -103,21 +129,24 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     `files` are those of the plan.
     """
     sizes = plan.sizes
-    journal = Journal(run.location, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
+    journal = Journal(run.output, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
     segments = plan.segments(files)
     numbers = [number for number, _ in segments]
-    finished = list_finished(run.location, numbers)
+    list_done = partial(
+        list_finished, run.location, plan=plan.digest, with_rejects=bool(run.rejects)
+    )
+    finished = list_done(numbers)
     mine = run.share.take(segments) if run.share else segments
     if not run.finish:
         _run_segments(run, plan, mine, set(finished))
-    if run.share and len(list_finished(run.location, numbers)) < len(numbers):
+    if run.share and len(list_done(numbers)) < len(numbers):
         numbers = [number for number, _ in mine]
     is_part = len(numbers) < len(segments)
-    start = Joined() if is_part else join_base(run.location, plan)
+    start = Joined.none(run.output.splits) if is_part else join_base(run.output, plan)
     joined, missing = join_notes(run.location, numbers, plan.digest, start)
     # another worker may have joined them, and removed the notes
-    if missing and (report := read_report_if_joined(run.location, plan)):
-        return already_complete(report, run.location)
+    if missing and (report := read_report_if_joined(run.output, plan)):
+        return already_complete(report, run)
     if missing:
         raise ConvertError(_describe_missing(run.location, missing, len(segments)))
     resumed = sum(joined.shards_of(number) for number in finished)
@@ -132,10 +161,43 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     )
     if report.unfinished_segments:
         return replace(report, seconds=journal.seconds())
-    notes = read_notes(run.location, numbers, plan.digest)
-    lengths = (text for _, note in notes if note is not None for text in note.lengths)
-    report = _write_lengths(run, joined, joined.shards.get("", 0), lengths, report)
+    try:
+        if run.rejects:
+            _join_rejects(run, joined, list_done(joined.with_bad))
+        lengths = _read_lengths(run, plan, numbers)
+        report = _write_lengths(run, joined, joined.shards.get("", 0), lengths, report)
+    except (ConvertError, StoreError):
+        # another worker may have joined the segments, and removed their notes and rejects
+        if found := read_report_if_joined(run.output, plan):
+            return already_complete(found, run)
+        raise
     return _finish(journal, joined, report, list(sizes), plan.base)
+
+
+def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
+    """Store the rejects of all segments.
+
+    Raises `ConvertError` if segments left out bad records without keeping them.
+    """
+    assert run.rejects
+    if lacking := sorted({*joined.with_bad} - {*finished}):
+        raise ConvertError(
+            f"segments {_name_some(lacking)} of {redact(run.location)} left out bad records "
+            "without keeping them. Run their workers again with rejects (--rejects), or finish "
+            "without it"
+        )
+    join_rejects(run.location, joined.with_bad, run.rejects)
+
+
+def _read_lengths(run: Run, plan: Plan, numbers: Sequence[int]) -> Iterator[str]:
+    """Yield the token lengths of the shards of segments, in order.
+
+    Raises `ConvertError` if a segment's note disappeared.
+    """
+    for number, note in read_notes(run.location, numbers, plan.digest):
+        if note is None:
+            raise ConvertError(_describe_missing(run.location, [number], len(numbers)))
+        yield from note.lengths
 
 
 def _run_segments(
@@ -146,7 +208,14 @@ def _run_segments(
     if finished and waiting:
         logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
     work = SegmentWork(
-        run.location, run.config, plan.columns, plan.versions, plan.digest, run.skip_bad, run.count
+        run.output,
+        run.config,
+        plan.columns,
+        plan.versions,
+        plan.digest,
+        run.skip_bad,
+        bool(run.rejects),
+        run.count,
     )
     total, left = (
         sum(count_bytes(part) for _, parts in items for part in parts) for items in (mine, waiting)
@@ -172,12 +241,15 @@ def _open_executor(run: Run, units: int) -> Iterator[Engine | None]:
 
 
 def _describe_missing(location: str, missing: Sequence[int], total: int) -> str:
-    named = ", ".join(map(str, missing[:_MOST_NAMED]))
-    more = f", and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
     return (
         f"{redact(location)} is not finished: {len(missing):,} of {total:,} segments are missing "
-        f"({named}{more}). Run their workers again, or convert without --finish"
+        f"({_name_some(missing)}). Run their workers again, or convert without --finish"
     )
+
+
+def _name_some(numbers: Sequence[int]) -> str:
+    more = f", and {len(numbers) - _MOST_NAMED:,} more" if len(numbers) > _MOST_NAMED else ""
+    return ", ".join(map(str, numbers[:_MOST_NAMED])) + more
 
 
 # ---------------------------------------------------------------- report
@@ -193,14 +265,16 @@ def _report(
     unfinished: int = 0,
     segments: int = 1,
 ) -> ConvertReport:
+    splits = {name: _describe_split(joined, name) for name in joined.datasets if name}
     kept = {column.name: column.encoding for column in columns}
     return ConvertReport(
         out=redact(run.location),
-        **vars(joined.counts),
+        **joined.counts.to_report(),
         files=files,
-        raw_bytes=joined.raw_bytes,
-        stored_bytes=sum(joined.stored.values()),
-        shards=len(joined.stored),
+        raw_bytes=sum(each.raw_bytes for each in joined.datasets.values()),
+        stored_bytes=sum(sum(each.stored.values()) for each in joined.datasets.values()),
+        shards=sum(len(each.stored) for each in joined.datasets.values()),
+        splits=splits,
         columns={"text": "str", "id": "str"} | kept,
         resumed_shards=resumed,
         segments=segments,
@@ -212,13 +286,25 @@ def _write_lengths(
     run: Run, joined: Joined, num_old: int, lengths: Iterable[str], report: ConvertReport
 ) -> ConvertReport:
     """Write the token lengths, if they are counted, and add the tokens to the report."""
-    if run.count is None or not joined.texts:
+    if run.count is None or not report.documents:
         return report
+    [shards] = joined.datasets.values()
     with _open_executor(run, 1) as engine:
         tokens = write_lengths(
-            run.count, run.location, joined, num_old=num_old, lengths=lengths, engine=engine
+            run.count, run.location, shards, num_old=num_old, lengths=lengths, engine=engine
         )
     return replace(report, tokens=tokens)
+
+
+def _describe_split(joined: Joined, name: str) -> dict[str, int]:
+    found = joined.datasets[name]
+    return {
+        "documents": found.documents,
+        "text_bytes": joined.counts.split_bytes.get(name, 0),
+        "raw_bytes": found.raw_bytes,
+        "stored_bytes": sum(found.stored.values()),
+        "shards": len(found.stored),
+    }
 
 
 def _finish(
@@ -228,12 +314,18 @@ def _finish(
     names: Sequence[str],
     base: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
-    """Write the report and the index. Raises `ConvertError` if there are no documents.
+    """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
     `names` are those of the files or units. `base` is that of the plan.
     """
-    if joined.texts:
-        return journal.finish(joined.index(), joined.stored, report, base and base["stored"])
+    if report.documents:
+        for name in (name for name, split in report.splits.items() if not split["documents"]):
+            logger.warning(
+                "the split %s has no documents, so its dataset is empty, and a loader refuses it. "
+                "Give it a larger share, or convert more documents",
+                name,
+            )
+        return journal.finish(joined.datasets, report, base and base["stored"])
     journal.remove()
     name = f"{names[0]} and {len(names) - 1:,} more" if len(names) > 1 else names[0]
     first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""

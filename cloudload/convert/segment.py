@@ -7,6 +7,7 @@
     NNNNN/.convert/          the segment's own journal, while it is converted
     NNNNN/shard.MMMMM…       its shards
     .convert/NNNNN.done.json the note that it is finished: its part of the index, and its counts
+    .convert/NNNNN.rejects.jsonl   its bad records, if they are kept
 
 Every object is a pure function of the plan and the segment's number. A retry, a second copy, or a
 worker that was presumed dead can only write the same bytes under the same names.
@@ -17,31 +18,29 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import group_units
-from cloudload.convert.journal import (
-    Counts,
-    FinishedWork,
-    InputPosition,
-    Journal,
-    read_if_exists,
-)
+from cloudload.convert.journal import Journal
+from cloudload.convert.output import Output, does_exist, read_if_exists
 from cloudload.convert.plan import check_versions
 from cloudload.convert.records import BlockStart, InputBlock, InputUnit
+from cloudload.convert.rejects import rejects_name, store_rejects
+from cloudload.convert.report import Counts
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.convert.shards import (
     BadRecord,
-    EncodedSamples,
+    EncodedBlock,
     ShardContext,
     ShardCutter,
     encode_block,
-    store_shard,
 )
+from cloudload.convert.stored_shards import store_shard
+from cloudload.convert.work import Entries, FinishedWork, InputPosition
 from cloudload.count.group import CountWork
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
@@ -50,6 +49,7 @@ from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.ordered_results import run_in_order
+from cloudload.system.temp_files import scratch_file
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +63,14 @@ _CLOSE_S = 30.0
 class SegmentWork:
     """The data that all segments of a plan share. It is sent to every worker."""
 
-    location: str
+    output: Output
     config: ConvertConfig
     columns: tuple[Column, ...]
     versions: Mapping[str, str]
     plan: str
     """The digest of the plan."""
     skip_bad: bool
+    keeps_rejects: bool
     count: CountWork | None = None
     """The count of the tokens, if they are counted."""
 
@@ -81,14 +82,9 @@ class Note:
     `lengths` are the token lengths of its shards, if they are counted.
     """
 
-    entries: list[dict[str, Any]]
+    entries: Entries
     counts: Counts
     lengths: list[str]
-
-
-def segment_folder(number: int) -> str:
-    """The name of a segment's folder."""
-    return f"{number:05}"
 
 
 def note_name(number: int) -> str:
@@ -108,29 +104,45 @@ def convert_segment(
     different versions than the plan, or if the note belongs to another plan.
     """
     number, parts = numbered
+    home = work.output.home
     size = sum(map(count_bytes, parts))
     check_versions(work.versions)
-    if read_note(work.location, number, work.plan) is not None:
+    if is_finished(home, number, work.plan, with_rejects=work.keeps_rejects):
         on_bytes(size)
         return size
     claim = {"recipe": {}, "inputs": {"plan": work.plan}}
-    journal = Journal(join_url(work.location, segment_folder(number)), claim, {})
+    journal = Journal(work.output.of_segment(number), claim, {})
     units = list(group_units(parts, work.config.block_bytes))
-    done = convert_units(
-        units,
-        work.config,
-        journal,
-        columns=work.columns,
-        skip_bad=work.skip_bad,
-        on_bytes=on_bytes,
-        count=work.count,
-    )
-    note = {"plan": work.plan, "entries": done.entries, "counts": asdict(done.counts)}
+    with scratch_file() as rejects:
+        done = convert_units(
+            units,
+            work.config,
+            journal,
+            columns=work.columns,
+            skip_bad=work.skip_bad,
+            on_bytes=on_bytes,
+            rejects=rejects if work.keeps_rejects else None,
+            count=work.count,
+        )
+        if work.keeps_rejects:
+            store_rejects(rejects, join_url(home, rejects_name(number)))
+    note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths
-    write_object(join_url(work.location, note_name(number)), json.dumps(note).encode())
+    write_object(join_url(home, note_name(number)), json.dumps(note).encode())
     journal.remove_entries()
     return size
+
+
+def is_finished(location: str, number: int, plan: str, *, with_rejects: bool) -> bool:
+    """Whether a segment has a note, and its rejects if it has bad records and `with_rejects`.
+
+    Raises `ConvertError` if the note belongs to another plan.
+    """
+    note = read_note(location, number, plan)
+    if note is None or not (with_rejects and note.counts.bad):
+        return note is not None
+    return does_exist(join_url(location, rejects_name(number)))
 
 
 def read_note(location: str, number: int, plan: str) -> Note | None:
@@ -148,7 +160,12 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
             "inputs or options write to the same output. Choose another output for one of them, "
             "and start over (--overwrite)"
         )
-    return Note(note["entries"], Counts.from_json(note["counts"]), note.get("lengths", []))
+    entries = note["entries"]
+    return Note(
+        entries if isinstance(entries, dict) else {"": entries},
+        Counts.from_json(note["counts"]),
+        note.get("lengths", []),
+    )
 
 
 def convert_units(
@@ -159,19 +176,20 @@ def convert_units(
     columns: tuple[Column, ...] | None,
     skip_bad: bool,
     on_bytes: Callable[[int], object],
+    rejects: BinaryIO | None = None,
     count: CountWork | None = None,
 ) -> FinishedWork:
     """Convert the units into the journal's folder, after the shards that it lists.
 
     The columns of the kept fields are inferred if `columns` is None. `on_bytes` is called with the
-    stored bytes of each block, and of the work that was finished before. With `count`, the tokens
-    of each shard are counted. Raises `ConvertError`, `StoreError`, the errors of readers, and those
-    of `measure_shard`.
+    stored bytes of each block, and of the work that was finished before. The lines of bad records
+    are written to `rejects`. With `count`, the tokens of each shard are counted. Raises
+    `ConvertError`, `StoreError`, the errors of readers, and those of `measure_shard`.
     """
     done = journal.read()
-    if resumed := len(done.entries):
-        logger.info("resuming after %d shards", resumed)
-    if (position := done.position) is None:
+    if done.resumed:
+        logger.info("resuming after %d shards", done.resumed)
+    if (position := _first_to_read(done, rejects)) is None:
         return done
     on_bytes(position.counts.input_bytes)
     # one thread stores, so that shards are stored in order
@@ -184,18 +202,27 @@ def convert_units(
             journal.begin(columns)
             done = replace(done, columns=columns)
         form = config.shard_format(done.columns or ())
-        context = ShardContext(config, form, journal.location, count)
-        cutter = ShardCutter(context.form, resumed, position)
-        jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes))
+        context = ShardContext(config, form, journal.output, rejects is not None, count)
+        cutter = ShardCutter(form, done, position.counts)
+        jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes, rejects))
         stored = run_in_order(partial(storer.submit, store_shard, context), jobs, 1)
-        entries, lengths = [*done.entries], [*done.lengths]
-        for _, shard in stored:
-            entries.append(shard.entry)
-            lengths += shard.lengths
+        for job, shard in stored:
+            done.entries[job.split].append(shard.entry)
+            done.lengths.extend(shard.lengths)
     finally:
         storer.close(_CLOSE_S)
         reader.close(_CLOSE_S)
-    return replace(done, entries=entries, lengths=lengths, counts=cutter.counts, resumed=resumed)
+    return replace(done, counts=cutter.counts)
+
+
+def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPosition | None:
+    """Where to begin to read, or None if nothing is left to read.
+
+    It is where the next shard begins; or the start, if there are rejects in shards that are stored.
+    These shards are not stored again.
+    """
+    counts = done.next.counts if done.next else done.counts
+    return InputPosition() if rejects is not None and counts.bad else done.next
 
 
 def read_blocks(
@@ -229,8 +256,9 @@ def _encode(
     blocks: Iterable[tuple[int, InputBlock]],
     skip_bad: bool,
     on_bytes: Callable[[int], object],
-) -> Iterator[tuple[InputPosition, EncodedSamples]]:
-    """Yield (position, samples) for each block.
+    rejects: BinaryIO | None,
+) -> Iterator[tuple[InputPosition, EncodedBlock]]:
+    """Yield (position, samples) for each block, after its rejects are written.
 
     Raises `ConvertError` for a block with bad records, unless `skip_bad`.
     """
@@ -239,6 +267,8 @@ def _encode(
         counts = samples.counts
         if samples.first_bad and not skip_bad:
             raise ConvertError(_describe_bad(samples.first_bad, counts))
+        if rejects is not None:
+            rejects.write(samples.rejects)
         on_bytes(counts.input_bytes)
         yield InputPosition(unit, block.start), samples
 

@@ -1,7 +1,6 @@
-"""Encode blocks of records, cut them into shards, and store the shards.
+"""Encode blocks of records, and cut them into shards.
 
-encode_block: records ─► samples ─► ShardCutter ─► store_shard: compress, hash, store,
-                                                   list in the journal
+encode_block: records ─► samples ─► ShardCutter ─► jobs, which `store_shard` stores
 """
 
 from __future__ import annotations
@@ -9,40 +8,35 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.journal import MAX_LISTED, Counts, InputPosition, record_shard
+from cloudload.convert.output import Output
 from cloudload.convert.records import InputBlock, Record, find_field, list_fields
+from cloudload.convert.rejects import encode_reject
+from cloudload.convert.report import MAX_LISTED, Counts
+from cloudload.convert.work import FinishedWork, InputPosition
 from cloudload.count.group import CountWork
-from cloudload.count.new_shards import measure_shard
-from cloudload.mds.index import Column, parse_index
-from cloudload.mds.writer import (
-    PackedShard,
-    ShardFormat,
-    encode_index,
-    encode_sample,
-    pack_shard,
-    shorten,
-)
-from cloudload.storage.objects import write_object
-from cloudload.storage.urls import join_url
+from cloudload.mds.index import Column
+from cloudload.mds.writer import ShardFormat, encode_sample, shorten
 
 _MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
 class ShardContext:
-    """The config, the shard format, and the location of the shards."""
+    """The config, the shard format, and the locations of the shards and their journal."""
 
     config: ConvertConfig
     form: ShardFormat
-    location: str
+    output: Output
+    keeps_rejects: bool = False
     work: CountWork | None = None
     """The count of the tokens, if they are counted."""
 
@@ -58,23 +52,34 @@ class BadRecord:
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """The samples of a block, concatenated. `sizes` is int64 [samples], in bytes."""
+    """Samples, concatenated. `sizes` is int64 [samples], in bytes."""
 
     data: bytes
     sizes: Ints
+
+
+@dataclass(frozen=True)
+class EncodedBlock:
+    """The samples of a block by split, and counts of its records."""
+
+    samples: Mapping[str, EncodedSamples]
     counts: Counts
     first_bad: BadRecord | None
+    rejects: bytes = b""
+    """The lines of the bad records, if they are kept."""
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to store, with its index `number` and the position of the next shard.
+    """A shard to store, with its index `number` in its split and the position of the next shard.
 
-    `parts` are the encoded samples, joined in order. `sizes` is int64 [samples], in bytes. `next`
-    is None after the last shard. `counts` covers the blocks before the one in which the next shard
-    begins; for the last shard, all blocks.
+    `place` is its index among the shards of all splits. `parts` are the encoded samples, joined in
+    order. `sizes` is int64 [samples], in bytes. `next` is None after the last shard. `counts`
+    covers the blocks before the one in which the next shard begins; for the last shard, all blocks.
     """
 
+    place: int
+    split: str
     number: int
     parts: tuple[memoryview, ...]
     sizes: Ints
@@ -93,7 +98,7 @@ class _NoFieldError(_BadRecordError):
 # ---------------------------------------------------------------- encode
 
 
-def encode_block(context: ShardContext, block: InputBlock) -> EncodedSamples:
+def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
     """Encode the documents of a block, and count its empty and bad records, which are left out.
 
     Raises `StoreError` if an input file cannot be read.
@@ -101,50 +106,72 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedSamples:
     columns = context.form.columns
     variable = [column.name for column in columns if column.bytes is None]
     text_place, text_size = 4 * variable.index("text"), struct.Struct("<I")
-    samples: list[bytes] = []
+    shares = context.config.shares
+    samples: dict[str, list[bytes]] = {name: [] for name in context.config.split_names}
+    split_bytes = dict.fromkeys(samples, 0)
     bad: list[str] = []
+    rejects: list[bytes] = []
+    bad_files = Counter[str]()
     first_bad: BadRecord | None = None
-    empty = text_bytes = 0
+    empty = 0
     for record in block.records(context.config.text_key):
         try:
-            sample = _encode_record(context, record)
+            values, own_id = _values_of(context, record)
+            sample = _encode_sample(context, values)
         except _BadRecordError as error:
             bad.append(f"{record.where}: {error}")
             has_no_text = isinstance(error, _NoFieldError)
             first_bad = first_bad or BadRecord(record.where, str(error), has_no_text)
+            bad_files[record.source.name] += 1
+            if context.keeps_rejects:
+                rejects.append(encode_reject(record, str(error)))
             continue
         size = text_size.unpack_from(sample, text_place)[0]
-        text_bytes += size
-        if size:
-            samples.append(sample)
-        else:
+        if not size:
             empty += 1
+            continue
+        split = shares.choose(own_id, values["text"]) if shares else ""
+        samples[split].append(sample)
+        split_bytes[split] += size
     counts = Counts(
-        len(samples), empty, len(bad), tuple(bad[:MAX_LISTED]), block.input_bytes, text_bytes
+        sum(map(len, samples.values())),
+        empty,
+        len(bad),
+        tuple(bad[:MAX_LISTED]),
+        block.input_bytes,
+        sum(split_bytes.values()),
+        dict(bad_files),
+        split_bytes if shares else {},
     )
+    joined = {name: _join_samples(several) for name, several in samples.items()}
+    return EncodedBlock(joined, counts, first_bad, b"".join(rejects))
+
+
+def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:
     sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-    return EncodedSamples(b"".join(samples), sizes, counts, first_bad)
+    return EncodedSamples(b"".join(samples), sizes)
 
 
-def _encode_record(context: ShardContext, record: Record) -> bytes:
-    values = _values_of(context, record)
+def _encode_sample(context: ShardContext, values: Mapping[str, Any]) -> bytes:
     try:
         return encode_sample(context.form.columns, values)
     except ValueError as error:
         raise _BadRecordError(str(error)) from error
 
 
-def _values_of(context: ShardContext, record: Record) -> dict[str, Any]:
+def _values_of(context: ShardContext, record: Record) -> tuple[dict[str, Any], str | None]:
+    """Return the values of a sample by column, and the record's own ID or None."""
     if record.fields is None:
         raise _BadRecordError(record.problem)
     text = _text(record.fields, context.config.text_key)
-    own_id = _optional(record.fields, context.config.id_key)
-    is_usable = isinstance(own_id, str | int) and not isinstance(own_id, bool) and own_id != ""
-    values = {"text": text, "id": str(own_id) if is_usable else record.name}
+    found = _optional(record.fields, context.config.id_key)
+    is_usable = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
+    own_id = str(found) if is_usable else None
+    values = {"text": text, "id": record.name if own_id is None else own_id}
     for column in context.form.columns:
         if column.name not in values:
             values[column.name] = _kept_value(_optional(record.fields, column.name), column)
-    return values
+    return values, own_id
 
 
 def _optional(fields: Mapping[str, Any], name: str) -> Any:
@@ -195,53 +222,52 @@ def _kept_value(value: Any, column: Column) -> Any:
     return value
 
 
-# ---------------------------------------------------------------- store
-
-
-class StoredShard(NamedTuple):
-    """A stored shard."""
-
-    entry: dict[str, Any]
-    """Its entry in the index."""
-    lengths: list[str]
-    """Its token lengths, as `ShardLengths` encodes them, if they are counted."""
-
-
-def store_shard(context: ShardContext, job: ShardJob) -> StoredShard:
-    """Build, compress, hash and store a shard, count its tokens, and list it in the journal.
-
-    Raises `StoreError` if the shard or its journal entry cannot be written, and the errors of
-    `measure_shard`.
-    """
-    shard = pack_shard(context.form, job.number, job.sizes, job.parts)
-    lengths = _count(context, shard)
-    write_object(join_url(context.location, shard.name), shard.data)
-    record_shard(context.location, job.number, shard.entry, job.next, job.counts, lengths=lengths)
-    return StoredShard(shard.entry, lengths)
-
-
-def _count(context: ShardContext, shard: PackedShard) -> list[str]:
-    if context.work is None:
-        return []
-    [info] = parse_index(encode_index([shard.entry]), context.location)
-    return [measure_shard(context.work, context.location, info, shard.raw).encode()]
-
-
 # ---------------------------------------------------------------- cut
 
 
 class ShardCutter:
     """Cuts samples into shards as `MDSWriter` does, and tracks the input position of each cut.
 
-    A sample that would make a shard larger than `shard_bytes` begins the next shard. A sample that
-    does not fit even an empty shard gets its own. No shard is empty.
+    A sample that would make a shard larger than `shard_bytes` begins the next shard of its split. A
+    sample that does not fit even an empty shard gets its own. No shard is empty.
 
-    `number` is the index of the first shard, and `position` is where it begins. `counts` covers the
-    blocks cut so far.
+    `done` are the stored shards, whose samples are left out. `counts` covers the blocks before
+    those that are cut, and then also those cut so far.
     """
 
-    def __init__(self, form: ShardFormat, number: int, position: InputPosition) -> None:
-        self.counts, self._number, self._skip = position.counts, number, position.sample
+    def __init__(self, form: ShardFormat, done: FinishedWork, counts: Counts) -> None:
+        self.counts, self._place = counts, done.resumed
+        self._splits = [
+            _SplitCutter(form, split, len(done.entries[split]), position)
+            for split, position in done.positions.items()
+        ]
+
+    def cut(self, blocks: Iterable[tuple[InputPosition, EncodedBlock]]) -> Iterator[ShardJob]:
+        """Cut (position, samples) of consecutive blocks into shards, and yield them in order."""
+        for position, block in blocks:
+            start = replace(position, counts=self.counts)
+            for cutter in self._splits:
+                yield from map(self._number, cutter.cut(start, block.samples[cutter.split]))
+            self.counts = self.counts.plus(block.counts)
+        for cutter in self._splits:
+            yield from map(self._number, cutter.finish(self.counts))
+
+    def _number(self, job: ShardJob) -> ShardJob:
+        self._place += 1
+        return replace(job, place=self._place - 1)
+
+
+class _SplitCutter:
+    """Cuts the samples of one split.
+
+    `number` is the index of its first shard, and `position` is where it begins, or None if all its
+    shards are stored.
+    """
+
+    def __init__(
+        self, form: ShardFormat, split: str, number: int, position: InputPosition | None
+    ) -> None:
+        self.split, self._next, self._position = split, number, position
         self._limit, self._empty_bytes = form.shard_bytes, form.empty_bytes()
         self._reset()
 
@@ -250,24 +276,17 @@ class ShardCutter:
         self._sizes: list[Ints] = []
         self._bytes = self._empty_bytes
 
-    def cut(self, blocks: Iterable[tuple[InputPosition, EncodedSamples]]) -> Iterator[ShardJob]:
-        """Cut (position, samples) of consecutive blocks into shards, and yield them in order."""
-        for position, samples in blocks:
-            yield from self._cut_block(replace(position, counts=self.counts), samples)
-            self.counts = self.counts.plus(samples.counts)
-        if self._parts:
-            yield self._flush(None)
-
-    def _cut_block(self, position: InputPosition, samples: EncodedSamples) -> Iterator[ShardJob]:
+    def cut(self, block: InputPosition, samples: EncodedSamples) -> Iterator[ShardJob]:
+        """Add the samples of a block, and yield the shards that are full."""
         ends = np.concatenate([[0], np.cumsum(samples.sizes)])
         costs = ends + 4 * np.arange(len(ends))  # each sample has a 4-byte offset
         data = memoryview(samples.data)
-        first, self._skip = self._skip, 0
+        first = self._count_stored(block, samples)
         while first < len(samples.sizes):
             room = self._limit - self._bytes
             last = int(np.searchsorted(costs, costs[first] + room, side="right")) - 1
             if last <= first and self._parts:
-                yield self._flush(replace(position, sample=first))
+                yield self._flush(replace(block, sample=first), block.counts)
                 continue
             last = max(last, first + 1)
             self._parts.append(data[int(ends[first]) : int(ends[last])])
@@ -275,9 +294,21 @@ class ShardCutter:
             self._bytes += int(costs[last] - costs[first])
             first = last
 
-    def _flush(self, following: InputPosition | None) -> ShardJob:
-        sizes = np.concatenate(self._sizes)
-        job = ShardJob(self._number, tuple(self._parts), sizes, following, self.counts)
-        self._number += 1
+    def finish(self, counts: Counts) -> Iterator[ShardJob]:
+        """Yield the last shard, if any. `counts` covers all blocks."""
+        if self._parts:
+            yield self._flush(None, counts)
+
+    def _count_stored(self, block: InputPosition, samples: EncodedSamples) -> int:
+        """The number of samples of a block that are in stored shards."""
+        following = self._position
+        if following is None or block.block < following.block:
+            return len(samples.sizes)
+        return following.sample if block.block == following.block else 0
+
+    def _flush(self, following: InputPosition | None, counts: Counts) -> ShardJob:
+        sizes, parts = np.concatenate(self._sizes), tuple(self._parts)
+        job = ShardJob(0, self.split, self._next, parts, sizes, following, counts)
+        self._next += 1
         self._reset()
         return job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from cloudload.config.choices import EPOCH
@@ -36,6 +37,16 @@ def list_facts(
         "table_rows": position.table_rows,
         "cursors": hashlib.sha256(position.cursors.tobytes() + residues).hexdigest()[:16],
     }
+
+
+def advise_on_difference(names: Sequence[str]) -> str:
+    """The next step for ranks whose values with these names differ."""
+    if "data" in names:
+        return (
+            "If data was appended or written again while the job started, start the job again. "
+            "Otherwise use the same config and load the same state on every rank"
+        )
+    return "Use the same config and load the same state on every rank"
 
 
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:

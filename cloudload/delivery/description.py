@@ -172,8 +172,13 @@ def _streams(plan: Plan) -> Iterator[Setting]:
         column = recipe.config.token_columns[stream]
         kind = f" of token IDs in column {column.key!r}" if column else ""
         url = redact(recipe.config.streams[stream].url)
-        note = f"samples{kind} in {counted(len(dataset.shards), 'shard')}{share}, from {url}"
-        yield Setting(f"stream {label}", samples, DATA, note)
+        shards = counted(len(dataset.shards), "shard")
+        if dataset.num_left_out:
+            total = len(dataset.shards) + dataset.num_left_out
+            shards = f"the first {len(dataset.shards):,} of {counted(total, 'shard')}"
+        note = f"samples{kind} in {shards}{share}, from {url}"
+        origin = STATE if dataset.num_left_out else DATA
+        yield Setting(f"stream {label}", samples, origin, note)
 
 
 def join_numbers(numbers: tuple[int, ...]) -> int | str:

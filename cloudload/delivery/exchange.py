@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.delivery.agreement import advise_on_difference
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
 from cloudload.system.activity import doing
@@ -145,7 +146,7 @@ class DistributedExchange(Exchange):
             raise RanksDisagreeError(
                 "the ranks of one run must agree on these values, which differ (one per process):\n"
                 + "\n".join(lines)
-                + "\nUse the same config and load the same state on every rank"
+                + f"\n{advise_on_difference(differing)}"
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:

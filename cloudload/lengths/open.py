@@ -51,22 +51,10 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
     Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing ones
     that were asked for; `StoreError` if a store that was asked for cannot be read.
     """
-    if asked == OFF:
+    if asked == OFF or (found := _search(recipe, asked, retry)) is None:
         return None
-    place = None if asked in (AUTO, REQUIRE) else asked
-    datasets = recipe.corpus.datasets
-    keys = tuple(make_key(recipe, stream) for stream in range(len(datasets)))
-    places = tuple(place_of(dataset, place) for dataset in datasets)
-    data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
-    try:
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
-    except StoreError as error:
-        if asked != AUTO:
-            raise
-        logger.info("looking for token lengths failed, so the run uses none: %s", error)
-        return None
-    missing = [stream for stream, index in enumerate(found) if index is None]
+    datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
+    missing = [stream for stream, counted in enumerate(found) if counted is None]
     if missing and asked != AUTO:
         raise _missing(recipe, missing, places)
     if 0 < len(missing) < len(found):
@@ -83,14 +71,49 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
         "all streams" if len(found) > 1 else "the dataset",
         ", ".join(dict.fromkeys(map(redact, places))),
     )
+    return [counted for counted in found if counted is not None]
+
+
+def find_lengths_of_beginning(
+    recipe: Recipe, asked: str, retry: Retry, whole: Sequence[CountedDataset] | None
+) -> list[CountedDataset] | None:
+    """Find the lengths of a recipe that reads only the first shards of its streams.
+
+    `whole` are those of all shards, or None; they have the same samples first. Returns None if a
+    stream has neither.
+    """
+    found = None if asked == OFF else _search(recipe, asked, retry)
+    if found is None:
+        return None if whole is None else list(whole)
+    counted = [own or (whole[stream] if whole else None) for stream, own in enumerate(found)]
+    return [each for each in counted if each is not None] if all(counted) else None
+
+
+def _list_places(recipe: Recipe, asked: str) -> list[str]:
+    place = None if asked in (AUTO, REQUIRE) else asked
+    return [place_of(dataset, place) for dataset in recipe.corpus.datasets]
+
+
+def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | None] | None:
+    """Look for the lengths of each stream; None if a store cannot be read and `asked` is "auto"."""
+    datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
+    keys = [make_key(recipe, stream) for stream in range(len(datasets))]
+    data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
+    try:
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
+    except StoreError as error:
+        if asked != AUTO:
+            raise
+        logger.info("looking for token lengths failed, so the run uses none: %s", error)
+        return None
     return [
-        CountedDataset(dataset, key, place, index)
+        CountedDataset(dataset, key, place, index) if index is not None else None
         for dataset, key, place, index in zip(datasets, keys, places, found, strict=True)
-        if index is not None
     ]
 
 
-def _missing(recipe: Recipe, missing: list[int], places: tuple[str, ...]) -> DatasetError:
+def _missing(recipe: Recipe, missing: list[int], places: list[str]) -> DatasetError:
     dataset = recipe.corpus.datasets[missing[0]]
     of = f"{len(missing):,} of {len(places):,} streams" if len(places) > 1 else "the dataset"
     return DatasetError(

@@ -15,7 +15,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -48,6 +48,14 @@ class Dataset:
     read_s: float = field(default=math.inf, compare=False)
     """When `index.json` was read, in seconds since 1970, by the store's clock if the store reports
     the time. It is not before the time at which `index.json` was written."""
+    num_left_out: int = 0
+    """Number of shards at the end of the index that are left out, because they were appended after
+    the run began."""
+
+    def take(self, number: int) -> Dataset:
+        """The dataset of the first `number` shards."""
+        left_out = self.num_left_out + len(self.shards) - number
+        return replace(self, shards=self.shards[:number], num_left_out=left_out)
 
     @cached_property
     def num_without_hash(self) -> int:
@@ -126,9 +134,7 @@ class Corpus:
         They depend on each shard's sample count, columns, raw size, and raw hashes, in order, but
         not on location or compression.
         """
-        return self._hash_shards(
-            streams, lambda shard: f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())}"
-        )
+        return self._hash_shards(streams, _describe_data)
 
     def fingerprint_samples(self, streams: range) -> str:
         """Return 32 hex digits that identify the samples of the datasets with indices `streams`.
@@ -140,16 +146,55 @@ class Corpus:
         shards = itertools.chain.from_iterable(self.datasets[each].shards for each in streams)
         if not all(shard.samples_hash for shard in shards):
             return ""
-        return self._hash_shards(streams, lambda shard: str(shard.samples_hash))
+        return self._hash_shards(streams, _describe_samples)
+
+    def take(self, numbers: Sequence[int]) -> Corpus:
+        """The corpus of the first shards of each dataset, given their numbers."""
+        pairs = zip(self.datasets, numbers, strict=True)
+        return Corpus(tuple(dataset.take(number) for dataset, number in pairs))
+
+    def find_beginning(self, stream: int, fingerprint: str, samples: str) -> int | None:
+        """The number of shards at the start of a dataset that have one of these fingerprints.
+
+        `fingerprint` is of `fingerprint`, and `samples` of `fingerprint_samples`; "" for none.
+        Returns None if no number of shards has it.
+        """
+        found = self._find_hash(stream, fingerprint, _describe_data)
+        return found or self._find_hash(stream, samples, _describe_samples)
+
+    def _find_hash(
+        self, stream: int, wanted: str, describe: Callable[[ShardInfo], str]
+    ) -> int | None:
+        digest = hashlib.sha256(_DATASET)
+        for number, shard in enumerate(self.datasets[stream].shards if wanted else (), 1):
+            digest.update(_encode_shard(shard, describe))
+            if digest.hexdigest()[:_DIGITS] == wanted:
+                return number
+        return None
 
     def _hash_shards(self, streams: range, describe: Callable[[ShardInfo], str]) -> str:
         digest = hashlib.sha256()
         for stream in streams:
-            digest.update(b"dataset\n")
+            digest.update(_DATASET)
             for shard in self.datasets[stream].shards:
-                columns = [(column.name, column.encoding) for column in shard.columns]
-                digest.update(f"{shard.samples} {describe(shard)} {columns}\n".encode())
-        return digest.hexdigest()[:32]
+                digest.update(_encode_shard(shard, describe))
+        return digest.hexdigest()[:_DIGITS]
+
+
+_DATASET, _DIGITS = b"dataset\n", 32
+
+
+def _encode_shard(shard: ShardInfo, describe: Callable[[ShardInfo], str]) -> bytes:
+    columns = [(column.name, column.encoding) for column in shard.columns]
+    return f"{shard.samples} {describe(shard)} {columns}\n".encode()
+
+
+def _describe_data(shard: ShardInfo) -> str:
+    return f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())}"
+
+
+def _describe_samples(shard: ShardInfo) -> str:
+    return str(shard.samples_hash)
 
 
 def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:

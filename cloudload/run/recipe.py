@@ -51,6 +51,9 @@ TOKENS_FIELD = "tokens_key"
 SAMPLES_FIELD = "samples"
 """The field of a state with fingerprints of samples without their shards' headers. A state has it
 only if an index has `mds.hashes.SAMPLES_HASH`."""
+STREAM_SHARDS_FIELD = "stream_shards"
+"""The field of a state with the number of shards of each stream. A state has it only if several
+streams are read as one corpus, whose fingerprints do not say where each stream ends."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,19 @@ class Recipe:
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
             TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
+            STREAM_SHARDS_FIELD: self._describe_shards(),
         }
+
+    def _describe_shards(self) -> str:
+        if len(self.components) == len(self.corpus.datasets):
+            return ""
+        return ",".join(str(len(dataset.shards)) for dataset in self.corpus.datasets)
+
+    def take(self, shards: Sequence[int]) -> Recipe:
+        """A copy that reads only the first shards of each stream, given their numbers."""
+        corpus = self.corpus.take(shards)
+        layout, components = _settle(self.config, specify_components(self.config, corpus), None)
+        return replace(self, corpus=corpus, layout=layout, components=components)
 
     def reconfigure(self, **options: Any) -> Recipe:
         """A copy of the recipe with other options of its config. The layout is resolved again."""

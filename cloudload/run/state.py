@@ -32,6 +32,9 @@
                             the samples are written with another compression; "" for a stream or
                             corpus whose index has no hashes of its samples, and no such key if none
                             has them
+    stream_shards           number of shards of each stream, so that a resume finds them if others
+                            were appended; only if several streams are read as one corpus, as the
+                            fingerprint of a single stream is enough; older states have no such key
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
                             component are joined by commas
     sources                 locations of data and tokenizer, for `cloudload.provenance`; may differ
@@ -62,7 +65,13 @@ from cloudload.order.mixture import Mixture
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
-from cloudload.run.recipe import HELD_CONFIG_FIELDS, SAMPLES_FIELD, TOKENS_FIELD, Recipe
+from cloudload.run.recipe import (
+    HELD_CONFIG_FIELDS,
+    SAMPLES_FIELD,
+    STREAM_SHARDS_FIELD,
+    TOKENS_FIELD,
+    Recipe,
+)
 from cloudload.run.state_codec import (
     damaged,
     decode_residues,
@@ -102,7 +111,10 @@ _PARTIAL = (
     "tokenizer_backend",
 )
 _OPTIONAL_KEYS = frozenset(
-    {"origin", "token_ids", SAMPLES_FIELD, TOKENS_FIELD, "on_error", "document_sizes"}
+    {
+        *("origin", "token_ids", "on_error", "document_sizes"),
+        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD),
+    }
 )
 _KEYS = (
     frozenset((*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "mixture"))
@@ -170,6 +182,8 @@ class Saved:
     """Locations of data and tokenizer, as JSON; see `run.sources`."""
     tokenizer_backend: str
     """The versions of the libraries that encoded the text."""
+    stream_shards: tuple[int, ...] = ()
+    """The number of shards of each stream; empty if the state does not record it."""
 
 
 def read_state(state: Mapping[str, Any]) -> Saved:
@@ -211,6 +225,11 @@ def read_state(state: Mapping[str, Any]) -> Saved:
         fields=fields,
         sources=state["sources"],
         tokenizer_backend=state["tokenizer_backend"],
+        stream_shards=(
+            read_numbers(STREAM_SHARDS_FIELD, state[STREAM_SHARDS_FIELD])
+            if STREAM_SHARDS_FIELD in state
+            else ()
+        ),
     )
 
 

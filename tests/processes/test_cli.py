@@ -13,7 +13,7 @@ import pytest
 
 from cloudload import cli
 from cloudload.convert.convert import convert_to_mds
-from cloudload.convert.journal import ConvertReport
+from cloudload.convert.report import ConvertReport
 from tests.support import ROOT
 from tests.support.conversions import (
     QUIET,

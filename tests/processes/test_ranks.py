@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cloudload import CloudLoader
+from cloudload import CloudLoader, convert_to_mds
 from cloudload.errors import RanksDisagreeError
 from cloudload.testing import Leg, run_leg
+from tests.support.conversions import QUIET
+from tests.support.corpora import random_documents
 from tests.support.torchrun import Corpus, Run, launch, read_ends, read_lines, rows_of
 
 
@@ -233,6 +236,29 @@ def test_ranks_that_would_not_read_one_stream_are_an_error(
         launch(corpus, tmp_path, 1, Run(2, 2, 0, 2), differ_in=fault)
     assert "the ranks of one run must agree on these values" in failure.value.stderr
     assert message in failure.value.stderr
+
+
+def test_ranks_that_start_while_data_is_appended_agree_or_stop(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    data, before = tmp_path / "mds", tmp_path / "before.json"
+    for name, append in {"a": False, "b": True}.items():
+        lines = [json.dumps({"text": text}) for text in random_documents(ord(name), 100)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        convert_to_mds(tmp_path / f"{name}.jsonl", data, append=append, shard_bytes=4_000, **QUIET)
+        before = before if append else Path(shutil.copy(data / "index.json", before))
+    after = shutil.copy(data / "index.json", tmp_path / "after.json")
+    growing = replace(corpus, folder=str(data))
+    shutil.copy(before, data / "index.json")
+    expected = growing.expected_rows(8)
+    rows = launch(growing, tmp_path, 0, Run(2, 2, 0, 2))
+    rows |= launch(growing, tmp_path, 1, Run(2, 2, 0, 2), append=str(after))
+    assert [rows[number] for number in range(8)] == expected
+    (tmp_path / "state.json").unlink()
+    shutil.copy(before, data / "index.json")
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        launch(growing, tmp_path, 2, Run(2, 2, 0, 2), append=str(after))
+    assert "If data was appended or written again while the job started" in failure.value.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.cache.folder import dataset_folder
+from cloudload.cache.folder import dataset_folder, shard_path
 from cloudload.system.file_locks import acquire, release
 from cloudload.system.temp_files import lock_path, make_folder
 from tests.support.corpora import random_documents, write_mds
@@ -80,7 +80,7 @@ def test_a_shard_that_another_process_downloads_is_named(
     settings: dict[str, Any] = {"num_workers": num_workers, "start_method": "spawn"}
     with make_loader(data, local=cache, **settings) as loader:
         [dataset] = loader.plan().recipe.corpus.datasets
-        shard = dataset_folder(cache, dataset) / dataset.shards[0].raw.name
+        shard = shard_path(dataset_folder(cache, dataset), dataset.shards[0])
         make_folder(shard.parent)
         descriptor = acquire(lock_path(shard), wait=False)
         assert descriptor is not None

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.journal import ConvertReport
 from cloudload.convert.plan import PLAN_NAME
+from cloudload.convert.report import ConvertReport
 from cloudload.errors import ConvertError, StoreError
 from cloudload.storage.objects import write_object
 from tests.support.conversions import (

@@ -4,6 +4,7 @@ runs the segments and however often it is interrupted."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from cloudload import CloudLoader
 from cloudload.cli import main
-from cloudload.convert import convert_to_mds
+from cloudload.convert import convert_to_mds, run
 from cloudload.count.count import count_tokens
 from cloudload.errors import ConvertError, StoreError
 from cloudload.lengths import index as lengths_index
@@ -116,6 +117,53 @@ def test_an_interrupted_conversion_has_no_index_and_finishes_to_the_same_lengths
     assert dataset_bytes(str(tmp_path / "out")) == dataset_bytes(str(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("size", [12_000, 1 << 30])
+def test_rejects_and_lengths_are_kept_together_wherever_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    bad = mixed_corpus(tmp_path / "bad")
+    for name in ("a-bad", "e-bad"):
+        lines = [f'{{"{"body" if n % 9 == 4 else "text"}": "{n}", "n": {n}}}\n' for n in range(900)]
+        (bad / f"{name}.jsonl").write_text("".join(lines))
+    options = {**COUNTING, "segment_bytes": size, "skip_bad": True, "block_bytes": 1_000}
+    out, rejects, plain = tmp_path / "out", tmp_path / "rejects", tmp_path / "plain"
+    convert_to_mds(bad, out, **{**options, "tokenizer": None}, rejects=plain)
+    without = dataset_bytes(str(out))
+    convert_to_mds(bad, out, overwrite=True, **options)
+    whole = dataset_bytes(str(out))
+    assert without == {name: whole[name] for name in whole if not name.startswith("/lengths/")}
+    for shards in (3, 20):
+        with monkeypatch.context() as patch:
+            stop_after(patch, shards)
+            with pytest.raises(StoreError, match="no room"):
+                convert_to_mds(bad, tmp_path / "again", rejects=rejects, **options)
+    report = convert_to_mds(bad, tmp_path / "again", rejects=rejects, **options)
+    assert dataset_bytes(str(tmp_path / "again")) == whole
+    assert rejects.read_bytes() == plain.read_bytes()
+    assert report.bad == len(rejects.read_bytes().splitlines()) == 200
+    assert report.tokens == report.text_bytes
+
+
+def test_a_worker_that_another_overtakes_leaves_its_lengths_alone(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker joins the segments, and removes their notes, before this one reads them."""
+    out, read = tmp_path / "out", run._read_lengths
+    convert_to_mds(corpus, out, worker="0/2", **COUNTING)
+
+    def read_late(*args: Any) -> Iterator[str]:
+        monkeypatch.undo()
+        assert convert_to_mds(corpus, out, finish=True, **COUNTING).tokens
+        yield from read(*args)
+
+    monkeypatch.setattr(run, "_read_lengths", read_late)
+    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+    report = convert_to_mds(corpus, out, worker="1/2", **COUNTING)
+    assert report.already_complete
+    assert report.tokens == report.text_bytes
+    assert lengths_of(out / "lengths") == count_again(out, tmp_path / "again")
+
+
 def test_a_dataset_with_an_index_has_its_lengths(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +213,28 @@ def test_overwriting_a_dataset_removes_its_lengths(corpus: Path, tmp_path: Path)
     convert_to_mds(corpus, tmp_path / "out", **COUNTING)
     convert_to_mds(corpus, tmp_path / "out", overwrite=True, **SETTINGS)
     assert not (tmp_path / "out" / "lengths").exists()
+
+
+def test_overwriting_splits_removes_their_lengths(corpus: Path, tmp_path: Path) -> None:
+    out, splits = tmp_path / "out", "train=0.5,val=0.5"
+    convert_to_mds(corpus, out, splits=splits, **SETTINGS)
+    count_tokens(out / "val", tokenizer=byte_tokenizer(), progress=False, processes=1)
+    assert (out / "val" / "lengths").exists()
+    convert_to_mds(corpus, out, splits=splits, overwrite=True, **SETTINGS)
+    assert not (out / "val" / "lengths").exists()
+
+
+def test_counting_splits_is_refused_before_anything_is_written(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, splits = tmp_path / "out", {"train": 0.5, "val": 0.5}
+    message = r"splits .* and tokenizer \(--tokenizer\) cannot be combined yet"
+    with pytest.raises(ValueError, match=message):
+        convert_to_mds(corpus, out, splits=splits, **COUNTING)
+    command = ["convert", str(corpus), str(out), "--split", "train=0.5,val=0.5"]
+    assert main([*command, "--tokenizer", "no such tokenizer"]) == 1
+    assert "then run cloudload count on each split" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_transform_without_a_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:

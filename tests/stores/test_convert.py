@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import StoreError
-from cloudload.storage.objects import list_objects, read_object, write_object
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import list_objects, read_object, upload_file, write_object
 from tests.support.conversions import (
     QUIET,
     dataset_bytes,
@@ -64,3 +68,54 @@ def test_every_format_is_read_from_every_store(store_url: str, tmp_path: Path) -
         report = convert_to_mds(stored, tmp_path / f"stored-{kind}", **options)
         assert report.documents == 300
         assert dataset_bytes(report.out) == dataset_bytes(str(tmp_path / f"local-{kind}"))
+
+
+def measure(folder: Path) -> int:
+    """The bytes of the files in a folder. A thread may remove one meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "mds"])
+def test_the_disk_holds_one_shard_and_one_input_at_a_time(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    rows = [{"text": text * 40, "n": number} for number, text in enumerate(documents(600))]
+    source, scratch = tmp_path / "in", tmp_path / "scratch"
+    scratch.mkdir()
+    if kind != "mds":
+        source.mkdir()
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source / "a.parquet")
+    else:
+        INPUT_KINDS[kind](source, rows)
+    for path in source.iterdir():
+        write_object(f"{s3_url}/in/{path.name}", path.read_bytes())
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    used: list[int] = []
+
+    def upload(path: Path, url: str, retry: Retry | None = None) -> None:
+        used.append(measure(scratch))
+        upload_file(path, url, retry)
+
+    monkeypatch.setattr("cloudload.storage.objects.upload_file", upload)
+    report = convert_to_mds(
+        f"{s3_url}/in",
+        f"{s3_url}/out",
+        splits="train=0.9,val=0.1",
+        compression=None,
+        shard_bytes=100_000,
+        block_bytes=20_000,
+        segment_bytes=1 << 20,
+        skip_bad=True,
+        rejects=f"{s3_url}/rejects",
+        **QUIET,
+    )
+    copied = max(path.stat().st_size for path in source.iterdir()) if kind != "csv" else 0
+    assert report.shards > 20
+    assert len(used) > report.shards
+    assert 80_000 < max(used) <= 100_000 + copied
+    assert not list(scratch.iterdir())

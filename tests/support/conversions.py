@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.journal import ConvertReport
+from cloudload.convert.report import ConvertReport
 from cloudload.errors import StoreError
 from cloudload.mds.codecs import decompress
 from cloudload.mds.hashes import SAMPLES_HASH
@@ -111,7 +111,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
             raise StoreError("no room")
         write_object(url, data)
 
-    monkeypatch.setattr("cloudload.convert.shards.write_object", failing)
+    monkeypatch.setattr("cloudload.convert.stored_shards.write_object", failing)
 
 
 def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -71,6 +72,10 @@ def train(options: dict[str, Any]) -> None:
     if (slow_rank := options.get("slow_rank")) is not None:
         settings |= slow_once(rank, slow_rank)
         log_waits_early(out / f"log-{rank}.txt")
+    appended = options.get("append")
+    if appended and rank == 1:  # after rank 0 has opened the data
+        dist.barrier()
+        shutil.copy(appended, Path(options["folders"][0], "index.json"))
     loader = CloudLoader(
         streams_of(*options["folders"]) if is_mixed else options["folders"][0],
         local=options["cache"],
@@ -86,6 +91,8 @@ def train(options: dict[str, Any]) -> None:
         **place_of(options, rank),
         **settings,
     )
+    if appended and rank == 0:
+        dist.barrier()
     state_file = out / "state.json"
     if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
         loader.load_state_dict(json.loads(state_file.read_text()))

@@ -56,7 +56,6 @@ class ArrowBlock:
     def records(self, text_key: str) -> Iterator[Record]:
         import pyarrow
 
-        where = self.file.display_name
         with pyarrow.ipc.open_stream(self.packed) as reader:
             batch = reader.read_next_batch()
         for position in range(self.num_rows):
@@ -67,11 +66,9 @@ class ArrowBlock:
                     name: column[position].as_py()
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
                 }
-                yield Record(f"{where}:{row}", f"{self.file.name}:{row}", fields)
+                yield Record(self.file, str(row), fields)
             except UnicodeDecodeError as error:
-                yield Record(
-                    f"{where}:{row}", f"{self.file.name}:{row}", None, describe_not_utf8(error)
-                )
+                yield Record(self.file, str(row), None, describe_not_utf8(error))
 
 
 def _pack(batch: Any) -> bytes:

@@ -183,15 +183,14 @@ class CsvBlock:
     damage: str | None
 
     def records(self, text_key: str) -> Iterator[Record]:
-        where, name = self.file.display_name, self.file.name
         line, is_header = self.start.line, self.start.offset == 0
         for data in split_records([self.data], _delimiter(self.file)):
             if not is_header and data.strip(b"\r\n"):
                 fields, problem = self._parse(data)
-                yield Record(f"{where}:{line}", f"{name}:{line}", fields, problem)
+                yield Record(self.file, str(line), fields, problem, data)
             line, is_header = line + data.count(b"\n"), False
         if self.damage:
-            yield Record(f"{where}:{line}", f"{name}:{line}", None, self.damage)
+            yield Record(self.file, str(line), None, self.damage)
 
     def _parse(self, data: bytes) -> tuple[Mapping[str, Any] | None, str | None]:
         """Return (a record's fields, None), or (None, its problem)."""

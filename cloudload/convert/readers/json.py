@@ -93,10 +93,9 @@ class JsonArrayBlock:
     damage: str | None
 
     def records(self, text_key: str) -> Iterator[Record]:
-        where, name = self.file.display_name, self.file.name
         for number, element in enumerate(self.elements, self.start.line):
             fields, problem = parse_object(element)
-            yield Record(f"{where}:{number}", f"{name}:{number}", fields, problem)
+            yield Record(self.file, str(number), fields, problem, element)
         if self.damage:
             number = self.start.line + len(self.elements)
-            yield Record(f"{where}:{number}", f"{name}:{number}", None, self.damage)
+            yield Record(self.file, str(number), None, self.damage)

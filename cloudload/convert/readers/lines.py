@@ -103,16 +103,15 @@ class LinesBlock:
     is_range: bool = False
 
     def records(self, text_key: str) -> Iterator[Record]:
-        where, name = self.file.display_name, self.file.name
         is_json = self.file.format != "lines"
         for place, line in self._lines():
             if is_json and not line.strip():
                 continue
             fields, problem = _parse_json(line) if is_json else _parse_text(line, text_key)
-            yield Record(f"{where}:{place}", f"{name}:{place}", fields, problem)
+            yield Record(self.file, place, fields, problem, line)
         if self.damage:
             number = self.start.line + self.data.count(b"\n")
-            yield Record(f"{where}:{number}", f"{name}:{number}", None, self.damage)
+            yield Record(self.file, str(number), None, self.damage)
 
     def _lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield each line, without its end, and its place: its number, or in a range its offset."""

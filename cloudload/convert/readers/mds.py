@@ -136,13 +136,12 @@ class MdsBlock:
         return {column.name: column.encoding for column in self.columns}
 
     def records(self, text_key: str) -> Iterator[Record]:
-        shard = self.file.display_name
         for number, values in enumerate(self.values, self.start.line):
-            where, name = f"{shard}:{number}", f"{self.file.name}:{number}"
             try:
-                yield Record(where, name, self._decode(values))
+                yield Record(self.file, str(number), self._decode(values))
             except (ValueError, RecursionError, struct.error) as error:
-                yield Record(where, name, None, f"a value does not fit its column ({error})")
+                problem = f"a value does not fit its column ({error})"
+                yield Record(self.file, str(number), None, problem)
 
     def _decode(self, values: tuple[bytes, ...]) -> dict[str, Any]:
         return {

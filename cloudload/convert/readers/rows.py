@@ -113,13 +113,16 @@ class RowsBlock:
     input_bytes: int
     rows: tuple[Any, ...]
 
+    @property
+    def display_name(self) -> str:
+        """The dataset's name in messages."""
+        return self.name
+
     def records(self, text_key: str) -> Iterator[Record]:
         for number, row in enumerate(self.rows, self.start.line):
-            name = f"{self.name}:{number}"
-            if isinstance(row, Mapping):
-                yield Record(name, name, row)
-            elif isinstance(row, str):
-                yield Record(name, name, {text_key: row})
+            fields = {text_key: row} if isinstance(row, str) else row
+            if isinstance(fields, Mapping):
+                yield Record(self, str(number), fields)
             else:
                 problem = f"a row is {type(row).__name__}, not a mapping or a string"
-                yield Record(name, name, None, problem)
+                yield Record(self, str(number), None, problem)

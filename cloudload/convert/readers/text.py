@@ -57,15 +57,14 @@ class TextBlock:
 
     def records(self, text_key: str) -> Iterator[Record]:
         for file, read in self._read_all():
-            where = file.display_name
             try:
                 data = read().removeprefix(BYTE_ORDER_MARK)
-                yield Record(where, file.name, {text_key: data.decode()})
+                yield Record(file, "", {text_key: data.decode()})
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
-                yield Record(f"{where}:{line}", file.name, None, describe_not_utf8(error))
+                yield Record(file, str(line), None, describe_not_utf8(error), error.object)
             except DamagedError as error:
-                yield Record(where, file.name, None, str(error))
+                yield Record(file, "", None, str(error))
 
     def _read_all(self) -> Iterator[tuple[InputFile, Callable[[], bytes]]]:
         """Yield each file and a function that returns its data, or raises its error.

@@ -174,16 +174,16 @@ class WebDatasetBlock:
     damage: str | None
 
     def records(self, text_key: str) -> Iterator[Record]:
-        where = self.file.display_name
         for sample in self.samples:
-            place = f"{where}:{sample.key}"
+            raw = sample.files.get(_JSON) or sample.files.get(_TEXT)
             try:
-                yield Record(place, sample.key, _read_fields(sample, text_key, self.encodings))
+                fields, problem = _read_fields(sample, text_key, self.encodings), None
             except ValueError as error:
-                yield Record(place, sample.key, None, str(error))
+                fields, problem = None, str(error)
+            yield Record(self.file, sample.key, fields, problem, raw, sample.key)
         if self.damage:
             number = self.start.line + len(self.samples)
-            yield Record(f"{where}: sample {number}", "", None, self.damage)
+            yield Record(self.file, f"sample {number}", None, self.damage)
 
 
 def _read_fields(sample: _Sample, text_key: str, encodings: Mapping[str, str]) -> dict[str, Any]:

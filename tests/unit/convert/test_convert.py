@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,8 @@ def test_a_dataset_that_would_hide_its_splits_is_refused(
 
 def test_a_dataset_that_already_has_an_index_may_be_written_again(tmp_path: Path) -> None:
     convert_lines(tmp_path, ['{"text": "a"}'])
-    convert_lines(tmp_path, ['{"text": "a"}'], split="train")
+    shutil.copytree(tmp_path / "out", tmp_path / "train")
+    (tmp_path / "train").rename(tmp_path / "out" / "train")
     assert convert_lines(tmp_path, ['{"text": "a"}']).already_complete
     convert_lines(tmp_path, ['{"text": "b"}'], overwrite=True)
     assert texts(str(tmp_path / "out"), tmp_path) == ["b"]

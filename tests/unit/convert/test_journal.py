@@ -39,7 +39,7 @@ def test_the_index_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_conversion_that_has_begun_resumes_beside_its_splits(
+def test_a_conversion_that_has_begun_resumes_once_it_hides_no_splits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
 ) -> None:
     source, options = make_input(tmp_path / "in", "jsonl", documents(300))
@@ -49,9 +49,12 @@ def test_a_conversion_that_has_begun_resumes_beside_its_splits(
     monkeypatch.undo()
     (tmp_path / "b.jsonl").write_text('{"text": "b"}')
     convert_to_mds(tmp_path / "b.jsonl", tmp_path / "out", split="val", **QUIET)
-    report = convert_to_mds(source(), tmp_path / "out", overwrite=overwrite, **options, **SETTINGS)
+    options |= {**SETTINGS, "overwrite": overwrite}
+    with pytest.raises(ConvertError, match="out has datasets in its folders: val"):
+        convert_to_mds(source(), tmp_path / "out", **options)
+    (tmp_path / "out" / "val").rename(tmp_path / "val")
+    report = convert_to_mds(source(), tmp_path / "out", **options)
     assert (report.documents, report.resumed_shards) == (300, 0 if overwrite else 3)
-    assert texts(str(tmp_path / "out" / "val"), tmp_path) == ["b"]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "gz", "lines", "text", "parquet", "dataset", "iterable"])

@@ -200,5 +200,5 @@ def test_a_damaged_archive_never_ends_in_silence(tmp_path: Path, kind: str) -> N
 def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
     for data in (b"", b"text" * 500):
         (tmp_path / "a.tar").write_bytes(data)
-        with pytest.raises(ConvertError, match=rf"{tmp_path}/a.tar: sample 1: the tar archive is"):
+        with pytest.raises(ConvertError, match=rf"{tmp_path}/a.tar:sample 1: the tar archive is"):
             convert_to_mds(tmp_path / "a.tar", tmp_path / "out", **QUIET)

@@ -1,0 +1,60 @@
+"""The claim of a conversion: its recipe and a digest of its inputs, which a rerun must match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudload.convert.changed_files import describe_changes
+from cloudload.errors import ConvertError
+from cloudload.storage.redaction import redact
+
+LENGTHS_FIELD = "lengths"
+"""The field of a claim's recipe with the key of the token lengths, if they are counted."""
+_SEGMENT_BYTES = "segment_bytes"
+
+
+def claim_one_segment(claim: Mapping[str, Any]) -> dict[str, Any]:
+    """The claim of a single segment, whose bytes do not depend on the size of segments."""
+    return {**claim, "recipe": without_segment_bytes(claim["recipe"])}
+
+
+def without_segment_bytes(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without the size of segments."""
+    return {key: value for key, value in recipe.items() if key != _SEGMENT_BYTES}
+
+
+def without_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without the key of the token lengths, which an append may change."""
+    return {key: value for key, value in recipe.items() if key != LENGTHS_FIELD}
+
+
+def compare_claims(
+    location: str,
+    stored: Mapping[str, Any],
+    claim: Mapping[str, Any],
+    files_before: Any = None,
+    files_now: Mapping[str, int | None] | None = None,
+) -> None:
+    """Raise `ConvertError` if the claim of a stored report, config or plan differs.
+
+    `files_before` and `files_now` are the sizes of the files, to say which of them changed.
+    """
+    for part in ("recipe", "inputs"):
+        for key in _list_keys(part, stored, claim):
+            before, now = stored[part].get(key), claim[part].get(key)
+            if before == now or (key == _SEGMENT_BYTES and None in (before, now)):
+                continue
+            change = f"{key} was {before!r} and is now {now!r}"
+            if part == "inputs":
+                change = describe_changes(files_before, files_now or {}) or change
+            raise ConvertError(
+                f"the {part} of {redact(location)} changed: {change}. Run with the original "
+                f"{part}, choose another output, or start over (--overwrite)"
+            )
+
+
+def _list_keys(part: str, stored: Mapping[str, Any], claim: Mapping[str, Any]) -> list[str]:
+    """The values to compare. Options of the recipe that have their default may be left out."""
+    is_whole = part == "recipe" and claim[part]
+    return list(claim[part] | stored[part]) if is_whole else list(claim[part])

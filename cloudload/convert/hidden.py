@@ -1,0 +1,41 @@
+"""Refuse a new index that would hide other datasets, or be hidden by another.
+
+out/index.json        a loader given `out` reads this dataset, and nothing below it
+out/val/index.json    hidden from whoever reads `out`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cloudload.convert.report import MAX_LISTED
+from cloudload.errors import ConvertError
+from cloudload.mds.index import INDEX_NAME
+from cloudload.storage.redaction import redact
+
+
+def refuse_to_hide(location: str, names: Iterable[str]) -> None:
+    """Raise `ConvertError` if a location without an index has datasets in its folders.
+
+    `names` are those of all objects below it.
+    """
+    suffix = f"/{INDEX_NAME}"
+    folders = [name.removesuffix(suffix) for name in sorted(names) if name.endswith(suffix)]
+    if not folders:
+        return
+    named = ", ".join(map(redact, folders[:MAX_LISTED]))
+    more = f", and {len(folders) - MAX_LISTED:,} more" if len(folders) > MAX_LISTED else ""
+    place = redact(location)
+    raise ConvertError(
+        f"{place} has datasets in its folders: {named}{more}. A dataset in {place} itself would "
+        "hide them. Pass split (--split NAME) to write to a folder, or choose another output"
+    )
+
+
+def describe_hidden(location: str, splits: Sequence[str]) -> str:
+    """Describe new splits of a location that is a dataset."""
+    noun = "split" if len(splits) == 1 else "splits"
+    return (
+        f"{redact(location)} is a dataset ({INDEX_NAME}), which would hide the {noun} "
+        f"{', '.join(map(redact, splits))}. Choose another output, or move the dataset to a folder"
+    )

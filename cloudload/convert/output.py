@@ -1,0 +1,90 @@
+"""The places of a conversion's objects: a dataset, or one for each split.
+
+              one dataset                   splits train and val
+    home      out/.convert/                 out/.convert/
+    shards    out/00003/shard.00000…        out/train/00003/…  out/val/00003/shard.00000…
+    index     out/index.json                out/train/index.json  out/val/index.json
+
+The name of the only split is "" if there are no splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cloudload.errors import StoreError
+from cloudload.storage.objects import list_objects, read_object
+from cloudload.storage.urls import join_url
+
+
+@dataclass(frozen=True)
+class Output:
+    """The home of a conversion, its splits, and the folder of a segment or ""."""
+
+    home: str
+    splits: tuple[str, ...] = ("",)
+    segment: str = ""
+
+    def of_segment(self, number: int) -> Output:
+        """The places of a segment's objects."""
+        return replace(self, segment=segment_folder(number))
+
+    @property
+    def journal(self) -> str:
+        """The location whose folder `.convert` has the journal."""
+        return join_url(self.home, self.segment)
+
+    def dataset(self, split: str) -> str:
+        """The location of a dataset."""
+        return join_url(self.home, split)
+
+    def shards(self, split: str) -> str:
+        """The location of shards."""
+        return join_url(self.dataset(split), self.segment)
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether each split is a dataset."""
+        return self.splits != ("",)
+
+
+def segment_folder(number: int) -> str:
+    """The name of a segment's folder."""
+    return f"{number:05}"
+
+
+def name_in(folder: str, name: str) -> str:
+    """The name of an object in a folder; `name` itself if `folder` is empty."""
+    return f"{folder}/{name}" if folder else name
+
+
+def list_sizes_at(location: str) -> dict[str, int]:
+    """Map the name of each object below a location to its size in bytes."""
+    try:
+        found = list_objects(location)
+    except StoreError as error:
+        if error.is_missing:
+            return {}
+        raise
+    return {item.url.removeprefix(location).lstrip("/"): item.bytes for item in found}
+
+
+def read_if_exists(url: str) -> bytes | None:
+    """Read an object, or return None if there is none."""
+    try:
+        return read_object(url)
+    except StoreError as error:
+        if error.is_missing:
+            return None
+        raise
+
+
+def does_exist(url: str) -> bool:
+    """Whether there is an object."""
+    return bool(list_sizes_at(url))
+
+
+def is_stored(file: Mapping[str, object], sizes: Mapping[str, int]) -> bool:
+    """Whether the stored file of an index entry has its size. `sizes` are those at its location."""
+    return sizes.get(str(file["basename"])) == file["bytes"]

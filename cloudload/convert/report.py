@@ -1,0 +1,156 @@
+"""The counts and the report of a conversion."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from cloudload.storage.urls import join_url
+
+REPORT_NAME = "convert-report.json"
+MAX_LISTED = 20
+_MOST_BAD_FILES = 1_000
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
+
+    `bad_records` describes the first 20 bad records. `bad_files` has the number of bad records in
+    each file or dataset that has any, by its name below its root. `split_bytes` has the bytes of
+    text in each split, if there are several.
+    """
+
+    documents: int = 0
+    empty: int = 0
+    bad: int = 0
+    bad_records: tuple[str, ...] = ()
+    input_bytes: int = 0
+    text_bytes: int = 0
+    bad_files: Mapping[str, int] = field(default_factory=dict)
+    split_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts for a journal entry, without those of files and splits if empty."""
+        values = asdict(self)
+        return {name: value for name, value in values.items() if value != {}}
+
+    def to_report(self) -> dict[str, Any]:
+        """The fields of a report that count, with the 1,000 files with the most bad records."""
+        ordered = sorted(self.bad_files.items(), key=lambda item: (-item[1], item[0]))
+        values = vars(self) | {"bad_files": dict(ordered[:_MOST_BAD_FILES])}
+        del values["split_bytes"]
+        return values
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Counts:
+        """Create the counts from a journal entry."""
+        return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
+
+    def plus(self, other: Counts) -> Counts:
+        """Return the sums of both, with the first 20 bad records."""
+        return sum_counts([self, other])
+
+
+def sum_counts(parts: Iterable[Counts]) -> Counts:
+    """Return the sums of several counts, with the first 20 bad records."""
+    several, bad_files, split_bytes = list(parts), Counter[str](), Counter[str]()
+    for each in several:
+        bad_files.update(each.bad_files)
+        split_bytes.update(each.split_bytes)
+    described = itertools.chain.from_iterable(each.bad_records for each in several)
+    return Counts(
+        sum(each.documents for each in several),
+        sum(each.empty for each in several),
+        sum(each.bad for each in several),
+        tuple(itertools.islice(described, MAX_LISTED)),
+        sum(each.input_bytes for each in several),
+        sum(each.text_bytes for each in several),
+        dict(bad_files),
+        dict(split_bytes),
+    )
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """The result of a conversion.
+
+    `seconds`, `resumed_shards` and `already_complete` describe this run. All other fields describe
+    the whole dataset.
+    """
+
+    out: str
+    """The dataset's location, without secrets."""
+    documents: int
+    """Number of documents written."""
+    empty: int
+    """Number of empty documents, which are left out."""
+    bad: int
+    """Number of bad records, which are left out."""
+    bad_records: tuple[str, ...]
+    """Location and problem of each of the first 20 bad records."""
+    files: int
+    """Number of input files; datasets and iterators are not counted."""
+    input_bytes: int
+    """Stored bytes of the input files; 0 for datasets and iterators."""
+    text_bytes: int
+    """Bytes of UTF-8 text in the documents."""
+    raw_bytes: int
+    """Bytes of the shards before compression."""
+    stored_bytes: int
+    """Bytes of the shards as stored."""
+    shards: int
+    """Number of shards."""
+    columns: Mapping[str, str]
+    """The MDS encoding of each column, by name."""
+    seconds: float = 0.0
+    """Duration of this run in seconds; 0 if the dataset was already complete."""
+    resumed_shards: int = 0
+    """Number of shards that earlier runs wrote."""
+    already_complete: bool = False
+    """Whether the dataset was complete before this run."""
+    segments: int = 1
+    """Number of segments."""
+    unfinished_segments: int = 0
+    """Number of segments that other workers have not finished. If there are any, all counts are
+    those of this worker's share, and the dataset is not complete."""
+    tokens: int | None = None
+    """Number of tokens, without bos and eos; None if they are not counted, or not by now."""
+    bad_files: Mapping[str, int] = field(default_factory=dict)
+    """The number of bad records in each file or dataset that has any, by its name below its root;
+    the 1,000 with the most, in descending order."""
+    splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """`documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split, by its
+    name; empty without `splits`."""
+
+    def counts(self) -> Counts:
+        """The counts of the conversion."""
+        values: dict[str, Any]
+        values = {item.name: getattr(self, item.name, {}) for item in fields(Counts)}
+        split_bytes = {name: split["text_bytes"] for name, split in self.splits.items()}
+        return Counts(**values | {"split_bytes": split_bytes})
+
+    def to_json(self) -> str:
+        """Return the report as indented JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def to_store(self, split: str) -> dict[str, Any]:
+        """The report of a split's dataset and of the whole conversion; for "", only the latter."""
+        if not split:
+            return {"report": asdict(self)}
+        own = {"out": join_url(self.out, split), **self.splits[split], "splits": {}}
+        return {"report": asdict(self) | own, "whole": asdict(self)}
+
+    @staticmethod
+    def of_stored(stored: Mapping[str, Any]) -> ConvertReport:
+        """The report of the whole conversion, from one that `to_store` returned."""
+        return ConvertReport.from_dict(stored.get("whole", stored["report"]))
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> ConvertReport:
+        """Create a report from a mapping with the fields that `to_json` writes."""
+        return ConvertReport(**dict(values) | {"bad_records": tuple(values["bad_records"])})

@@ -1,0 +1,82 @@
+"""The finished part of a segment, as its journal describes it.
+
+A shard's journal entry says where the next shard of its split begins. If there are several splits,
+reading continues where the first of them does, and the others leave out what they have stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cloudload.convert.records import BlockStart
+from cloudload.convert.report import Counts
+from cloudload.mds.index import Column
+
+
+@dataclass(frozen=True)
+class InputPosition:
+    """Where a shard begins in the input: at a sample of a block of a unit.
+
+    `unit` is the index of the unit, `start` the start of the block, and `sample` an index among the
+    block's samples of one split. `counts` covers the blocks before this one.
+    """
+
+    unit: int = 0
+    start: BlockStart = field(default_factory=BlockStart)
+    sample: int = 0
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The indices of the unit and of the block in it."""
+        return self.unit, self.start.block
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position for a journal entry."""
+        return asdict(self) | {"counts": self.counts.to_json()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> InputPosition:
+        """Create the position from a journal entry."""
+        return InputPosition(
+            value["unit"],
+            BlockStart(**value["start"]),
+            value["sample"],
+            Counts.from_json(value["counts"]),
+        )
+
+
+Entries = dict[str, list[dict[str, Any]]]
+"""The index entries of shards, in order, by split."""
+
+
+@dataclass(frozen=True)
+class FinishedWork:
+    """The finished part of a conversion.
+
+    `entries` are the index entries of its shards. `lengths` are the token lengths of each, as
+    `ShardLengths` encodes them, if they are counted; there is one split then. `columns` are the
+    columns of the kept fields, or None until they are known. `positions` are where the next shard
+    of each split begins, or None after the last. `counts` covers all blocks after the last shard.
+    `resumed` is the number of shards that earlier runs wrote.
+    """
+
+    entries: Entries
+    positions: dict[str, InputPosition | None]
+    lengths: list[str] = field(default_factory=list)
+    columns: tuple[Column, ...] | None = None
+    counts: Counts = field(default_factory=Counts)
+    resumed: int = 0
+
+    @staticmethod
+    def none(splits: tuple[str, ...]) -> FinishedWork:
+        """The work of a conversion that has not begun."""
+        return FinishedWork({name: [] for name in splits}, dict.fromkeys(splits, InputPosition()))
+
+    @property
+    def next(self) -> InputPosition | None:
+        """Where reading continues, or None if all shards are stored."""
+        left = [position for position in self.positions.values() if position is not None]
+        return min(left, key=lambda position: position.block, default=None)

@@ -1,0 +1,223 @@
+"""A run that is resumed after an append reads the shards with which it began; new runs read all."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload import CloudLoader, Stream, convert_to_mds
+from cloudload.count import count_tokens
+from cloudload.errors import StreamChangedError
+from cloudload.packing.tables import SPAN_STREAM
+from cloudload.provenance.state_run import open_run
+from cloudload.testing import Leg, Row, run_leg
+from tests.support.conversions import QUIET
+from tests.support.corpora import EOS, byte_tokenizer, random_documents
+from tests.support.fault_proxy import FaultProxy
+
+WORLDS = (1, 2, 3, 6)
+SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 1_500}
+
+
+def convert(out: str | Path, name: str, count: int, **options: Any) -> None:
+    """Convert documents of a file of that name; with `append=True`, after those that are there."""
+    folder = Path(str(out).replace("://", "-")).name
+    source = Path(options.pop("scratch", Path(out).parent)) / f"{folder}-{name}.jsonl"
+    texts = random_documents(sum(name.encode()), count)
+    lines = [json.dumps({"text": text}) for text in texts]
+    source.write_text("\n".join(lines) + "\n")
+    convert_to_mds(source, out, **SETTINGS, **options)
+
+
+def ranks(data: Any, cache: Path, **options: Any) -> Any:
+    def make_loader(**rank: Any) -> CloudLoader:
+        settings = {"num_lanes": 6, "seq_len": 16, **options, **rank}
+        return CloudLoader(data, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **settings)
+
+    return make_loader
+
+
+def count(folder: Path) -> None:
+    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+
+
+def real(rows: list[Row]) -> list[Row]:
+    """The rows without those of padding, which complete the last batch."""
+    return [row for row in rows if not row.is_padding]
+
+
+@pytest.mark.parametrize("lengths", ["none", "before", "after", "both"])
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_a_run_continues_on_its_shards_on_any_world(
+    tmp_path: Path, packing: str, lengths: str
+) -> None:
+    data = tmp_path / "mds"
+    convert(data, "a", 60)
+    make_rank = ranks(str(data), tmp_path / "cache", packing=packing)
+    whole, _ = run_leg(make_rank, Leg(batches=60))
+    if lengths in ("before", "both"):
+        count(data)
+    _, states = run_leg(make_rank, Leg(2, batches=3))
+    state = states[-1]
+    rows = whole[state["rows"] :]
+    for name, world in zip("bcde", WORLDS, strict=True):
+        convert(data, name, 25, append=True)
+        if lengths in ("after", "both"):
+            count(data)
+        found, states = run_leg(make_rank, Leg(world, batches=2), state)
+        with make_rank(batch_size=1) as loader:
+            loader.load_state_dict(state)
+            assert (loader.describe()["lengths"] is None) == (lengths == "none")
+        assert found == rows[: len(found)]
+        rows, state = rows[len(found) :], states[-1]
+    fresh, _ = run_leg(ranks(str(data), tmp_path / "other", packing=packing), Leg(batches=20))
+    assert fresh != whole[: len(fresh)]
+
+
+def test_a_finite_run_ends_after_the_documents_with_which_it_began(tmp_path: Path) -> None:
+    data = tmp_path / "mds"
+    convert(data, "a", 40)
+    make_rank = ranks(str(data), tmp_path / "cache", epochs=2)
+    whole, states = run_leg(make_rank, Leg(2, batches=None))
+    convert(data, "b", 40, append=True)
+    for state in (states[0], states[len(states) // 2], states[-2]):
+        for world in (1, 3):
+            rows, _ = run_leg(make_rank, Leg(world, batches=None), state)
+            assert real(rows) == real(whole[state["rows"] :])
+    more, _ = run_leg(make_rank, Leg(2, batches=None))
+    assert len(more) > 1.5 * len(whole)
+
+
+def test_new_runs_read_all_shards_and_the_log_and_description_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "mds"
+    convert(data, "a", 60)
+    with ranks(str(data), tmp_path / "cache")(batch_size=2) as loader:
+        began = len(loader.recipe.corpus.datasets[0].shards)
+        state = loader.state_dict()
+    convert(data, "b", 30, append=True)
+    caplog.set_level(logging.INFO)
+    with ranks(str(data), tmp_path / "cache")(batch_size=2) as loader:
+        stream = f"stream {loader.recipe.labels[0]}"
+        assert loader.num_samples == loader.describe()[stream] == 90
+        total = len(loader.recipe.corpus.datasets[0].shards)
+        assert "this run reads" not in caplog.text
+        loader.load_state_dict(state)
+        assert loader.num_samples == loader.describe()[stream] == 60
+        expected = f"this run reads the first {began} of {total} shards, with which it began"
+        assert f"{stream[7:]}: {expected}. A new run reads all of them" in caplog.text
+        assert f"samples in the first {began} of {total} shards" in str(loader.describe())
+        assert loader.state_dict() == state
+        new = ranks(str(data), tmp_path / "cache")(batch_size=2)
+        loader.load_state_dict(new.state_dict())  # of a new run
+        assert loader.num_samples == 90
+        new.close()
+
+
+def test_the_run_of_a_state_is_reopened_on_its_own_shards(tmp_path: Path) -> None:
+    data = tmp_path / "mds"
+    convert(data, "a", 60)
+    whole, states = run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=9))
+    convert(data, "b", 30, append=True)
+    run = open_run(states[4], tokenizer=byte_tokenizer())
+    with run.loader(batch_size=2, num_workers=0, local=tmp_path / "cache") as loader:
+        batch = next(iter(loader))
+        spans = [tuple(span) for span in batch.spans[:, 1:].tolist()]
+        assert spans == [span for row in whole[8:10] for span in row.spans]
+        traced = [(span.sample, span.id) for span in loader.trace(batch)]
+        assert traced == [(sample, f"mds-a.jsonl:{sample + 1}") for _, _, sample, _, _ in spans]
+
+
+def test_streams_read_as_one_corpus_keep_their_shards(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder in folders:
+        convert(folder, folder.name, 30)
+    make_rank = ranks([str(folder) for folder in folders], tmp_path / "cache")
+    whole, states = run_leg(make_rank, Leg(2, batches=30))
+    state = states[4]
+    old = {name: value for name, value in state.items() if name != "stream_shards"}
+    convert(folders[1], "more", 20, append=True)
+    for each in (state, old):
+        rows, _ = run_leg(make_rank, Leg(3, batches=4), each)
+        assert rows == whole[state["rows"] :][: len(rows)]
+    convert(folders[2], "more", 20, append=True)
+    rows, _ = run_leg(make_rank, Leg(3, batches=4), state)
+    assert rows == whole[state["rows"] :][: len(rows)]
+    with pytest.raises(StreamChangedError, match="the state does not match"):
+        run_leg(make_rank, Leg(3, batches=1), old)  # it does not say which streams have more
+
+
+def test_of_a_mixture_one_stream_may_be_appended_and_one_added(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder in folders:
+        convert(folder, folder.name, 30)
+    streams = [Stream(str(folder), proportion=1.0) for folder in folders]
+    make_rank = ranks(streams[:2], tmp_path / "cache")
+    whole, states = run_leg(make_rank, Leg(2, batches=40))
+    state = states[4]
+    convert(folders[0], "more", 20, append=True)
+    rows, after = run_leg(make_rank, Leg(3, batches=6), state)
+    assert rows == whole[state["rows"] :][: len(rows)]
+    assert "stream_shards" not in after[-1]
+    wider = ranks([*streams[:2], Stream(str(folders[2]), proportion=0.5)], tmp_path / "cache")
+    with wider(batch_size=6) as loader:
+        loader.load_state_dict(after[-1])
+        assert np.diff(loader.recipe.corpus.stream_starts).tolist() == [30, 30, 30]
+        found = {int(each) for batch in loader.take(20) for each in batch.spans[:, SPAN_STREAM]}
+        assert found == {0, 1, 2}
+
+
+def test_chosen_and_repeated_streams_keep_their_shards(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        convert(folder, folder.name, 30)
+    streams = [Stream(str(folders[0]), repeat=1.5), Stream(str(folders[1]), choose=10)]
+    make_rank = ranks(streams, tmp_path / "cache")
+    whole, states = run_leg(make_rank, Leg(2, batches=30))
+    for folder in folders:
+        convert(folder, "more", 20, append=True)
+    rows, _ = run_leg(make_rank, Leg(3, batches=4), states[4])
+    assert rows == whole[states[4]["rows"] :][: len(rows)]
+
+
+def test_data_that_does_not_begin_with_the_saved_data_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "mds"
+    convert(data, "a", 60)
+    _, states = run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=3))
+    convert(data, "b", 90, overwrite=True)
+    with pytest.raises(StreamChangedError, match="This is other data: 90 samples instead of 60"):
+        run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=3), states[-1])
+
+
+def test_data_written_again_and_then_appended_is_recognized_by_its_samples(tmp_path: Path) -> None:
+    for name, compression in {"one": "zstd", "two": "gz"}.items():
+        (tmp_path / name).mkdir()
+        convert(tmp_path / name / "mds", "a", 60, compression=compression)
+    make = [ranks(str(tmp_path / name / "mds"), tmp_path / "cache") for name in ("one", "two")]
+    whole, states = run_leg(make[0], Leg(2, batches=30))
+    convert(tmp_path / "two" / "mds", "b", 30, append=True, compression="gz")
+    rows, _ = run_leg(make[1], Leg(3, batches=4), states[4])
+    assert rows == whole[states[4]["rows"] :][: len(rows)]
+
+
+def test_no_shard_is_downloaded_again_after_an_append(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    convert(s3_url, "a", 60, scratch=tmp_path)
+    make_rank = ranks(s3_url, tmp_path / "cache", epochs=1)
+    whole, states = run_leg(make_rank, Leg(2, batches=None))
+    convert(s3_url, "b", 30, append=True, scratch=tmp_path)
+    s3_proxy.set_faults([])
+    rows, _ = run_leg(make_rank, Leg(3, batches=None), states[2])
+    assert real(rows) == real(whole[states[2]["rows"] :])
+    assert not s3_proxy.requests(r"GET .*/shard\.")
+    run_leg(make_rank, Leg(2, batches=None))
+    fetched = s3_proxy.requests(r"GET .*/shard\.")
+    assert fetched
+    assert all("/00001/shard" in request.line for request in fetched)

@@ -1,0 +1,298 @@
+"""A document is always in the same split, and whatever converts it, the bytes are equal."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader, Stream
+from cloudload.cli import main
+from cloudload.convert import convert_to_mds
+from cloudload.errors import ConvertError, DatasetError, StoreError
+from cloudload.inspect.info import REPORT_NAME
+from cloudload.storage.objects import list_objects, write_object
+from tests.support.conversions import dataset_bytes, read_dataset, stop_after
+from tests.support.corpora import byte_tokenizer
+from tests.support.segments import LastFirst, Twice
+
+SPLITS = "train=0.8,val=0.15,test=0.05"
+NAMES = ("train", "val", "test")
+OPTIONS: dict[str, Any] = {
+    "shard_bytes": 2_000,
+    "block_bytes": 900,
+    "segment_bytes": 10_000,
+    "splits": SPLITS,
+    "progress": False,
+    "processes": 1,
+}
+SEGMENTS = 6
+
+
+def write_lines(folder: Path, names: str, *, with_ids: bool = True) -> Path:
+    """Files of 150 documents; their text and ID differ from each other."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        draw = random.Random(name)
+        rows = [
+            {"text": f"{name} {number} " * draw.randint(1, 30), "id": f"{name}-{number}"}
+            for number in range(150)
+        ]
+        lines = [json.dumps(row if with_ids else {"text": row["text"]}) for row in rows]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def split_of(out: Path, scratch: Path) -> dict[str, str]:
+    """The split of each document, by its text."""
+    return {
+        sample["text"]: name for name in NAMES for sample in read_dataset(f"{out}/{name}", scratch)
+    }
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lines(tmp_path_factory.mktemp("lines") / "corpus", "abc")
+
+
+@pytest.fixture(scope="module", params=[10_000, 1 << 20], ids=["segments", "one segment"])
+def whole(
+    corpus: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[dict[str, Any], Any, dict[str, str]]:
+    """The options, the report and the objects of a conversion by one process."""
+    out, options = tmp_path_factory.mktemp("whole"), OPTIONS | {"segment_bytes": request.param}
+    report = convert_to_mds(corpus, out / "out", **options)
+    assert report.segments == (SEGMENTS if request.param == 10_000 else 1)
+    assert len(split_of(out / "out", out)) == report.documents == 450
+    return options, report, objects_of(str(out / "out"))
+
+
+def objects_of(out: str) -> dict[str, str]:
+    """The hash of each object but the reports, which tell the time; nothing else may be left."""
+    found = dataset_bytes(out)
+    assert {name.split("/")[1] for name in found} == {*NAMES}
+    assert not any(".convert" in name for name in found)
+    return found
+
+
+def test_splits_are_datasets_for_readers_and_their_reports(
+    corpus: Path, tmp_path: Path, whole: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, report, _ = whole
+    out = tmp_path / "out"
+    convert_to_mds(corpus, out, **options)
+    documents = {name: len(read_dataset(f"{out}/{name}", tmp_path)) for name in NAMES}
+    assert {name: split["documents"] for name, split in report.splits.items()} == documents
+    assert 330 < documents["train"] < 390
+    assert 5 < documents["test"] < 45
+    for key in ("documents", "text_bytes", "raw_bytes", "stored_bytes", "shards"):
+        assert sum(split[key] for split in report.splits.values()) == getattr(report, key)
+    for name in NAMES:
+        stored = json.loads((out / name / REPORT_NAME).read_text())["report"]
+        assert stored["documents"] == documents[name]
+        texts = [sample["text"] for sample in read_dataset(f"{out}/{name}", tmp_path)]
+        assert stored["text_bytes"] == sum(map(len, texts))
+        loader = CloudLoader(
+            Stream(str(out), split=name),
+            tokenizer=byte_tokenizer(),
+            seq_len=64,
+            batch_size=1,
+            eos=None,
+            epochs=1,
+            local=tmp_path / "cache",
+        )
+        assert loader.num_samples == documents[name]
+        assert next(iter(loader))["input_ids"].shape == (1, 64)
+        loader.close()
+        assert main(["check", str(out / name)]) == 0
+    capsys.readouterr()
+    with pytest.raises(DatasetError, match="3 folders have an index: test, train and val"):
+        CloudLoader(str(out), tokenizer=byte_tokenizer(), seq_len=64, eos=None, batch_size=1)
+
+
+def test_streaming_reads_a_split(corpus: Path, tmp_path: Path, whole: Any) -> None:
+    from streaming import StreamingDataset
+
+    convert_to_mds(corpus, tmp_path / "out", **whole[0])
+    dataset = StreamingDataset(
+        local=str(tmp_path / "local"), remote=str(tmp_path / "out"), split="val", batch_size=1
+    )
+    expected = [sample["text"] for sample in read_dataset(str(tmp_path / "out/val"), tmp_path)]
+    assert [dataset[number]["text"] for number in range(len(dataset))] == expected
+
+
+@pytest.mark.parametrize("with_ids", [True, False], ids=["ids", "texts"])
+def test_a_document_is_in_one_split_whatever_the_inputs(tmp_path: Path, with_ids: bool) -> None:
+    first = write_lines(tmp_path / "in", "abc", with_ids=with_ids)
+    convert_to_mds(first, tmp_path / "out", **OPTIONS)
+    expected = split_of(tmp_path / "out", tmp_path)
+    assert len(expected) == 450
+    lines = [line for path in first.iterdir() for line in path.read_text().splitlines()]
+    random.Random(5).shuffle(lines)
+    (tmp_path / "other").mkdir()
+    for number in range(7):
+        text = "\n".join(lines[number::7])
+        (tmp_path / "other" / f"{number}.jsonl").write_text(text)
+    for size in (3_000, 1 << 20):
+        out = tmp_path / f"out-{size}"
+        convert_to_mds(tmp_path / "other", out, **OPTIONS | {"segment_bytes": size})
+        assert split_of(out, tmp_path) == expected
+    two, one = write_lines(tmp_path / "two", "cb", with_ids=with_ids), tmp_path / "one"
+    one.mkdir()
+    shutil.copy(first / "a.jsonl", one)
+    convert_to_mds(two, tmp_path / "appended", **OPTIONS)
+    convert_to_mds(one, tmp_path / "appended", append=True, **OPTIONS)
+    assert split_of(tmp_path / "appended", tmp_path) == expected
+
+
+def test_processes_and_executors_write_the_same_objects(
+    corpus: Path, store_url: str, whole: Any
+) -> None:
+    options, report, objects = whole
+    ways: list[dict[str, Any]] = [
+        {"processes": 2},
+        {"executor": LastFirst(SEGMENTS)},
+        {"executor": Twice()},
+    ]
+    for number, how in enumerate(ways):
+        found = convert_to_mds(corpus, f"{store_url}/{number}", **{**options, **how})
+        assert objects_of(f"{store_url}/{number}") == objects
+        assert found.splits == report.splits
+
+
+def test_workers_of_an_array_write_the_same_objects(
+    corpus: Path, store_url: str, whole: Any
+) -> None:
+    options, report, objects = whole
+    for worker in ("2/3", "1/3", "0/3"):
+        found = convert_to_mds(corpus, store_url, worker=worker, **options)
+    assert objects_of(store_url) == objects
+    assert found.splits == report.splits
+    again = convert_to_mds(corpus, store_url, worker="1/3", **options)
+    assert again.already_complete
+    assert (again.documents, again.splits) == (report.documents, report.splits)
+    assert convert_to_mds(corpus, store_url, finish=True, **options).already_complete
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_a_conversion_that_stopped_anywhere_resumes(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any, rejects: bool
+) -> None:
+    options, report, objects = whole
+    if rejects:
+        options = {**options, "skip_bad": True, "rejects": tmp_path / "rejects"}
+    for shards in (1, 7, 0, 9, 3):
+        stop_after(monkeypatch, shards)
+        with pytest.raises(StoreError, match="no room"):
+            convert_to_mds(corpus, tmp_path / "out", **options)
+        monkeypatch.undo()
+    found = convert_to_mds(corpus, tmp_path / "out", **options)
+    assert 10 < found.resumed_shards < found.shards
+    assert objects_of(str(tmp_path / "out")) == objects
+    assert (found.documents, found.splits) == (report.documents, report.splits)
+
+
+def test_a_conversion_that_stopped_between_its_indexes_resumes(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
+    options, report, objects = whole
+    out = tmp_path / "out"
+    for last in ("train/index.json", f"val/{REPORT_NAME}", "val/index.json", "test/index.json"):
+
+        def stopping(url: str, data: bytes, last: str = last) -> None:
+            write_object(url, data)
+            if url.endswith(last):
+                raise StoreError("killed")
+
+        monkeypatch.setattr("cloudload.convert.journal.write_object", stopping)
+        with pytest.raises(StoreError, match="killed"):
+            convert_to_mds(corpus, out, **options)
+        monkeypatch.undo()
+        assert (out / ".convert").exists()
+    found = convert_to_mds(corpus, out, **options)
+    assert (found.documents, found.splits) == (report.documents, report.splits)
+    assert objects_of(str(out)) == objects
+    assert not (out / ".convert").exists()
+
+
+def test_a_split_without_documents_is_an_empty_dataset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "abc"}\n')
+    out = str(tmp_path / "out")
+    assert main(["convert", str(source), out, "--split", "train=0.999999,val=0.000001"]) == 0
+    assert "splits     train 1, val 0 (documents)" in capsys.readouterr().out
+    assert "the split val has no documents, so its dataset is empty" in caplog.text
+    assert json.loads((tmp_path / "out/val/index.json").read_text())["shards"] == []
+    with pytest.raises(DatasetError, match=r"no samples in .*/val"):
+        CloudLoader(f"{out}/val", tokenizer=byte_tokenizer(), seq_len=8, eos=None, batch_size=1)
+    assert main(["convert", str(source), out, "--split", "train=0.999999,val=0.000001"]) == 0
+    assert "was already complete" in capsys.readouterr().out
+
+
+def test_appending_to_splits_changes_no_shard_and_is_done_once(
+    corpus: Path, tmp_path: Path, whole: Any
+) -> None:
+    options, out = whole[0], tmp_path / "out"
+    convert_to_mds(corpus, out, **options)
+    before = objects_of(str(out))
+    more = write_lines(tmp_path / "more", "de")
+    report = convert_to_mds(more, out, append=True, **options)
+    after = objects_of(str(out))
+    changed = {name for name, digest in before.items() if after[name] != digest}
+    assert changed == {f"/{name}/index.json" for name in NAMES}
+    assert report.documents == sum(split["documents"] for split in report.splits.values()) == 750
+    again = convert_to_mds(more, out, append=True, **options)
+    assert again.already_complete
+    assert again.splits == report.splits
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splits": "train=0.7,val=0.3"}, "splits was '.*' and is now 'train=0.7,val=0.3'"),
+        ({"splits": None}, "holds no finished conversion"),
+        ({"splits": None, "split": "train"}, "splits was 'train=0.8,.*' and is now None"),
+    ],
+)
+def test_an_append_with_other_splits_is_refused(
+    corpus: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    convert_to_mds(corpus, tmp_path / "out", **OPTIONS)
+    more = write_lines(tmp_path / "more", "d")
+    with pytest.raises(ConvertError, match=message):
+        convert_to_mds(more, tmp_path / "out", append=True, **{**OPTIONS, **options})
+
+
+def test_overwriting_removes_the_splits_and_nothing_else(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert_to_mds(corpus, out, **OPTIONS)
+    convert_to_mds(corpus, out, split="other", **OPTIONS | {"splits": None})
+    other = dataset_bytes(str(out / "other"))
+    with pytest.raises(ConvertError, match=r"the inputs of .* changed"):
+        convert_to_mds(corpus / "a.jsonl", out, **OPTIONS)
+    (out / "val" / "index.json").unlink()
+    with pytest.raises(ConvertError, match="already holds a dataset"):
+        convert_to_mds(corpus, out, **OPTIONS)
+    report = convert_to_mds(corpus / "a.jsonl", out, overwrite=True, **OPTIONS)
+    assert len(split_of(out, tmp_path)) == report.documents == 150
+    assert dataset_bytes(str(out / "other")) == other
+    listed = {item.url.removeprefix(f"{out}/").split("/")[0] for item in list_objects(str(out))}
+    assert listed == {*NAMES, "other"}
+
+
+def test_shares_may_be_a_mapping_and_are_checked(corpus: Path, tmp_path: Path) -> None:
+    shares = {"train": 0.8, "val": 0.15, "test": 0.05}
+    convert_to_mds(corpus, tmp_path / "out", **{**OPTIONS, "splits": shares})
+    assert convert_to_mds(corpus, tmp_path / "out", **OPTIONS).already_complete
+    for splits, message in {
+        "train=0.8": "add up to 0.8, not 1",
+        "00001=0.5,val=0.5": "a split has the name '00001', which segments use",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            convert_to_mds(corpus, tmp_path / "none", **{**OPTIONS, "splits": splits})

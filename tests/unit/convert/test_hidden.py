@@ -1,0 +1,73 @@
+"""A new index that would hide other datasets, or be hidden by another, is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.convert import convert_to_mds
+from cloudload.errors import ConvertError
+from tests.support.conversions import QUIET, convert_lines, texts
+
+LINES = [f'{{"text": "document {number}"}}' for number in range(40)]
+SPLITS = "train=0.5,val=0.5"
+ARRAY: dict[str, Any] = {"segment_bytes": 400}
+
+
+@pytest.mark.parametrize("how", [{"split": "val"}, {"splits": SPLITS}], ids=str)
+@pytest.mark.parametrize("run", [{}, {"overwrite": True}, {"worker": "0/2"}], ids=str)
+def test_splits_beside_an_index_that_would_hide_them_are_refused(
+    tmp_path: Path, how: dict[str, Any], run: dict[str, Any]
+) -> None:
+    convert_lines(tmp_path, LINES)
+    before = sorted((tmp_path / "out").rglob("*"))
+    with pytest.raises(ConvertError) as raised:
+        convert_lines(tmp_path, LINES, **ARRAY, **how, **run)
+    noun = "split val" if "split" in how else "splits train, val"
+    assert str(raised.value) == (
+        f"{tmp_path}/out is a dataset (index.json), which would hide the {noun}. Choose another "
+        "output, or move the dataset to a folder"
+    )
+    assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+@pytest.mark.parametrize("run", [{}, {"overwrite": True}, {"worker": "0/2"}], ids=str)
+def test_an_index_above_splits_is_refused(tmp_path: Path, run: dict[str, Any]) -> None:
+    convert_lines(tmp_path, LINES, splits=SPLITS)
+    with pytest.raises(ConvertError, match="out has datasets in its folders: train, val"):
+        convert_lines(tmp_path, LINES, **ARRAY, **run)
+    with pytest.raises(ConvertError, match="holds no finished conversion to append to"):
+        convert_lines(tmp_path, LINES, append=True)
+    assert not (tmp_path / "out" / "index.json").exists()
+    assert not (tmp_path / "out" / ".convert").exists()
+
+
+def test_a_split_with_datasets_in_its_folders_is_refused(tmp_path: Path) -> None:
+    convert_lines(tmp_path, LINES, split="val/en")
+    with pytest.raises(ConvertError, match="out/val has datasets in its folders: en"):
+        convert_lines(tmp_path, LINES, splits=SPLITS)
+
+
+def test_splits_beside_splits_are_fine(tmp_path: Path) -> None:
+    convert_lines(tmp_path, LINES, splits=SPLITS)
+    convert_lines(tmp_path, LINES[:1], split="test")
+    convert_lines(tmp_path, LINES[1:2], splits="dev=0.5,more=0.5")
+    assert texts(str(tmp_path / "out/test"), tmp_path) == ["document 0"]
+    assert convert_lines(tmp_path, LINES, splits=SPLITS, overwrite=True).documents == 40
+
+
+def test_datasets_that_appear_while_segments_are_converted_are_not_hidden(tmp_path: Path) -> None:
+    convert_lines(tmp_path, LINES, worker="0/2", **ARRAY)
+    source, out = tmp_path / "in", tmp_path / "out"
+    other = tmp_path / "out" / "val" / "index.json"
+    other.parent.mkdir()
+    other.write_text('{"shards": [], "version": 2}')
+    ways: list[dict[str, Any]] = [{"worker": "1/2"}, {"finish": True}, {}]
+    for run in ways:
+        with pytest.raises(ConvertError, match="out has datasets in its folders: val"):
+            convert_to_mds(source, out, **QUIET, **ARRAY, **run)
+        assert not (tmp_path / "out" / "index.json").exists()
+    other.unlink()
+    assert convert_to_mds(source, out, finish=True, **QUIET, **ARRAY).documents == 40
